@@ -1,1 +1,1 @@
-"""Tasks and workers: pools, resources, tasks of other hosts."""
+"""Workers, pools, resources, tasks of and for other hosts, clean-up after dead processes."""

@@ -1,9 +1,9 @@
-"""Tasks of this host that workers of other hosts run.
+"""Delegation: tasks of this host that workers of other hosts (runners) run.
 
-Why it exists: the node is one more claimant of this host's tasks, for workers elsewhere. It takes a
-task only when a runner has room for it, by the same claim as any worker; what comes back is written
-into the task's own header, or told to be elsewhere. So submitters cannot tell where a task has run,
-and what no host has begun stays queued for whoever is free first.
+Why it exists: the node claims tasks of this host as its workers do, and hands them to other hosts.
+It takes a task only when a runner has room for it. The result is written into the task's own
+header, or the header notes that it is on the runner. So submitters cannot tell where a task has
+run, and what no host has begun stays queued for the first free worker anywhere.
 It must never know: how messages travel, what tasks do, which hosts there could be.
 """
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD_TASKS", "Delegation"]
 
 COMMON_POOL = 0
-# How many tasks a runner has beyond its workers: so many begin without a message in between.
-# Higher: no worker waits for the wire; lower: less is queued at a host that turns out to be slow.
+# How many tasks a runner gets beyond the number of its workers; these begin there without another
+# message. Higher: no worker waits for the network. Lower: less is queued at a host that is slow.
 AHEAD_TASKS = 2
 
 
 @dataclass(slots=True)
 class Runner:
-    """Another host, as far as it runs tasks."""
+    """A pool of workers on another host, and the tasks that were handed to it."""
 
     home: int
     number: int
     workers: int
-    pool: int = COMMON_POOL  # of that host
+    pool: int = COMMON_POOL  # number of the pool on that host
     ahead: int = AHEAD_TASKS
-    running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
+    running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on what the task names
 
-    recalled: bool = False  # and no answer has come yet
-    ended: int = 0  # the number of the end of its last task; 0: it has had none
+    recalled: bool = False  # tasks were recalled, and no answer has come yet
+    ended: int = 0  # orders runners by the end of their last task; 0: none has ended
 
     @property
     def free(self) -> int:
-        """Workers that have nothing to do."""
+        """Workers without a task."""
         return max(0, self.workers - len(self.running))
 
     @property
@@ -61,38 +61,38 @@ class Runner:
 
 
 class Above(Protocol):
-    """What rooms above this one know of its tasks, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def post(self, oid: int) -> None:
-        """A task that is queued again is announced to all workers."""
+        """A task is queued again: announces it to all workers."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
 
     def sends_on(self, audience: int, home: int) -> None:
-        """A task that prints for that driver elsewhere is sent to that host."""
+        """A task whose output goes to the driver `audience` is handed to that host."""
 
     def ends_elsewhere(self, oid: int) -> None:
-        """A task's result is on another host alone; before anybody else hears of it."""
+        """Only another host has the task's result. Called before the task is done for others."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """What a call raises that was sent to an actor of a lost host; None: it is no call."""
+        """The error of a call to an actor of a lost host; None: the task is no such call."""
 
     def is_far_actor(self, pool: int) -> bool:
-        """Is that the pool of an actor of another host?"""
+        """Whether that pool stands for an actor of another host."""
 
     def demand_of(self, oid: int) -> Demand:
-        """Resources that the task has been given at its runner."""
+        """The resources that are reserved for the task at its runner."""
 
     def target_of(self, oid: int) -> bytes:
-        """See RunTask."""
+        """The lost result that the task reconstructs; see RunTask."""
 
     def was_full(self, oid: int, home: int) -> None:
-        """That task's runner has none of these resources free."""
+        """The runner has refused the task, because its resources are not free there."""
 
 
 class Delegation:
-    """All tasks of this host that are elsewhere."""
+    """All tasks of this host that other hosts run."""
 
     def __init__(
         self,
@@ -109,22 +109,22 @@ class Delegation:
         self.remote_objects = remote_objects
         self.send = send
         self.above = above
-        self.runners: dict[int, Runner] = {}  # by home
-        # A pool -> its own workers on other hosts, or the host to which it is bound, with that
-        # one's common workers.
+        self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
+        # Pool -> its own workers on other hosts; or, of a bound pool, the common pool of the host
+        # to which it is bound.
         self.far: dict[int, list[Runner]] = {}
-        self.first: dict[int, deque[int]] = {}  # a pool -> queued tasks that go before all others
-        self.where: dict[int, Runner] = {}
+        self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
+        self.where: dict[int, Runner] = {}  # task -> the runner that has it
         self.ranked = _tasks.Ranked(self.tasks)
-        self._offered: set[int] = set()
-        self._ends = 0  # of tasks on other hosts
+        self._offered: set[int] = set()  # pools of which the node counts as an idle worker
+        self._ends = 0  # number of tasks that have ended on other hosts
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks whose host was lost
 
-    # -- who runs ------------------------------------------------------------------------------
+    # -- runners -------------------------------------------------------------------------------
 
     def set_runner(self, home: int, number: int, workers: int) -> None:
-        """A host has joined, or has other workers than before."""
+        """A host has joined, or its number of workers has changed."""
         known = self.runners.get(home)
         if known is None:
             self.runners[home] = Runner(home, number, workers)
@@ -134,7 +134,7 @@ class Delegation:
         self.look()
 
     def lose_runner(self, home: int) -> None:
-        """That host is gone: its tasks are run again elsewhere, or fail."""
+        """A host is gone: the tasks that it had are queued again, or fail."""
         runner = self.runners.pop(home, None)
         if runner is None:
             return
@@ -150,7 +150,8 @@ class Delegation:
                 self._lost(oid, one.number)
 
     def drain(self, home: int) -> None:
-        """That host takes no more tasks but calls of its actors; what it runs is run to its end."""
+        """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
+        that it runs."""
         for pool, runners in list(self.far.items()):
             if self.above.is_far_actor(pool):
                 continue
@@ -163,7 +164,7 @@ class Delegation:
                 )
 
     def bind(self, pool: int, number: int) -> bool:
-        """All tasks of that pool run on that node; False: it is not there."""
+        """Binds a pool to a node, which then runs all its tasks; False: the node is gone."""
         for runner in self.runners.values():
             if runner.number == number:
                 self.far[pool] = [runner]
@@ -172,15 +173,16 @@ class Delegation:
         return False
 
     def bound_to(self, pool: int) -> int | None:
-        """The home of the host to which that pool is bound; None: it is bound to none."""
+        """The id of the host to which that pool is bound; None: it is not bound."""
         runners = self.far.get(pool)
         return runners[0].home if runners and runners[0].pool == COMMON_POOL else None
 
     def add_far(
         self, pool: int, home: int, there: int, workers: int, ahead: int, first: Iterable[int] = ()
     ) -> None:
-        """That pool has workers on another host, as the pool `there`, which are given so many tasks
-        beyond those that they run, and `first` of the queued ones before all others."""
+        """Adds workers on another host to a pool. there: the number of their pool on that host.
+        ahead: how many tasks they get beyond those that they can run. first: queued tasks that go
+        before all others."""
         if first:
             self.first[pool] = deque(first)
         number = self.runners[home].number
@@ -189,13 +191,13 @@ class Delegation:
         self.look()
 
     def close_far(self, pool: int, kill: bool) -> None:
-        """The workers that this pool has on other hosts end."""
+        """Ends the workers that a pool has on other hosts."""
         for runner in list(self.far.get(pool, ())):
             if runner.pool != COMMON_POOL:
                 self.send(runner.home, CloseFarPool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
-        """It is closed."""
+        """A pool was closed."""
         self.far.pop(pool, None)
         self.first.pop(pool, None)
         if pool in self._offered:
@@ -203,17 +205,19 @@ class Delegation:
             self.tasks.offer(pool, False)
 
     def look(self) -> None:
-        """Takes queued tasks for those that have room."""
+        """Hands queued tasks to runners that have room."""
         if not (self.capacity or self._offered or self.far):
             return
         for pool in (COMMON_POOL, *self.far):
             suitable = self._suitable(pool)
             if suitable:
-                # First the offer, then the look: nothing falls between.
+                # The offer comes before the claims, so that no task that is posted in between
+                # misses both.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable and (oid := self._take(pool)):
-                    # By what was found before: taking the last task makes a worker idle.
+                    # `suitable` from before the claim, because claiming the last task would make a
+                    # worker of this host count as idle.
                     self.delegate(oid, suitable)
                     suitable = self._suitable(pool)
             if not suitable and pool in self._offered:
@@ -221,7 +225,7 @@ class Delegation:
                 self._offered.discard(pool)
 
     def _take(self, pool: int) -> int:
-        """Claims the next task of that pool; 0: there is none."""
+        """Claims the next queued task of that pool; 0: there is none."""
         row = self.first.get(pool)
         while row:
             oid = row.popleft()
@@ -231,16 +235,16 @@ class Delegation:
         return self.tasks.take_queued(pool)
 
     def _suitable(self, pool: int) -> list[Runner]:
-        """Those that have room for a task of that pool."""
+        """The runners that have room for a task of that pool."""
         found = self.runners.values() if pool == COMMON_POOL else self.far.get(pool, ())
         if self.tasks.idle(pool) or any(runner.free for runner in found):
-            # Nothing waits behind another task while somebody could begin it.
+            # No task is queued behind another one while an idle worker could begin it.
             return [runner for runner in found if runner.free]
         return [runner for runner in found if runner.room > 0]
 
     def steal(self) -> bool:
-        """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
-        whether any wait there."""
+        """Recalls tasks that wait at busy runners while other workers are idle. Returns whether any
+        wait there."""
         ahead = [r for r in self.runners.values() if self._behind(r)] if self.where else []
         if not ahead:
             return False
@@ -251,20 +255,21 @@ class Delegation:
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
-        """Tasks that it cannot have begun if it runs them in order, and that others may run."""
+        """Tasks that the runner has probably not begun, assuming that it runs them in order, and
+        that others may run."""
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
     def delegate(self, oid: int, suitable: list[Runner]) -> None:
-        """A task that this node has claimed goes to one of those."""
+        """Hands a task that this node has claimed to one of these runners."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         near = self.bytes_near(oid) if len(suitable) > 1 else {}
-        # Of equal ones the host that has rested for longest: the results of those that have just
-        # ended something are perhaps on their way, and use their links.
+        # Among equals the one whose last task ended first: results of tasks that have just ended
+        # may still be using the links of the others.
         runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
-        if None in holds:  # its submitter has just died
+        if None in holds:  # the submitter has just died
             self._lost(oid, runner.number)
             return
         audience = self.tasks.audience(oid)
@@ -296,7 +301,7 @@ class Delegation:
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def bytes_near(self, oid: int) -> dict[int, int]:
-        """How many bytes of the objects that the task's arguments name each other node holds."""
+        """How many bytes of the task's arguments each other node holds, by node number."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         if args_oid:
             got = self.client.view(args_oid)
@@ -313,10 +318,10 @@ class Delegation:
                     found[number] = found.get(number, 0) + remote.nbytes
         return found
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- ends of tasks -------------------------------------------------------------------------
 
     def ended(self, peer: int, message: TaskEnded) -> None:
-        """What a runner says of one of our tasks; ignored if it is not with that runner."""
+        """A runner reports the end of a task; ignored if that runner does not have the task."""
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
@@ -369,7 +374,7 @@ class Delegation:
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
         if not self._is_with(oid, peer):
-            return  # lost meanwhile, and run again
+            return  # the runner was lost meanwhile, and the task is run again
         payload = message.payload
         assert payload is not None
         self._take_back(oid)
@@ -397,10 +402,10 @@ class Delegation:
                 ),
             )
 
-    # -- before the end ------------------------------------------------------------------------
+    # -- cancelling and recalling --------------------------------------------------------------
 
     def cancel(self, oid: int) -> bool:
-        """By force, after the submitter has aborted it. False: it is not elsewhere."""
+        """Cancels a task by force, after its submitter has aborted it. False: no runner has it."""
         runner = self.where.get(oid)
         if runner is None:
             return False
@@ -408,7 +413,7 @@ class Delegation:
         return True
 
     def recall(self, runner: Runner, most: int) -> int:
-        """What that host has not begun may come back; returns how much of it, at most."""
+        """Asks the runner to return tasks that it has not begun; returns how many were named."""
         tasks = self._behind(runner)[-most:]
         runner.recalled = True
         self.send(runner.home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))

@@ -1,10 +1,10 @@
-"""A node that leaves while work runs, and what the others do before it goes.
+"""Draining: a node leaves the cluster while work is running.
 
-Why it exists: `remove_node` must lose nothing that could be saved. The node that leaves takes no
-more tasks, gives back those that have not begun and ends those that have; its actors finish the
-calls made so far, and take no more; the others fetch what it alone holds of their objects. Then
-the manager is told, and when no operation names it, it ends. Objects that were put on it go with
-it: their home is gone.
+Why it exists: `remove_node` must lose nothing that could be saved. The node that leaves accepts no
+more tasks, returns those that have not begun and finishes those that have; its actors finish the
+calls made so far and accept no more. The other nodes fetch the objects which they use and only that
+node holds. Then it announces to the manager that it leaves, and ends when no operation names it any
+more. Objects that no other host uses go with it.
 It must never know: sockets, how bytes move, who asked for it.
 """
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Draining"]
 
-# Until the next look at tasks that run and bytes that are on their way. Lower costs a look at all
-# headers that often, for as long as it drains; higher is what a removal takes longer.
+# Interval between checks for running tasks and transfers while a node drains. Lower: more scans of
+# all headers. Higher: a removal takes longer by as much.
 LOOK_S = 0.05
 
 
 class Above(Protocol):
-    """What rooms above this one know of actors, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def leaves_now(self) -> None:
-        """This node takes no more work."""
+        """This node accepts no more work."""
 
     def has_calls(self, home: int) -> bool:
-        """Are there calls under way from here to actors of that host?"""
+        """Whether calls from here to actors of that host are under way."""
 
 
 class Draining:
-    """Both sides of it, on one node."""
+    """Both sides of draining, on one node: leaving, and helping others to leave."""
 
     def __init__(self, host: HostContext, guests: Guests, workers: Workers, above: Above) -> None:
         self.loop = host.loop
@@ -54,20 +54,21 @@ class Draining:
         self.workers = workers
         self.above = above
         self.since_ns = 0
-        self.waiting: set[int] = set()  # homes of those who still need something of this node
-        self.leaving: dict[int, bool] = {}  # others: home -> has it been told that it may go
+        self.waiting: set[int] = set()  # ids of hosts that still need something of this node
+        # Ids of other hosts that leave -> whether this node has sent Evacuated.
+        self.leaving: dict[int, bool] = {}
 
     @property
     def numbers(self) -> list[int]:
-        """Of the nodes that leave, as far as this one knows."""
+        """Numbers of the nodes that leave, as far as this one knows."""
         found = map(self.roster.number_of, self.leaving)
         own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
 
-    # -- the one that leaves -------------------------------------------------------------------
+    # -- if this node leaves -------------------------------------------------------------------
 
     def begin(self) -> None:
-        """This node takes no more work."""
+        """Begins to drain this node."""
         if self.roster.leaves:
             return
         self.roster.leaves = True
@@ -78,14 +79,14 @@ class Draining:
         self._look()
 
     def tell(self, home: int) -> None:
-        """That node must know, now or since it has joined."""
+        """Announces to another node that this one leaves, at once or after the other has joined."""
         if self.roster.leaves:
             self.waiting.add(home)
             self.send(home, Leaving())
             self.guests.recall_all(home)
 
     def evacuated(self, home: int) -> None:
-        """That node needs nothing more."""
+        """Another node needs nothing of this one any more."""
         self.waiting.discard(home)
 
     def _look(self) -> None:
@@ -95,7 +96,7 @@ class Draining:
             self.send_manager(NodeLeaving(self.client.number, 0))
 
     def _works(self) -> bool:
-        """Are there tasks of processes of this host that are not done?"""
+        """Whether tasks of this host's processes are not done yet."""
         return any(
             self._counts(header)
             for header in self.client.scan()
@@ -103,30 +104,30 @@ class Draining:
         )
 
     def _counts(self, header: dict[str, Any]) -> bool:
-        """A driver of this host may go on sending for ever: what it has sent since this node began
-        to leave goes with it."""
+        """Whether the node waits for that task. Tasks that a driver of this host has submitted
+        after the draining began do not count, because it may go on submitting for ever."""
         owner = header["owner"]
         if owner == NODE_SLOT or owner in self.workers.all:
             return True
         return self.tasks.submitted_ns(header["id"]) <= self.since_ns
 
-    # -- the others ----------------------------------------------------------------------------
+    # -- if another node leaves ----------------------------------------------------------------
 
     def leaves(self, home: int) -> None:
-        """That node wants to go."""
+        """Another node has announced that it leaves."""
         if home not in self.leaving:
             self.leaving[home] = False
             self.roster.leaving.add(home)
             self._evacuate()
 
     def lose_peer(self, home: int) -> None:
-        """It is gone, drained or not."""
+        """A host is gone, drained or not."""
         self.leaving.pop(home, None)
         self.waiting.discard(home)
 
     def _evacuate(self) -> None:
-        """Fetches what only those who leave hold; on until they are gone, as their last tasks may
-        still leave results there."""
+        """Fetches what only leaving nodes hold. It goes on until they are gone, because their last
+        tasks may still leave results there."""
         if not self.leaving:
             return
         by_home = self.roster.by_home
@@ -141,7 +142,7 @@ class Draining:
                 continue
             needed.update(remote.holders)
             if not remote.payload:
-                self.remote_objects.want(oid, _nothing)  # no room now: at the next look
+                self.remote_objects.want(oid, _nothing)  # without room it is tried again
         for home, told in list(self.leaving.items()):
             if told or home not in by_home or by_home[home].node in needed:
                 continue
@@ -152,4 +153,4 @@ class Draining:
 
 
 def _nothing() -> None:
-    """Who waits for the object is woken by its header."""
+    """Readers that wait for the object are woken through its header, not by this callback."""

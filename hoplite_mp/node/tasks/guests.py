@@ -1,9 +1,10 @@
-"""Tasks of other hosts that workers of this host run.
+"""Guests: tasks of other hosts that workers of this host run.
 
-Why it exists: a task from elsewhere becomes a task of the node's own table as soon as everything
-that it names is held here; the workers cannot tell the difference. Its end is told to the host that
-sent it, with the result if that is small; a big one stays until that host lets go of it.
-It must never know: how messages travel, what tasks do, which host it would be best to run on.
+Why it exists: a task of another host becomes a task in the node's own table as soon as everything
+that it names is held here; workers cannot tell the difference. When it ends, the host that sent it
+gets a message, with the result if that is small; a big result stays here until that host releases
+it.
+It must never know: how messages travel, what tasks do, which host would be best to run one.
 """
 
 from __future__ import annotations
@@ -39,37 +40,37 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class Guest:
-    """One task from elsewhere; `holds` are on its result and on all that it names."""
+    """One task of another host; `holds` are on its result and on all that it names."""
 
     peer: int
     task: bytes
     holds: list[Any]
-    oid: int = 0  # 0: what it names is not here yet
+    oid: int = 0  # its header here; 0: what it names is not held here yet
     ended: bool = False
     unwanted: bool = False
-    ready: bool = False  # a call of an actor: what it names is held here
+    ready: bool = False  # of a call of an actor: what it names is held here
     pool: int = POOL
-    late: bool = False  # a call that has come after its actor was closed
-    target: bytes = b""  # the lost result that it makes again
+    late: bool = False  # a call that has arrived after its actor was closed
+    target: bytes = b""  # the lost result that it reconstructs
 
 
 class Above(Protocol):
-    """What rooms above this one know of its tasks, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def queue_of(self, pool: int) -> int:
-        """Of hints to workers of this host."""
+        """The node's hint queue to the pool's workers on this host."""
 
     def post_guest(self, oid: int) -> None:
-        """A task is announced to workers of this host, as soon as there is room for its hint."""
+        """Announces a task to workers of this host, as soon as there is room for its hint."""
 
     def interrupt(self, oid: int, slot: int) -> None:
-        """The worker in that slot, which runs that task."""
+        """Interrupts the worker in that slot, which runs that task."""
 
     def is_actor(self, pool: int) -> bool:
-        """Is that the pool of an actor of this host? Then every other host may call it."""
+        """Whether that is the pool of an actor of this host, which every other host may call."""
 
     def refuse_calls(self, pool: int) -> None:
-        """There are calls of that actor; it may have ended."""
+        """There are calls to that actor; fails them if it has ended."""
 
     def is_round(self, pool: int) -> bool:
         """See node/tasks/rounds.py."""
@@ -78,16 +79,17 @@ class Above(Protocol):
         """That pool has a new task."""
 
     def task_ends(self, slot: int) -> None:
-        """A task has ended that ran there; what its worker has printed goes before that word."""
+        """A task of the worker in that slot has ended: forwards what the worker has printed, before
+        the task's end is reported."""
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """Is there room for a task with resources?"""
+        """Reserves resources for a task; False: they are not free."""
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """A task with resources has that header."""
+        """The task for which resources were reserved has that header here."""
 
     def dropped(self, task: bytes) -> None:
-        """A task with resources has not become one."""
+        """The task for which resources were reserved will not run here."""
 
 
 class Guests:
@@ -109,7 +111,8 @@ class Guests:
         self.above = above
         self.by_task: dict[bytes, Guest] = {}
         self.by_oid: dict[int, Guest] = {}
-        self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
+        self.pools: dict[int, int] = {}  # pool for one other host alone -> id of that host
+        # (host id, pool of an actor) -> calls that have not begun, in their order.
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = notes
         notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
@@ -119,7 +122,7 @@ class Guests:
         return oid in self.by_oid
 
     def run(self, peer: int, message: RunTask) -> None:
-        """Takes the task in; a double is ignored."""
+        """Accepts a task; a duplicate is ignored."""
         if message.task in self.by_task:
             return
         if message.demand:
@@ -138,14 +141,15 @@ class Guests:
         if not self.above.is_actor(message.pool):
             self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
             return
-        # Calls of one host begin in the order in which they came, whatever they wait for.
+        # Calls of one host to one actor begin in the order in which they arrived, even if what a
+        # later one names is here first.
         row = self.rows.setdefault((peer, message.pool), deque())
         row.append((guest, message))
         guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(guest, holds))
 
     def _ready(self, guest: Guest, holds: list[Any]) -> None:
-        """What that call names is held here."""
+        """Everything that a call of an actor names is held here."""
         guest.holds = holds
         guest.ready = True
         for key, row in list(self.rows.items()):
@@ -163,7 +167,7 @@ class Guests:
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
             self._refused(guest)
-            self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
+            self.send(guest.peer, TaskEnded(guest.task, "returned"))  # the sender knows the reason
             return
         pool, closed = message.pool, guest.late
         if closed or (
@@ -177,7 +181,7 @@ class Guests:
             return
         try:
             self._post(guest, message, holds)
-        except Exception as error:  # no table, no queue: who has sent it does not wait for ever
+        except Exception as error:  # no table or queue is left; the sender must not wait for ever
             self._fail(guest, error)
             return
         self._prefetch(message, holds)
@@ -186,7 +190,7 @@ class Guests:
             self.above.refuse_calls(pool)
 
     def _post(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
-        """It becomes a task of this host's."""
+        """Makes it a task in the node's own table."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = guest
@@ -215,36 +219,37 @@ class Guests:
             self.above.post_guest(oid)
 
     def _fail(self, guest: Guest, error: Exception) -> None:
-        """It cannot begin here."""
+        """Fails a task that cannot begin here."""
         self.above.dropped(guest.task)
         _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
         if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
-            self.results.store_error(guest.oid, error)  # of which its sender is told
+            self.results.store_error(guest.oid, error)  # `completed` will report it to the sender
             return
         self._forget(guest)
         payload = serial.encode_error(error, "").tobytes()
         self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
 
     def _refused(self, guest: Guest) -> None:
-        """It does not become a task of this host."""
+        """Forgets a task that will not run here."""
         del self.by_task[guest.task]
         self.above.dropped(guest.task)
 
     def on_their_way(self, pool: int) -> bool:
-        """Have calls come for that actor which wait for what they name?"""
+        """Whether calls to that actor have arrived that wait for objects which they name."""
         return any(key[1] == pool for key in self.rows)
 
     def audience_here(self, peer: int, audience: int) -> int:
-        """An audience that another host has named, as this one does: 0 is its own driver."""
+        """Translates an audience (which driver gets the output) that another host has sent. 0 is
+        the driver of the host that names it."""
         audience = audience or peer
         return 0 if audience == self.client.home else audience
 
     def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
-        """Brings what it needs while the workers are busy with tasks before it."""
+        """Fetches the task's arguments while the workers are busy with tasks before it."""
         mem = memoryview(message.args)
         if message.args_object != NO_OBJECT:
             got = self.client.view(holds[-1].oid)
-            if isinstance(got, int):  # its arguments themselves are on their way
+            if isinstance(got, int):  # the object that contains the arguments is not here yet
                 return
             mem = memoryview(got)
         needed = set(serial.read_dependencies(mem)) if mem else set()
@@ -252,12 +257,12 @@ class Guests:
         for object_id in needed:
             one = self.imports.by_object.get(object_id)
             if one is not None and one.oid in remote_objects:
-                remote_objects.want(one.oid, _nothing)  # without room its reader will ask for it
+                remote_objects.want(one.oid, _nothing)  # without room the worker asks for it later
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- ends of tasks -------------------------------------------------------------------------
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks of the node's tables that have become done: which of them are guests?"""
+        """Tasks in the node's tables have ended: reports those that are guests."""
         for oid in oids:
             guest = self.by_oid.get(oid)
             if guest is not None and not guest.ended:
@@ -266,7 +271,7 @@ class Guests:
     def _end(self, guest: Guest) -> None:
         state = self.client.state(guest.oid)
         if state == STATE["ABORTED"]:
-            return  # it still runs; another word follows when it has stopped
+            return  # it still runs, and is reported when it has stopped
         guest.ended = True
         guest.holds = guest.holds[:1]
         self.above.task_ends(self.tasks.claimant(guest.oid))
@@ -296,7 +301,7 @@ class Guests:
         return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
-        """The sender has what it needs of the result. False: that is no guest."""
+        """The sender does not need the result here any more. False: that is no guest."""
         guest = self.by_task.get(message.object)
         if guest is None or guest.peer != peer:
             return False
@@ -308,10 +313,10 @@ class Guests:
         self.by_oid.pop(guest.oid, None)
         guest.holds = []
 
-    # -- before the end ------------------------------------------------------------------------
+    # -- cancelling and returning --------------------------------------------------------------
 
     def cancel(self, task: bytes) -> None:
-        """By force: what waits does not begin, what runs is interrupted."""
+        """Cancels a task by force: if it runs, its worker is interrupted."""
         guest = self.by_task.get(task)
         if guest is None or guest.ended:
             return
@@ -322,7 +327,7 @@ class Guests:
             self.above.interrupt(guest.oid, self.tasks.claimant(guest.oid))
 
     def withdraw(self, pool: int) -> None:
-        """What has not begun of that pool's tasks is cancelled."""
+        """Cancels the tasks of a pool that have not begun."""
         for guest in [one for one in self.by_task.values() if one.pool == pool]:
             if not guest.oid:
                 self.cancel(guest.task)
@@ -330,22 +335,22 @@ class Guests:
                 self.tasks.cancel(guest.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Those of them that have not begun go back to that host."""
+        """Returns those of these tasks to the host that have not begun."""
         for task in tasks:
             guest = self.by_task.get(task)
             if guest is not None and guest.peer == peer:
                 self._return(guest)
 
     def recall_all(self, peer: int) -> None:
-        """All that have not begun go back to that host, but calls of actors and tasks of rounds:
-        nobody else can run those."""
+        """Returns all tasks to the host that have not begun, except calls of actors and tasks of
+        rounds, which only this host can run."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
             if not (self.above.is_actor(pool) or self.above.is_round(pool)):
                 self._return(guest)
 
     def give_back(self, oid: int) -> None:
-        """That one, if it has not begun."""
+        """Returns a task to its host, if it has not begun."""
         self._return(self.by_oid[oid])
 
     def _return(self, guest: Guest) -> None:
@@ -355,7 +360,7 @@ class Guests:
             self._forget(guest)
 
     def lose_peer(self, peer: int) -> None:
-        """That host is gone, and nobody waits for its tasks."""
+        """A host is gone, and nobody waits for its tasks any more."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             if not guest.ended:
                 self.cancel(guest.task)
@@ -364,4 +369,4 @@ class Guests:
 
 
 def _nothing() -> None:
-    """Who waits for the object is woken by its header."""
+    """Readers that wait for the object are woken through its header, not by this callback."""

@@ -1,9 +1,10 @@
-"""The node's own hints to workers of this host: for tasks that it sends, or announces again.
+"""The node's own hints: announcing tasks to the workers of this host.
 
-Why it exists: tasks of other hosts, tasks that have been given resources, and tasks whose worker
-has died are announced by the node. A pool has up to four rows for that: hints in order (a ring) and
-ranked ones (a bag), and of each one that is not to be sent on to other hosts.
-It must never know: who runs what, why a task is queued.
+Why it exists: a hint tells workers which task is queued. The node announces tasks of other hosts,
+tasks that were given resources, and tasks whose worker has died. For that it has up to four queues
+for each pool: one for hints in order (a ring) and one for ranked hints (a bag), and the same again
+for tasks that must not be handed to other hosts.
+It must never know: which worker runs what, why a task is queued.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Hints"]
 
-# After a ring or a bag was full: until one hint is tried again, and until all of a pool are.
+# When a ring or a bag was full: until a single hint is posted again, and until all of a pool are.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
 class Above(Protocol):
-    """What rooms above this one know of tasks."""
+    """What this room asks of the rooms above it."""
 
     def waits_for_resources(self, oid: int) -> bool:
-        """It is announced when it is given them."""
+        """Whether the task waits for resources; it is announced when it gets them."""
 
     def has_resources(self, oid: int) -> bool:
-        """It has been given some of this host."""
+        """Whether the task was given resources."""
 
     def may_leave(self) -> bool:
-        """Could a task go to another host?"""
+        """Whether tasks can be handed to other hosts."""
 
 
 class Hints:
@@ -52,22 +53,22 @@ class Hints:
         self.ranked = _tasks.Ranked(host.tasks)
         # (pool, only for workers of this host) -> the node's own hint queue
         self.queues: dict[tuple[int, bool], int] = {}
-        self.bags: dict[tuple[int, bool], int] = {}  # the same, of ranked hints
+        self.bags: dict[tuple[int, bool], int] = {}  # the same for ranked hints
 
     def queue(self, pool: int, here: bool = False) -> int:
-        """`here`: for tasks of other hosts, which are not to be sent on."""
+        """The ring to a pool. `here`: the one for tasks that must not be handed to other hosts."""
         if (pool, here) not in self.queues:
             self.queues[pool, here] = self.tasks.open_queue(pool, here)
         return self.queues[pool, here]
 
     def bag(self, pool: int, here: bool) -> int:
-        """As queue(), of ranked hints."""
+        """The bag to a pool; as queue(), for ranked hints."""
         if (pool, here) not in self.bags:
             self.bags[pool, here] = self.ranked.open_bag(pool, here)
         return self.bags[pool, here]
 
     def forget_queues(self, pool: int) -> None:
-        """That pool has ended."""
+        """A pool has ended."""
         for queues in (self.queues, self.bags):
             for here in (False, True):
                 queue = queues.pop((pool, here), None)
@@ -75,7 +76,7 @@ class Hints:
                     self.tasks.close_queue(queue)
 
     def queue_for(self, number: int, here: bool) -> int | str:
-        """As queue(), or why nobody will run that pool's tasks."""
+        """As queue(); or the reason, if no worker will run that pool's tasks."""
         pool = self.pools.get(number)
         if pool is None or pool.closing:
             return "the executor that ran its task is closed"
@@ -89,13 +90,13 @@ class Hints:
         return self.tasks.post(oid, self.queue(pool, here))
 
     def announce(self, oid: int, here: bool) -> None:
-        """Posts the hint as soon as there is room for it."""
+        """Posts the hint of a task as soon as there is room for it."""
         if self.client.state(oid) in UNCLAIMED and not self.post(oid, here):
             self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
 
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
-        """The dead one may have taken hints with it: all queued tasks, or these, are announced, but
-        those that wait for resources."""
+        """Announces all queued tasks of a pool, or `tasks`, except those that wait for resources;
+        because a worker that has died may have taken hints from the queues."""
         for oid in self.client.queued_in(pool) if tasks is None else tasks:
             if self.above.waits_for_resources(oid):
                 continue
@@ -105,7 +106,7 @@ class Hints:
                 return
 
     def is_bound(self, oid: int) -> bool:
-        """Must workers of this host run it?"""
+        """Whether only workers of this host may run the task."""
         if oid in self.guests or not self.above.may_leave():
             return True
         return bool(self.tasks.task(oid)[3] & FLAG_HERE)

@@ -1,9 +1,9 @@
-"""Workers that processes of this host, or other nodes, ask for: pools, more workers, tasks at one
-node.
+"""Requests for pools and workers, from processes of this host and from other nodes.
 
-Why it exists: an executor's workers, or the peers of an spmd, may be on any node. Here a pool has a
-number and perhaps some workers; each other node opens one for it, with workers of its own, and runs
-only what this node sends there. The pool is open when all have answered.
+Why it exists: an executor's workers, or the peers of an spmd, may be on any node. The pool has a
+number on this host, and perhaps some workers; every other node that is to have workers opens a pool
+of its own for it, and runs in it only what this node sends there. The pool is open when all nodes
+have answered.
 It must never know: what the workers run, how messages travel.
 """
 
@@ -47,20 +47,20 @@ __all__ = ["PoolRequests"]
 
 
 class Above(Protocol):
-    """What rooms above this one do for pools and workers of other hosts."""
+    """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
-        """Where what workers print is sent, that the process in this slot asks for."""
+        """The driver that gets what workers print for the process in that slot."""
 
     def tell_workers(self, count: int) -> None:
-        """This host has so many workers for everybody's tasks."""
+        """Announces this host's number of workers in the common pool."""
 
     def grow_far(self, number: int, count: int) -> bool:
-        """More workers on another host; False: there is no such node."""
+        """Asks another node to start more workers; False: there is no such node."""
 
 
 class PoolRequests:
-    """Of one node."""
+    """The requests to one node."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PoolRequests:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {
             Interrupt: self.interrupt,
             OpenPool: self.open,
@@ -104,13 +104,13 @@ class PoolRequests:
         }
 
     def interrupt(self, slot: int, request: Request) -> None:
-        """What runs that task, here or elsewhere, is to stop."""
+        """Interrupts the worker that runs a task, here or on another host."""
         ask: Any = request.ask
         if not self.delegation.cancel(ask.oid):
             self.workers.interrupt(ask.oid, ask.slot)
 
     def open(self, slot: int, request: Request) -> None:
-        """A pool of its own workers, or one that only binds tasks to a place."""
+        """Opens a pool with workers of its own, or one without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
         audience = self.above.audience_of(slot)
@@ -127,7 +127,7 @@ class PoolRequests:
 
         def done(error: str, lost: bool) -> None:
             if not error and self.lines.get(slot) is line:
-                if not self.requests.is_latest(slot, request.number):  # nobody waits for it
+                if not self.requests.is_latest(slot, request.number):  # nobody waits for the pool
                     workers.close(number, True)
                     return
                 undo = lambda: workers.close(number, True)  # noqa: E731
@@ -140,8 +140,8 @@ class PoolRequests:
         self._open_far(number, ask, done)
 
     def _open_far(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        """Workers on other nodes for a pool of this host; `done` hears "", or why there are none,
-        and whether that is because a node is lost."""
+        """Opens pools on other nodes for a pool of this host. `done` gets "", or the reason of a
+        failure, and whether a lost node is the reason."""
         local, members = self.workers.pools[pool], self.roster.by_number
         gone = next((number for number, _ in ask.far if number not in members), None)
         if gone is not None:
@@ -162,7 +162,7 @@ class PoolRequests:
                 there: FarPoolOpened = answer.message
                 if there.error:
                     error = there.error
-                elif not is_open:  # its owner has died, or closed it
+                elif not is_open:  # the pool's owner has died, or has closed it
                     self.send_peer(home, CloseFarPool(there.pool, True))
                 elif home in self.delegation.runners:
                     ahead = 0 if ask.exact else AHEAD_TASKS
@@ -180,7 +180,7 @@ class PoolRequests:
         self.questions.ask_each(makes, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
-        """More workers on this node, or on another one."""
+        """Starts more workers on this node, or has another one do so."""
         ask: Any = request.ask
         error, gone = "", False
         if ask.node == self.client.number:
@@ -192,7 +192,7 @@ class PoolRequests:
         self.reply(slot, Reply(request.number, None, error, gone=gone))
 
     def bind(self, slot: int, request: Request) -> None:
-        """A pool whose tasks run at one node alone."""
+        """Opens a pool whose tasks run on one other node only."""
         wanted = request.ask.node  # type: ignore[union-attr]
         workers = self.workers
         number = workers.open_bound(slot, 0)
@@ -205,22 +205,22 @@ class PoolRequests:
             self.reply(slot, Reply(request.number, number))
 
     def close(self, slot: int, request: Request) -> None:
-        """Nobody submits to that pool any more."""
+        """A process closes its pool."""
         ask: Any = request.ask
         self.workers.close(ask.pool, ask.kill)
 
     def set_up(self, slot: int, request: Request) -> None:
-        """That worker's initializer has run."""
+        """A worker's initializer has returned."""
         self.workers.set_up(slot)
 
     def setup_failed(self, slot: int, request: Request) -> None:
-        """That worker's initializer has raised."""
+        """A worker's initializer has raised."""
         ask: Any = request.ask
         self.workers.setup_failed(slot, ask.summary, ask.text)
         self.reply(slot, Reply(request.number))
 
     def try_again(self, slot: int, request: Request) -> None:
-        """A task has raised what costs one of its retries, as its worker's death does."""
+        """A task has raised an error for which it is retried, as after its worker's death."""
         ask: Any = request.ask
         header = self.client.inspect(ask.task)
         claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)
@@ -237,10 +237,10 @@ class PoolRequests:
                 self.workers.post_queued(pool.number, [ask.task])
         self.reply(slot, Reply(request.number, granted))
 
-    # -- for other nodes -----------------------------------------------------------------------
+    # -- requests of other nodes ---------------------------------------------------------------
 
     def asked(self, home: int, message: OpenFarPool) -> None:
-        """Another node wants workers of its own here."""
+        """Another node asks for a pool here that only runs its tasks."""
         if message.setup == NO_OBJECT:
             self._start(home, message, 0)
             return

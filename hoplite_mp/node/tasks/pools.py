@@ -1,9 +1,10 @@
-"""Pools of workers: how many there are, how many there should be, who replaces whom.
+"""Pools of workers: how many workers there are, and how many there should be.
 
-Why it exists: a pool keeps its number of workers that can run a task: one that died is replaced,
-one that waits inside a task counts as blocked and gets a stand-in, up to a named limit; surplus
-ones retire when idle. Workers that die before their first task are started again after pauses that
-grow, and for ever: what kills them may end. It only counts and asks; the supervisor forks.
+Why it exists: a pool keeps its number of workers that can run a task. A worker that has died is
+replaced; one that waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus
+workers retire when they are idle. Workers that die before their first task are restarted without
+end, after pauses that grow, because what kills them may pass. This file only counts; workers.py
+acts on the counts, and the supervisor forks.
 It must never know: tasks' contents, sockets.
 """
 
@@ -34,53 +35,53 @@ class WorkerInfo:
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
-    called: bool = False  # it is to ask what to run between two tasks (node/tasks/rounds.py)
+    called: bool = False  # asked to fetch a round's task between two tasks (node/tasks/rounds.py)
     born: float = 0.0
     interrupted: int = 0  # a task to be interrupted as soon as the pid is known
 
 
 @dataclass(slots=True)
 class Pool:
-    """The wanted and the living."""
+    """One pool: its parameters, its workers, and the state of starting them."""
 
     number: int
-    target: int
+    target: int  # how many workers shall be able to run a task
     owner: int  # client slot
     max_tasks: int = 0
-    setup: int = 0
-    actor: bool = False  # its one worker keeps a state, and nobody stands in for it
-    audience: int = 0  # who hears what its workers print before their first task
-    env: Environment = ()  # changes of their environment
-    demand: Demand = ()  # resources of each worker, for life; so nobody stands in for one
+    setup: int = 0  # object with the initializer and its arguments; 0: none
+    actor: bool = False  # its only worker has a state, so it gets no stand-in
+    audience: int = 0  # the driver that gets what its workers print before their first task
+    env: Environment = ()  # changes of the workers' environment
+    demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
-    broken: str = ""
-    host_lost: bool = False  # that is why it is broken
-    failing: bool = False  # what comes into its queue fails
-    attempts: int = 0  # to start workers, in a row, that died before their first task
+    broken: str = ""  # why no worker will be started any more
+    host_lost: bool = False  # it is broken because a host was lost
+    failing: bool = False  # a timer fails what is queued from now on
+    attempts: int = 0  # to start workers that died before their first task, in a row
     start_again_at: float = 0.0
-    ailing: bool = False  # so many that tasks fail, and none is there yet
-    proven: bool = False  # a worker has come through the initializer
-    why: str = ""  # how the last of them ended
+    ailing: bool = False  # so many attempts have failed that queued tasks fail, too
+    proven: bool = False  # the initializer has returned in some worker
+    why: str = ""  # how the last of these workers ended
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
     descriptors: list[int] = field(default_factory=list)  # that its initializer's arguments need
-    setup_error: str = ""  # what the initializer raised, in words
+    setup_error: str = ""  # what the initializer raised, as text
     setup_text: str = ""  # its traceback
 
     def missing(self, blocked: int, blocked_max: int, now: float) -> int:
-        """How many workers to start now; `blocked` of the living wait inside a task."""
+        """How many workers to start now. blocked: how many wait inside a task."""
         if self.closing or self.broken or now < self.start_again_at:
             return 0
         living = sum(not worker.retiring for worker in self.workers.values())
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
         short = max(0, wanted - living)
-        return min(short, 1) if self.ailing else short  # one to try it
+        return min(short, 1) if self.ailing else short  # a single one shows whether it works again
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
-        """All its workers have waited inside tasks for a while, and no other one may be started:
-        what they have sent to this pool would never run."""
+        """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
+        Tasks that they have submitted to this pool could then never run: a deadlock."""
         living = sum(not worker.retiring for worker in self.workers.values())
         limit = 0 if self.demand else blocked_max
         if self.closing or self.actor or blocked <= limit or blocked < living:
@@ -90,7 +91,7 @@ class Pool:
         return self.stuck_since is not None and now - self.stuck_since >= STUCK_PATIENCE_S
 
     def surplus(self, blocked: int, now: float) -> int:
-        """How many idle workers may retire; only after the surplus has lasted a while."""
+        """How many idle workers may retire, once the surplus has lasted for a while."""
         living = sum(not worker.retiring for worker in self.workers.values())
         extra = living - blocked - self.target
         if extra <= 0 or self.closing:
@@ -103,9 +104,9 @@ class Pool:
     def died(
         self, worker: WorkerInfo, code: int, setup_failed: int, how: str, now: float, limits: Config
     ) -> bool:
-        """Notes an end before the first task: a pause comes before the next attempt. True: nobody
-        knows whether another attempt will do better, and tasks should not wait for it.
-        how: the end in words."""
+        """Records the end of a worker; after an end before its first task the next attempt follows
+        after a pause. how: the end as text. True: so many attempts have failed that tasks should
+        not wait for the next one."""
         if code == setup_failed and self.setup and not worker.worked:
             self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
             return False
@@ -116,7 +117,7 @@ class Pool:
             self.recovered()
             return False
         self.why = how
-        if now >= self.start_again_at:  # of several that were started together the first counts
+        if now >= self.start_again_at:  # several workers that were started together count once
             self.attempts += 1
             if self.attempts > 1:
                 pause = limits.restart_pause_s * 2.0 ** min(self.attempts - 2, 60)
@@ -128,14 +129,15 @@ class Pool:
         return self.ailing
 
     def idle_again(self, limits: Config) -> None:
-        """One has come up: the others may start. They will be soon in pauses again if it dies."""
+        """A worker has become idle, so the others may start. One more failure makes the pool ailing
+        again."""
         if self.ailing:
             self.ailing = False
             self.attempts = limits.start_attempts_max - 1
             self.start_again_at = 0.0
 
     def recovered(self) -> None:
-        """One has worked, or lived for long."""
+        """A worker has run a task, or has lived for a long time."""
         if self.attempts:
             self.attempts, self.ailing = 0, False
             self.start_again_at = 0.0

@@ -1,15 +1,14 @@
-"""Resources: who on this host waits for some, here or on another host, and what is given to whom.
+"""Resources: the tasks and workers of this host that wait for some, and what they are given.
 
-Why it exists: a task with resources may begin where enough of them is free, and that no worker can
-tell. So its submitter announces it to its node. The node keeps it until some host has room for it,
-and then puts its hint into a bag that only workers of this host look at, or hands the task over
-to another host as it does with every task. Workers of executors, and actors, wait in the same
-order; what they are given is theirs for life.
+Why it exists: a task with resources may only begin where enough of them are free, which no worker
+can know. So its submitter announces it to its node. The node keeps it until some host has room for
+it, and then posts its hint to workers of this host only, or hands the task to another host.
+Workers of executors, and actors, wait in the same order, and keep what they are given for life.
 
-**Each node alone decides about what it has.** For another host's tasks it says at once whether
-there is room ("full": the task goes back), and tells that host when something has become free. So
-what a node believes of others may be wrong, and costs a message then, never too much of a
-resource. Nothing waits on a host that is not its submitter's.
+**Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
+task at once (if it refuses, "full", the task goes back), and notifies that host when something has
+become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
+a resource. Tasks only wait on the host of their submitter.
 It must never know: how amounts are counted (planner/resources.py), what a task does.
 """
 
@@ -38,26 +37,26 @@ __all__ = ["Resources"]
 
 COMMON_POOL = 0
 ANYWHERE = 0
-GONE = -1  # the host to which it was bound
+GONE = -1  # the host to which the task was bound is gone
 WORKERS_MAX = 200
-# How many tasks are given resources here beyond those that a worker is free for. Higher: workers
-# wait less often for the node; lower: less is held by tasks that have not begun.
+# How many tasks are given resources here beyond the number of idle workers. Higher: workers wait
+# less often for the node. Lower: less is reserved for tasks that have not begun.
 AHEAD_TASKS = 2
 
 
 @dataclass(slots=True)
 class Held:
-    """What a task of this host, or one that runs here, has been given."""
+    """What was given to a task that runs here, or to one of this host that runs elsewhere."""
 
     demand: Demand
-    home: int  # of the host where it runs
-    token: Any  # in the ledger of that host
+    home: int  # id of the host where the task runs
+    token: Any  # its key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
-    slot: int = 0  # of the worker that runs its generator, which goes on when the task is done
+    slot: int = 0  # of a generator's worker, which goes on after the task itself is done
 
 
 class Resources:
-    """Those of one node, and what it knows of the others'."""
+    """The resources of one node, and its view of those of other nodes."""
 
     def __init__(self, host: HostContext, delegation: Delegation, workers: Workers) -> None:
         self.config = host.config
@@ -73,28 +72,29 @@ class Resources:
         text = host.config.resources
         self.ledger = Ledger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
-        self.others: dict[int, Ledger] = {}  # home -> what is there, as far as this node uses it
-        self.full: dict[int, set[str]] = {}  # home -> of what it has said that none is free
-        self.refused: set[int] = set()  # homes that are to hear when something is free here
+        # Host id -> the resources of that host, less what tasks of this host use there.
+        self.others: dict[int, Ledger] = {}
+        self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
+        self.refused: set[int] = set()  # ids of hosts to notify when something is free here
         self.rows = Rows()
         self.held: dict[int, Held] = {}  # by task
-        self.slots: dict[int, tuple[Any, Assigned]] = {}  # of workers: for life
-        self.pools: dict[int, int] = {}  # that wait for resources -> for how many workers
+        self.slots: dict[int, tuple[Any, Assigned]] = {}  # what workers were given for life
+        self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
         self._order = 0
         self._serving = False
-        # Something of this host's, since the last turn: it was given back, or who waited for it, so
-        # that it was kept from other hosts' tasks, does no more.
+        # Since the last turn resources of this host were given back, or are not reserved any more
+        # because whoever waited for them has stopped waiting.
         self._freed = False
 
-    # -- asked by clients ----------------------------------------------------------------------
+    # -- requests of clients -------------------------------------------------------------------
 
     def take(self, slot: int, request: Request) -> None:
-        """A task that has its arguments."""
+        """A process announces a task whose arguments are ready."""
         ask: Any = request.ask
         self.wait(ask.oid, ask.demand)
 
     def wait(self, oid: int, demand: Demand) -> None:
-        """That task begins when it has these."""
+        """Lets a task wait for these resources; it begins when it gets them."""
         self._wait(oid, demand)
         self.serve()
 
@@ -127,7 +127,7 @@ class Resources:
         self.reply(slot, Reply(request.number, found))
 
     def counts(self) -> dict[str, int]:
-        """For `stats()` and `nodes`."""
+        """Counters for `stats()` and `nodes`."""
         free = dict(self.ledger.free())
         return {
             f"{what}:{name}": amounts[name]
@@ -138,7 +138,7 @@ class Resources:
     # -- other hosts ---------------------------------------------------------------------------
 
     def came(self, member: Member) -> None:
-        """Another host has joined, or has other workers than before."""
+        """Another host has joined, or its number of workers has changed."""
         if member.home not in self.others:
             self.others[member.home] = Ledger(member.resources)
         self.ranked.resources_changed()
@@ -149,21 +149,21 @@ class Resources:
         self.full.pop(home, None)
         self.refused.discard(home)
         self.ranked.resources_changed()
-        self.loop.call_later(0.0, self.serve)  # when its tasks have come back
+        self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
 
     def freed_there(self, home: int) -> None:
-        """That host has refused a task of this one before."""
+        """A host that had refused a task of this one has free resources again."""
         self.full.pop(home, None)
         self.serve()
 
     def demand_of(self, oid: int) -> Demand:
-        """What that task has been given."""
+        """The resources that a task was given."""
         held = self.held.get(oid)
         return () if held is None else held.demand
 
     def again(self, oid: int, refused_by: int = 0) -> None:
-        """A task that had been handed over is queued again. `refused_by`: the home of the host
-        where there was no room."""
+        """A task that had been given resources waits again. `refused_by`: the id of the host that
+        had no room; 0: none has refused it."""
         held = self.held.pop(oid, None)
         if held is None:
             return
@@ -176,19 +176,19 @@ class Resources:
         self.loop.call_later(0.0, self.serve)
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """A task of another host, which comes now: is there room? Those of this host that wait for
-        the same come first, unless it is `needed` by a task that holds something."""
+        """Reserves resources for a task of another host; False: there is no room. What this host
+        waits for itself goes first, unless another task may be waiting for this one (`needed`)."""
         if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
         return True
 
     def has_room(self, demand: Demand) -> bool:
-        """Would who asks for that be given it at once?"""
+        """Whether a request for these resources would be granted at once."""
         return self.ledger.fits(demand) and not self._is_kept(demand)
 
     def _is_kept(self, demand: Demand) -> bool:
-        """Does anybody of this host wait for some of that, who would be given it here?"""
+        """Whether some of these are reserved for a task or worker of this host that waits."""
         names = {name for name, _ in demand}
         return any(
             (row.where in (ANYWHERE, self.client.home) or isinstance(row.where, tuple))
@@ -199,18 +199,18 @@ class Resources:
         )
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """It is that task of this host's now."""
+        """A task of another host was accepted, and has this header."""
         self.held[oid] = Held(demand, self.client.home, task, self.ledger.assigned(task))
 
     def dropped(self, task: bytes) -> None:
-        """It did not become one."""
+        """A task of another host that was accepted will not run here."""
         if self._give_back_here(task):
             self.serve()
 
     # -- workers -------------------------------------------------------------------------------
 
     def wait_workers(self, pool: Pool, count: int) -> None:
-        """So many workers of that pool are to be started, when there is enough for each."""
+        """Lets `count` workers of that pool wait; each is started when it gets its resources."""
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
@@ -225,7 +225,7 @@ class Resources:
         self.serve()
 
     def worker_gone(self, slot: int) -> None:
-        """Its process has ended."""
+        """The worker in that slot has ended."""
         token, _ = self.slots.pop(slot, (None, None))
         if token is not None:
             self._give_back_here(token)
@@ -244,7 +244,7 @@ class Resources:
         self._freed = self._freed or freed
         return freed
 
-    # -- whose turn it is ----------------------------------------------------------------------
+    # -- granting ------------------------------------------------------------------------------
 
     def _wait(self, oid: int, demand: Demand) -> None:
         priority, floor = self.ranked.ranks(oid)
@@ -254,7 +254,7 @@ class Resources:
         self.rows.add(oid, demand, self._where(oid), rank, near == 2)
 
     def _where(self, oid: int) -> int:
-        """The home of the host to which it is bound, or ANYWHERE."""
+        """The id of the host to which the task is bound; or ANYWHERE, or GONE."""
         if self.tasks.task(oid)[3] & FLAG_HERE:
             return self.client.home
         pool = self.tasks.pool_of(oid)
@@ -264,7 +264,7 @@ class Resources:
         return GONE if bound is None else bound
 
     def look(self) -> None:
-        """Words in shared memory may have changed: tasks that have ended, workers that are free."""
+        """Polls for tasks that have ended, and workers that have become idle."""
         for oid, held in list(self.held.items()):
             if not held.slot and self.client.state(oid) not in UNFINISHED:
                 self._release(oid)
@@ -279,8 +279,8 @@ class Resources:
             self.full.pop(held.home, None)
 
     def serve(self) -> None:
-        """Gives what is free to those whose turn it is: the highest first, in order, and nobody
-        takes what one before him waits for, but a task that another one may be waiting for."""
+        """Grants free resources by rank, then in order. None may take what one before it waits for,
+        except tasks that another task may be waiting for, to avoid deadlock."""
         if self._serving:
             return
         self._serving = True
@@ -308,7 +308,7 @@ class Resources:
                 turn.reserve(row)
 
     def _start(self, row: Row, who: tuple[str, int]) -> bool:
-        """A worker."""
+        """Starts a worker that waits; False: there is no room."""
         pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
             self._waits_no_more(who)
@@ -329,17 +329,17 @@ class Resources:
         return True
 
     def give_here(self, oid: int, demand: Demand) -> bool:
-        """That task begins on this host, as soon as a worker takes it."""
+        """Gives a task resources of this host, and announces it to workers of this host."""
         assigned = self.ledger.take(oid, demand)
         if assigned is None:
             return False
         self.held[oid] = Held(demand, self.client.home, oid, assigned)
         self.rows.remove(oid)
-        self.workers.announce(oid, True)  # to those of this host alone
+        self.workers.announce(oid, True)
         return True
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
-        """That task is handed over to another host."""
+        """Hands a task to another host."""
         ledger = self.others[runner.home]
         if ledger.take(oid, demand) is None:
             return False
@@ -351,10 +351,10 @@ class Resources:
         self.delegation.delegate(oid, [runner])
         return True
 
-    # -- what is nowhere any more --------------------------------------------------------------
+    # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: Row, why: str) -> bool:
-        """No node has that. True: nobody of that row waits any longer."""
+        """No node has these resources. True: all of the row have failed, after a while."""
         now, patience = self.loop.now(), self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -378,7 +378,7 @@ class Resources:
 
 
 class _Turn:
-    """One look at all that wait: how many workers are free, and what is kept for whom."""
+    """One pass over all that wait: how many workers are idle, and what is reserved on each host."""
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
@@ -390,11 +390,11 @@ class _Turn:
             for oid, held in resources.held.items()
         )
         self.idle = resources.tasks.idle(COMMON_POOL)
-        self.kept: dict[int, set[str]] = {}  # home -> what somebody waits for there
+        self.kept: dict[int, set[str]] = {}  # host id -> names of resources reserved there
         self.near: dict[int, Any] = {}
 
     def reserve(self, row: Row) -> None:
-        """What comes later does not take from hosts what this one waits for there."""
+        """Reserves what this row waits for, so that later rows do not take it."""
         names = {name for name, _ in row.demand}
         for home in self._hosts(row):
             ledger = self.of.ledger if home == self.own else self.of.others[home]
@@ -402,7 +402,7 @@ class _Turn:
                 self.kept.setdefault(home, set()).update(names)
 
     def _hosts(self, row: Row) -> list[int]:
-        """Where it may run."""
+        """Ids of the hosts where it may run."""
         if isinstance(row.where, tuple):
             return [self.own]
         runners = self.of.delegation.runners
@@ -412,7 +412,7 @@ class _Turn:
         return [home for home in (self.own, *able) if home == row.where]
 
     def begin(self, row: Row, oid: int) -> bool:
-        """The first of that row, where there is room; False: it waits on."""
+        """Starts the first task of that row on a host that has room; False: it goes on waiting."""
         of, names = self.of, {name for name, _ in row.demand}
         hosts = self._hosts(row)
         able = [home for home in hosts if self._ledger(home).could_ever(row.demand)]
@@ -441,7 +441,7 @@ class _Turn:
         return self.of.ledger if home == self.own else self.of.others[home]
 
     def _room(self, home: int) -> bool | None:
-        """Whether a worker is free there; None: too many wait for one already."""
+        """Whether a worker of that host is idle; None: too many tasks wait for one already."""
         if home != self.own:
             runner = self.of.delegation.runners[home]
             return None if runner.room <= 0 else runner.free > 0
@@ -450,8 +450,8 @@ class _Turn:
         return self.waiting < self.idle
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
-        """Where a worker is free, and most of the arguments' bytes are; this host first, then the
-        one that has rested for longest (see Delegation.delegate)."""
+        """The best host: first by whether a worker is idle, then by the arguments' bytes there;
+        then this host, then the one whose last task ended first (see Delegation.delegate)."""
         near = self.of.delegation.bytes_near(oid)
         number = self.of.roster.number_of
         runners = self.of.delegation.runners
@@ -467,7 +467,7 @@ class _Turn:
 
 
 def _times(ledger: Ledger, demand: Demand) -> tuple[int, int]:
-    """How often at all, how often just now."""
+    """How often the demand fits in all, and how often at present."""
     if not ledger.could_ever(demand):
         return 0, 0
     return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

@@ -1,10 +1,10 @@
-"""Rounds: one task for each worker of the common pool, between two of its tasks.
+"""Rounds: one task for each worker of the common pool, run between two of its other tasks.
 
-Why it exists: `Cluster.run` wants every worker once, but whoever is idle first takes what is
-queued. So the tasks of a round stand in a pool that no worker looks at. The node gives each worker
-of its roster one of them when that worker asks, and a worker asks when a bit in its slot says so.
-Other nodes do the same with a pool of their own, to which this node sends as many tasks as that one
-has workers. A worker that ends before its turn takes one task of the round with it, which fails.
+Why it exists: `Cluster.run` must reach every worker once, but queued tasks go to whichever worker
+is idle first. So the tasks of a round are queued in a pool that no worker serves. The node sets a
+bit in the slots of the workers that take part; each of these then asks for its task, and the node
+names one. Other nodes do the same with a pool of their own, to which this node sends one task for
+each of their workers. When a worker ends before its turn, one task of the round fails.
 It must never know: what the tasks do, who waits for them.
 """
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Rounds"]
 
 COMMON_POOL = 0
-# Until the next look for tasks that are not queued yet. Lower: more turns of the node while a round
-# has lost a worker; higher: who waits for that round learns of it later.
+# Interval between checks for tasks that are not queued yet. Lower: more turns of the node while a
+# round has lost a worker. Higher: the caller of that round learns of the loss later.
 LOOK_S = 0.05
-# Who gives a round up waits so long for nodes to say that they know. Higher: a node that stands
-# still is waited for, until it is lost; lower: one that is slow may begin a task after that.
+# How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
+# stopped is waited for. Lower: a slow node may still begin a task after the caller has returned.
 END_PATIENCE_S = 1.0
 RETIRE, CALLED = 1, 2  # bits of a worker's slot
 ENDED = "its worker ended before its turn in this round"
@@ -49,26 +49,27 @@ ENDED = "its worker ended before its turn in this round"
 
 @dataclass(slots=True)
 class Round:
-    """One call of `Cluster.run`, as far as this node has to do with it."""
+    """This node's part of one call of `Cluster.run`."""
 
     pool: int
-    waiting: set[int]  # slots of workers that have not come yet
-    begun: bool = False  # all its tasks that are for this host are queued, or on their way here
-    given: dict[int, int] = field(default_factory=dict)  # slot -> the task that it has been told
-    surplus: int = 0  # tasks whose workers ended before they came
-    far: dict[int, tuple[int, int]] = field(default_factory=dict)  # home -> (pool, workers) there
-    unsent: dict[int, int] = field(default_factory=dict)  # home -> tasks that are to go there
+    waiting: set[int]  # slots of workers that have not asked for their task yet
+    begun: bool = False  # all tasks for this host are queued, or on their way here
+    given: dict[int, int] = field(default_factory=dict)  # slot -> the task that it was given
+    surplus: int = 0  # tasks that must fail, because as many workers ended before their turn
+    # Host id -> number of the pool there, and how many workers take part.
+    far: dict[int, tuple[int, int]] = field(default_factory=dict)
+    unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
-        """Who hears what the client in that slot has others print."""
+        """The driver that gets what workers print for the process in that slot."""
 
 
 class Rounds:
-    """All rounds of one node, its own and those of other nodes."""
+    """All rounds of one node: those of its own callers, and those of other nodes."""
 
     def __init__(
         self,
@@ -95,10 +96,10 @@ class Rounds:
     def __contains__(self, pool: int) -> bool:
         return pool in self.by_pool
 
-    # -- the node of the caller ------------------------------------------------------------------
+    # -- on the caller's node --------------------------------------------------------------------
 
     def open(self, slot: int, request: Request) -> None:
-        """Who takes part is decided now, on every node."""
+        """Opens a round: each node now decides which of its workers take part."""
         ask: Any = request.ask
         workers = self.workers
         reply = self.replier(slot)
@@ -119,7 +120,7 @@ class Rounds:
         def opened(found: dict[int, Answer]) -> None:
             there = {home: answer.message for home, answer in found.items()}
             round.far = {home: (one.pool, one.workers) for home, one in there.items() if one.pool}
-            if self.by_pool.get(number) is not round:  # its caller has died
+            if self.by_pool.get(number) is not round:  # the caller has died
                 self._close_there(round)
             elif len(found) < len(others) and self.loop.now() >= deadline:
                 self.workers.close(number, False)
@@ -131,29 +132,29 @@ class Rounds:
         self.questions.ask_all(others, OpenFarRound, opened, patience)
 
     def opened(self, home: int, message: FarRoundOpened) -> None:
-        """Another node's answer."""
-        if not self.questions.answered(home, message) and message.pool:  # too late
+        """Another node has opened its pool."""
+        if not self.questions.answered(home, message) and message.pool:  # the answer is too late
             self.send_peer(home, CloseFarPool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
-        """All tasks are queued: each node gets its share of them."""
+        """The caller has submitted all tasks: each node gets its share of them."""
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         if round is not None:
             round.unsent = {home: workers for home, (_, workers) in round.far.items()}
             self._share_out(round)
 
     def _share_out(self, round: Round) -> None:
-        """What is for other nodes goes first: what is left is for the workers here."""
+        """Sends other nodes their tasks first; the rest is for the workers of this host."""
         if self.by_pool.get(round.pool) is not round:
             return
         while round.unsent:
             home = next(iter(round.unsent))
             runner = self.delegation.runners.get(home)
-            if runner is None:  # lost meanwhile: nobody runs these
+            if runner is None:  # the host was lost, so nobody runs its tasks
                 round.surplus += round.unsent.pop(home)
                 continue
             oid = self.tasks.take_queued(round.pool)
-            if not oid:  # more than a ring of hints holds
+            if not oid:  # there are more tasks than the ring of hints holds
                 self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[home]
@@ -166,7 +167,7 @@ class Rounds:
         self._shed(round)
 
     def end(self, slot: int, request: Request) -> None:
-        """The caller waits no longer."""
+        """The caller does not wait for the round any more."""
         reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         far = {} if round is None else round.far
@@ -175,10 +176,10 @@ class Rounds:
             self.workers.close(round.pool, False)
         self.questions.ask_each(ends, lambda _: reply(Reply(request.number)), END_PATIENCE_S)
 
-    # -- the node of the workers -----------------------------------------------------------------
+    # -- on the workers' nodes -------------------------------------------------------------------
 
     def asked(self, home: int, message: OpenFarRound) -> None:
-        """Another node wants every worker of this host once."""
+        """Another node opens a round with the workers of this host."""
         number, roster = None, self._roster()
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
@@ -189,7 +190,7 @@ class Rounds:
         self.send_peer(home, FarRoundOpened(message.number, number or 0, workers))
 
     def end_here(self, home: int, message: EndFarRound) -> None:
-        """That node's caller waits no longer."""
+        """The other node's caller does not wait for the round any more."""
         self.workers.close_lent(home, message.pool, False)
         self.send_peer(home, FarRoundEnded(message.number))
 
@@ -200,7 +201,7 @@ class Rounds:
             self._call(round)
 
     def _roster(self) -> set[int]:
-        """The workers of the common pool as of now."""
+        """Slots of the workers in the common pool at present."""
         if self.roster.leaves:
             return set()
         workers = self.workers.pools[COMMON_POOL].workers
@@ -209,13 +210,13 @@ class Rounds:
         }
 
     def _free(self, round: Round) -> list[int]:
-        """Its tasks for this host that nobody has been given."""
+        """The round's queued tasks for this host that no worker was given."""
         given = set(round.given.values())
         return [oid for oid in self.client.queued_in(round.pool) if oid not in given]
 
     def _call(self, round: Round) -> None:
-        """Those who have not come yet are to come: between two tasks, or while they wait in a
-        round of their own."""
+        """Calls the workers that have not had their turn. They ask for their task between two
+        others, or while they wait for a round of their own."""
         if not (round.begun and round.waiting and self._free(round)):
             return
         for slot in round.waiting:
@@ -226,10 +227,10 @@ class Rounds:
         self.tasks.wake_pool(COMMON_POOL)
 
     def take(self, slot: int, request: Request) -> None:
-        """That worker has come."""
+        """A worker asks for its tasks."""
         found: list[int] = []
         worker = self.workers.all.get(slot)
-        if worker is not None:  # first: a task that comes after this look calls it again
+        if worker is not None:  # cleared first, so that a task that arrives later calls it again
             worker.called = False
             self.client.set_retire(slot, RETIRE if worker.retiring else 0)
         for round in self.by_pool.values():
@@ -239,10 +240,10 @@ class Rounds:
                 found.append(free[0])
         self.reply(slot, Reply(request.number, found))
 
-    # -- what happens to them --------------------------------------------------------------------
+    # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, slot: int) -> None:
-        """That worker has ended."""
+        """A worker has ended."""
         for round in list(self.by_pool.values()):
             if slot in round.waiting:
                 round.waiting.discard(slot)
@@ -253,18 +254,18 @@ class Rounds:
                 self.workers.fail(oid, ENDED)
 
     def _shed(self, round: Round) -> None:
-        """As many tasks fail as workers have ended before they came."""
+        """Fails as many tasks as workers have ended before their turn."""
         if not round.surplus or self.by_pool.get(round.pool) is not round:
             return
         if round.begun:
             for oid in self._free(round)[: round.surplus]:
                 self.workers.fail(oid, ENDED)
                 round.surplus -= 1
-        if round.surplus:  # still on their way
+        if round.surplus:  # some of these tasks are not queued here yet
             self.loop.call_later(LOOK_S, functools.partial(self._shed, round))
 
     def forget(self, pool: int) -> None:
-        """The caller needs it no more, or has died."""
+        """The round's pool was closed, because its caller is done or has died."""
         round = self.by_pool.pop(pool, None)
         if round is None:
             return

@@ -1,9 +1,9 @@
-"""After a death: whose tasks go on, what is freed, who is told.
+"""Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
 
-Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order here
-is the order that was found safe: what the living still need is held first, then claims are settled,
-then the dead one's bits go, then its blocks. It may be run again at any point.
-It must never know: how a process died being found out.
+Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order is
+essential: first the node holds what living processes still need, then it settles the dead one's
+claims, then clears its holder bits, then frees its blocks. Each step may be repeated.
+It must never know: how the death of a process is detected.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def freed(self, oid: int) -> None:
         """Nobody on this host holds that object any more."""
 
     def is_guest(self, oid: int) -> bool:
-        """Is that task of the node's own tables another host's? Only those are waited for, because
-        the senders of the others are dead."""
+        """Whether somebody waits for that task in the node's own tables: it is another host's, or a
+        reconstruction. The submitters of all others are dead."""
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """What a call raises during which its actor's process has ended; None: of no actor."""
+        """The error of a call during which its actor's process ended; None: it was no actor."""
 
 
 class Sweeper:
@@ -62,8 +62,9 @@ class Sweeper:
     def sweep(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Returns the tasks that are queued again. reads_on: it has left, but its process lives,
-        and reads what it has pinned and leased; that goes when it is swept again."""
+        """Cleans up after the client in that slot; returns the tasks that are queued again.
+        reads_on: it has left, but its process still reads what it has pinned and leased, which is
+        freed by a second sweep."""
         again: list[int] = []
         concerned = self.client.concerned(slot)
         for header in concerned:
@@ -78,7 +79,8 @@ class Sweeper:
         return again
 
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
-        """Refs inside what stays are held by the node, before the dead one's bits go."""
+        """Takes holds on the refs inside an object that stays, before the dead client's holder bits
+        are cleared."""
         oid = header["id"]
         if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
             return
@@ -102,7 +104,7 @@ class Sweeper:
     def _settle(
         self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
     ) -> bool:
-        """One header of the dead client's; True if its task is queued again."""
+        """Settles one header of the dead client; True: its task is queued again."""
         oid, state = header["id"], header["state"]
         orphan = header["owner"] == slot
         claimed = header["claimant"] == slot
@@ -135,7 +137,7 @@ class Sweeper:
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
-        runs = task or header["kind"] == KIND_STREAM  # or a generator, which makes its next item
+        runs = task or header["kind"] == KIND_STREAM  # a generator that was making its next item
         self.failed += runs
         error: Exception
         if not runs:
@@ -161,8 +163,8 @@ class Sweeper:
         return False
 
     def requeue(self, header: dict[str, Any], slot: int) -> bool:
-        """Another try of what that process has claimed, if one is left and somebody waits for it: a
-        task whose submitter is gone is in a table of the node's."""
+        """Queues a task again that the process had claimed, if a retry is left and somebody waits
+        for it. Tasks of dead submitters are in tables that the node has adopted."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
         if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:
             return False
@@ -173,7 +175,7 @@ class Sweeper:
     # -- adopted tables ------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """What nobody holds in adopted tables goes, and the refs that were inside."""
+        """Frees objects in adopted tables that nobody holds, and the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
             self.above.freed(oid)
@@ -181,7 +183,7 @@ class Sweeper:
         self.tasks.watch_only(self.client.tables)
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks of dead submitters that have been finished: their refs inside are the node's."""
+        """Tasks of dead submitters have ended: the node takes over the refs in their results."""
         for oid in oids:
             stored = self.client.state(oid) in STORED
             if stored and oid not in self.inner and self.client.flags(oid)[0]:
@@ -193,7 +195,7 @@ _DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
 
 
 def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
-    """The end of a process in words."""
+    """The end of a process as text."""
     if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
         return (
             "lost its connection to the node, as when user code has closed file descriptors that "
@@ -208,7 +210,7 @@ def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
 
 
 def is_ending(pid: int) -> bool:
-    """Has that process ended, though its parent has perhaps not asked yet?"""
+    """Whether a process has ended, even if its parent has not waited for it yet."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
@@ -219,7 +221,7 @@ def is_ending(pid: int) -> bool:
 
 
 def memory_in_use() -> str:
-    """Of the whole host."""
+    """How much of the host's memory is in use, as text."""
     total = total_bytes()
     used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""

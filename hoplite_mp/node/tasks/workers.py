@@ -1,8 +1,8 @@
 """The node's side of worker processes: starting, replacing, interrupting, deadlines.
 
 Why it exists: pools.py counts; this file acts on the counts, on deadlines that workers wrote into
-their slots, and on requests to interrupt. Killing is the supervisor's children's end: SIGKILL here,
-the rest when their exit is reported.
+their slots, and on requests to interrupt. It only kills a worker; the clean-up follows when the
+supervisor reports the exit.
 It must never know: what a task is about.
 """
 
@@ -34,9 +34,9 @@ __all__ = ["Workers"]
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
-LINE_GRACE_S = 0.05  # between the end of a worker's line and its own
+LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
 # How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
-# or processes is only a delay; lower: who waits learns sooner why.
+# or processes only delays them. Lower: tasks fail sooner, with the reason.
 START_PATIENCE_S = 10.0
 NO_POOL = "every pool or every process slot of this host is in use: close an executor"
 
@@ -44,22 +44,22 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Above(hints.Above, Protocol):
-    """What rooms above this one know of its pools and workers, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def is_round(self, pool: int) -> bool:
         """See node/tasks/rounds.py."""
 
     def pool_forgotten(self, pool: Pool) -> None:
-        """It has no workers any more, and its number may be another pool's soon."""
+        """A closed pool has no workers any more, and its number may be reused."""
 
     def wait_for_resources(self, pool: Pool, count: int) -> None:
-        """So many workers of that pool are to be started when there are resources for them."""
+        """Starts `count` workers of that pool when there are resources for them."""
 
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         """The process of an actor of this host has ended."""
 
     def workers_are(self, count: int) -> None:
-        """Other hosts may send tasks to so many workers."""
+        """Other hosts may send tasks for so many workers."""
 
 
 class Workers(Hints):
@@ -93,8 +93,8 @@ class Workers(Hints):
     # -- pools ---------------------------------------------------------------------------------
 
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
-        """Gives the pool a number. False: all are taken, or no worker can be started.
-        `descriptors`, which are emptied: its workers inherit them."""
+        """Gives the pool a number and starts its workers. False: all numbers are taken, or no
+        worker can be started. descriptors: taken over, for the workers to inherit."""
         number = next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
         if number is None:
             return False
@@ -106,14 +106,14 @@ class Workers(Hints):
         self.pools[number] = pool
         self.client.open_pool(number, POOL_OPEN)
         self.start_missing(pool)
-        if pool.workers or not pool.target or pool.demand:  # it may wait for them
+        if pool.workers or not pool.target or pool.demand:  # with a demand its workers may wait
             return True
         self.close(number, False)
         return False
 
     def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
-        """The cluster's own pool. The supervisor starts its first workers by itself, for these
-        slots."""
+        """Opens the common pool, whose first workers, in these slots, the supervisor starts by
+        itself."""
         pool = Pool(0, workers, owner)
         self.pools[0] = pool
         self.client.open_pool(0, POOL_OPEN)
@@ -122,12 +122,12 @@ class Workers(Hints):
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
 
     def grow(self, count: int) -> int:
-        """More workers of the common pool; returns how many it shall have. None more, if they
-        cannot be started now. What has died before is tried again at once."""
+        """Adds workers to the common pool, unless none can be started now; returns the new target.
+        Pauses after failed attempts end."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
-            self.ranked.resources_changed()  # tasks with resources may run here now
+            self.ranked.resources_changed()  # the host may have had no workers before
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
             if self.pauses():
@@ -135,12 +135,12 @@ class Workers(Hints):
         return pool.target
 
     def open_bound(self, owner: int, audience: int) -> int | None:
-        """A pool without workers on this host; None if all are taken."""
+        """Opens a pool without workers on this host; None: all numbers are taken."""
         pool = Pool(0, 0, owner, audience=audience)
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """No other host runs tasks of that pool any more: if none does here, nobody does."""
+        """No other host runs tasks of that pool any more; without workers here it is broken."""
         pool = self.pools.get(number)
         if pool is not None and not pool.target and not self.above.is_round(number):
             pool.broken, pool.host_lost = why, True
@@ -160,18 +160,18 @@ class Workers(Hints):
         self.forget_if_empty(pool)
 
     def close_lent(self, home: int, number: int, kill: bool) -> None:
-        """The other host for whose tasks that pool was opened needs it no more."""
+        """Closes a pool that was opened for another host."""
         if self.guests.pools.get(number) == home:
             del self.guests.pools[number]
             self.close(number, kill)
 
     def lose_peer(self, home: int) -> None:
-        """That host is gone, and nobody else gives anything to the workers that it had here."""
+        """A host is gone: closes the pools that were opened for it."""
         for number in [pool for pool, owner in self.guests.pools.items() if owner == home]:
             self.close_lent(home, number, True)
 
     def close_owned(self, owner: int) -> None:
-        """Pools that a dead process had opened: nobody is left who could give them a task."""
+        """Closes the pools of a process that has ended."""
         for pool in list(self.pools.values()):
             if pool.owner == owner and not pool.closing:
                 self.close(pool.number, False)
@@ -188,17 +188,17 @@ class Workers(Hints):
             self.above.pool_forgotten(pool)
 
     def pauses(self) -> bool:
-        """Has it just turned out that no worker can be started?"""
+        """Whether an attempt to start a worker has just failed for lack of resources."""
         return bool(self.trouble) and self.loop.now() < self._start_again_at
 
     @property
     def why_none(self) -> str:
-        """Why there are no workers, or no pool, for somebody."""
+        """Why a request for workers or a pool failed."""
         return f"no worker can be started: {self.trouble}" if self.pauses() else NO_POOL
 
     def not_started(self, why: str) -> None:
-        """The system has no descriptor, process or memory for another worker now: it is tried
-        again."""
+        """The system has no descriptor, process or memory for another worker now; it is tried again
+        later."""
         now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
@@ -210,7 +210,8 @@ class Workers(Hints):
             self.loop.call_later(0.0, self._fail_what_waits)
 
     def _fail_what_waits(self) -> None:
-        """For a worker, after one more attempt, and nobody else can run it."""
+        """Fails tasks that wait for workers which cannot be started, unless other hosts can run
+        them."""
         others = self.delegation.capacity > 0
         why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
         for pool in self.pools.values():
@@ -220,7 +221,8 @@ class Workers(Hints):
                         self.fail(oid, why)
 
     def start_missing(self, pool: Pool, blocked: int | None = None) -> None:
-        """blocked: how many of its workers wait inside a task, if that is known already."""
+        """Starts workers that the pool lacks. blocked: how many of its workers wait inside a task,
+        if that is known already."""
         if self.pauses():
             return
         if blocked is None:
@@ -234,12 +236,13 @@ class Workers(Hints):
                 return
 
     def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
-        """Its slot; -1: it cannot be started now. assigned: indices of resources, for life."""
+        """Starts a worker; returns its slot, or -1 if none can be started now. assigned: the
+        indices of resources that it has for life."""
         if self.pauses():
             return -1
         slot = self.client.register(0, CLIENT_WORKER, pool.number)
         if slot < 0:
-            return -1  # every client slot of the host is taken: what runs goes on
+            return -1  # every client slot of the host is taken
         ask = Spawn(
             slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env, assigned
         )
@@ -273,7 +276,7 @@ class Workers(Hints):
                 self.processes.interrupt(pid)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
-        """After the sweep: replacement, and hints for what is queued."""
+        """After the sweep of a dead worker: replaces it, and announces what is queued again."""
         if worker is None:
             return
         info = self.client.client_info(worker.slot)
@@ -298,12 +301,13 @@ class Workers(Hints):
         self.forget_if_empty(pool)
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
-        """Another worker for one that has ended, now or after a pause; or the pool is broken."""
+        """Starts another worker for one that has ended, now or after a pause; or fails the queued
+        tasks if the pool is broken."""
         ailed, now = pool.ailing, self.loop.now()
         how = how_it_ended(code, worker)
         hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
-            self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
+            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` raises at once from now on
         if pool.broken:
             self.fail_queued(pool)
             return
@@ -315,12 +319,12 @@ class Workers(Hints):
         self.post_queued(pool.number)
 
     def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
-        """What waits for its workers, which die while they start. What comes later waits for the
-        next attempt, so nothing fails longer than that lasts."""
+        """Fails the tasks that are queued while the pool's workers die at their start. Tasks that
+        are queued later wait for the next attempt."""
         if not known:
             _log.error("workers end while they start, and are tried again: the last %s", pool.why)
         if len(pool.workers) > self.blocked(pool):
-            return  # somebody is there
+            return  # a worker is there that can run them
         others = pool.number == 0 and self.delegation.capacity > 0
         if pool.number == 0:
             self.tell_workers()
@@ -333,37 +337,38 @@ class Workers(Hints):
                 self.fail(oid, why)
 
     def tell_workers(self) -> None:
-        """Other hosts send tasks to as many as there are, or will be in a moment."""
+        """Announces how many workers other hosts may send tasks for."""
         pool = self.pools.get(0)
         if pool is not None:
             self.above.workers_are(0 if pool.ailing and not pool.workers else pool.target)
 
     def set_up(self, slot: int) -> None:
-        """It has come through its initializer."""
+        """The worker's initializer has returned."""
         worker = self.all.get(slot)
         pool = self.pools.get(worker.pool) if worker is not None else None
         if pool is not None:
             pool.proven = True
 
     def setup_failed(self, slot: int, summary: str, text: str) -> None:
-        """Its initializer raised; its end follows."""
+        """The worker's initializer has raised; the worker will exit."""
         worker = self.all.get(slot)
         pool = self.pools.get(worker.pool) if worker is not None else None
         if pool is not None and not pool.setup_error:
             pool.setup_error, pool.setup_text = summary, text
 
     def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
-        """All that is queued now, and what comes later until it is closed."""
+        """Fails all tasks in the queue of a broken pool, now and repeatedly until it is closed."""
         if self.pools.get(pool.number) is not pool:
-            return  # its number is another pool's by now
+            return  # its number was reused
         for oid in self.client.queued_in(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
-            pool.failing = True  # there will be another look
+            pool.failing = True
             self.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
-        """The waiting workers' own tasks: each of them, and who waits for it, learns why."""
+        """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
+        submitted to it."""
         limit = self.config.blocked_workers_max
         why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
         why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
@@ -372,7 +377,7 @@ class Workers(Hints):
                 self.fail(oid, why)
 
     def fail(self, oid: int, why: str, text: str = "", host_lost: bool = False) -> None:
-        """`text`: the traceback that its error is caused by."""
+        """Fails a task that no worker can run. `text`: the traceback of the cause."""
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
@@ -388,10 +393,10 @@ class Workers(Hints):
             return
         actor = self.pools[worker.pool].actor
         if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
-            return  # elsewhere than at an await, the state of an actor would be what nobody expects
+            return  # interrupted other than at an await, an actor's state would be inconsistent
         if worker.pid:
             self.processes.interrupt(worker.pid)
-        else:  # the supervisor's report of its birth is still on the way
+        else:  # the supervisor has not reported its pid yet
             worker.interrupted = oid
         if actor:
             return
@@ -406,7 +411,7 @@ class Workers(Hints):
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """A worker that ends closes its line, too; one that lives on without is none."""
+        """Kills a worker whose line has ended, unless it is exiting: it cannot work without."""
         worker = self.all.get(slot)
 
         def look() -> None:
@@ -423,10 +428,10 @@ class Workers(Hints):
         if worker.pid:
             self.processes.kill(worker.pid)
 
-    # -- words in the workers' slots -----------------------------------------------------------
+    # -- polling the workers' slots ------------------------------------------------------------
 
     def look(self) -> None:
-        """Deadlines that have passed, workers that wait, surplus that may go."""
+        """Polls for deadlines that have passed, blocked workers, and surplus workers."""
         now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None
         waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
