@@ -1,7 +1,7 @@
-"""The actors of this host as people see them: who they are, what they do, what waits for them.
+"""Descriptions of this host's actors for users: their state, and the calls that wait for them.
 
-Why it exists: `status`, `top` and `dump` show actors, and a trace has a track for each; what is
-shown is gathered here, changing nothing.
+Why it exists: `status`, `top` and `dump` show actors, and a trace has a track for each. This file
+collects what they show, and changes nothing.
 It must never know: how it is printed.
 """
 
@@ -22,7 +22,8 @@ __all__ = ["actors_here", "calls_from_here", "track_name"]
 
 
 def actors_here(actors: Actors) -> Iterator[dict[str, Any]]:
-    """Each actor of this host; its calls that wait, run and are done, as this host knows them."""
+    """Describes each actor of this host, with its calls that wait, run and are done as far as this
+    host knows."""
     waiting = actors.client.queued_counts()
     for actor in list(actors.by_identity.values()):
         pool = actors.workers.pools.get(actor.pool)
@@ -52,7 +53,7 @@ def _state(actor: Actor) -> str:
 
 
 def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
-    """Calls of processes of this host that wait here for an actor of another one."""
+    """Describes the calls of this host's processes that wait here for actors of other hosts."""
     waiting = far.client.queued_counts()
     for pool, bound in list(far.bound.items()):
         if waiting.get(pool):
@@ -66,7 +67,7 @@ def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
 
 
 def track_name(actor: Actor) -> str:
-    """Of a trace, for the process of that actor."""
+    """The name of the actor's track in a trace."""
     return (
         f"actor {actor.label} ({actor.class_name})"
         if actor.label

@@ -1,10 +1,11 @@
-"""Actors that begin again on this host because theirs is gone, and who waits for that.
+"""Actors that restart on this host because their host is lost, and requests that wait for that.
 
-Why it exists: when an actor's host is lost the manager names one of the hosts that can begin it
-again as the home of its identity (planner/homes.py). That host starts a process from what it keeps
-(node/actors/actor_spares.py); calls of all hosts go there from then on. Other hosts may hear the
-manager's word before this one does, and ask for the actor, close it, or count its restarts: what
-they want waits until this host has heard that word, too, and has what the actor begins from.
+Why it exists: when an actor's host is lost, the manager names one of the hosts that can restart the
+actor as the new owner of its identity (planner/homes.py). That host starts a process from what it
+has kept (node/actors/actor_spares.py), and calls of all hosts go there from then on. Other hosts
+may receive the manager's message before this one does, and already send requests about the actor.
+Such a request waits until this host has received the message as well, and has everything that the
+actor restarts from.
 It must never know: what calls do, how their order is kept, how copies come here.
 """
 
@@ -36,7 +37,7 @@ __all__ = ["ActorMoves"]
 
 
 class ActorMoves:
-    """Those whose identities this host has taken over, or is about to."""
+    """Actors whose identities this host has taken over, or may be about to."""
 
     def __init__(
         self,
@@ -61,44 +62,45 @@ class ActorMoves:
         self.delegation = delegation
         self.guests = guests
         self.owners = owners
-        self.beginning: set[bytes] = set()  # identities: what they begin from is on its way here
-        # Identity -> what is done when it is known whether that actor is here.
+        self.beginning: set[bytes] = set()  # identities of actors whose state is being fetched
+        # Identity -> actions for the time when it is known whether that actor is here.
         self.waiting: dict[bytes, list[Callable[[], None]]] = {}
 
-    # -- who asks for an actor of this host ----------------------------------------------------
+    # -- requests about actors that may be here ------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls it as soon as it is known whether that actor is here; at once, most of the time."""
+        """Calls `action` as soon as it is known whether that actor is here; usually at once."""
         if self._is_open(identity):
             self.waiting.setdefault(identity, []).append(action)
         else:
             action()
 
     def _is_open(self, identity: bytes) -> bool:
-        """Was its host lost, and is it not known yet who begins it again, or is it just begun?"""
+        """Whether the actor's host was lost, and the actor's new host is unknown; or whether it is
+        just being restarted here."""
         if identity in self.beginning:
             return True
         one = self.imports.by_object.get(identity)
         return one is not None and self.owners.is_open(one.home)
 
     def look(self) -> None:
-        """The manager has said where objects of a lost host are, or an actor has begun."""
+        """The manager has named new owners, or an actor has restarted: runs actions that can be."""
         for identity in [one for one in self.waiting if not self._is_open(one)]:
             for action in self.waiting.pop(identity):
                 action()
 
     def sought(self, home: int, identity: bytes) -> None:
-        """Another host's calls of that actor are to come here."""
+        """Another host asks where to send calls to that actor."""
         self.when_known(identity, lambda: self._found(home, identity))
 
     def _found(self, home: int, identity: bytes) -> None:
         actor = self.actors.by_identity.get(self.imports.own(identity))
         self.send(home, ActorFound(identity, 0 if actor is None else actor.pool))
 
-    # -- beginning again -----------------------------------------------------------------------
+    # -- restarting ----------------------------------------------------------------------------
 
     def moved(self, one: Import) -> None:
-        """That object, an identity perhaps, has another home."""
+        """An object, which may be an actor's identity, has a new owner."""
         spare = self.spares.take_over(one.object, one.home)
         if spare is not None and (spare.what.detached or self._is_held(one.oid)):
             self._begin(one, spare)
@@ -107,14 +109,15 @@ class ActorMoves:
         self.far_actors.moved(one)
 
     def _is_held(self, identity: int) -> bool:
-        """Does anybody want the actor, here or elsewhere?"""
+        """Whether any process, here or elsewhere, holds the identity."""
         export = self.exports.exports.get(identity)
         if export is not None and export.importers:
             return True
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
     def _begin(self, one: Import, spare: Spare) -> None:
-        """From the newest that is here in full; if nothing is, as soon as what can be had is."""
+        """Restarts the actor from the newest state that is complete here. If none is, it restarts
+        after as much as possible has been fetched."""
         what = spare.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
         full = all(self.spares.with_payload(each) for each in named)
@@ -134,7 +137,7 @@ class ActorMoves:
         self.spares.bring(spare.holds, here).bring(named)
 
     def _begin_again(self, one: Import, spare: Spare) -> None:
-        """This host is the actor's from now on."""
+        """Makes this the actor's host, and starts its process."""
         what, actors, workers = spare.what, self.actors, self.workers
         setup = self.spares.with_payload(what.setup)
         state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
@@ -154,7 +157,7 @@ class ActorMoves:
         pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self._release_name(spare)
-            return  # who calls it hears that it is gone
+            return  # `_found` answers callers that it is gone
         self.delegation.forget_pool(pool)
         actor = Actor(
             one.oid,
@@ -192,7 +195,7 @@ class ActorMoves:
         self.spares.keep(actor)
 
     def _release_name(self, spare: Spare) -> None:
-        """Nobody begins it again, so another actor may have its name."""
+        """Releases the name of an actor that will not be restarted."""
         if spare.what.name:
             released = ActorNameReleased(self.client.number, spare.what.name, spare.what.identity)
             self.send_manager(released)

@@ -1,7 +1,8 @@
-"""What a node keeps of each actor, and of each process or node that has asked for one.
+"""Records of actors, and of the processes or nodes that have asked for one.
 
-Why it exists: opening an actor waits for the manager and for other nodes, and begins again on
-another host from what is written here. It must never know: what is done with it.
+Why it exists: opening an actor takes several messages with the manager and other nodes, and a
+restart on another host needs what the actor was made from. These records keep that meanwhile.
+It must never know: what is done with them.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ __all__ = ["Actor", "Asker", "Client", "Opening", "Wanted"]
 
 
 class Asker(Protocol):
-    """Who has asked for an actor, and waits for the answer."""
+    """A process or node that has asked for an actor, and waits for the answer."""
 
     def granted(self, hold: Any) -> None:
-        """It gets the identity; the hold lasts until it has one of its own."""
+        """Answers with the identity; `hold` is kept until the asker has one of its own."""
 
     def refused(self, why: str, gone: bool = False) -> None:
-        """There is no such actor, and why; "": nobody has that name. gone: its host is."""
+        """Answers that there is no such actor, and why; "": no actor has that name. gone: because
+        its host is gone."""
 
 
 @dataclass(slots=True)
 class Client:
-    """A process of this host that asks."""
+    """A process of this host that has asked for an actor."""
 
     slot: int
     number: int
-    reply: Callable[[Reply], None]  # to the process that is in the slot now, or to nobody
-    # Keeps a hold for that process until it has one of its own; False: it is gone.
+    reply: Callable[[Reply], None]  # reaches the process that was in the slot then, or nobody
+    # Keeps a hold for that process until it has one of its own; False: the process is gone.
     keep: Callable[[Any], bool]
 
     def granted(self, hold: Any) -> None:
@@ -48,13 +50,13 @@ class Client:
         self.reply(Reply(self.number, 0, why, gone=gone))
 
     def answer(self, value: Any) -> None:
-        """Some other answer."""
+        """Answers with any other value."""
         self.reply(Reply(self.number, value))
 
 
 class Wanted(NamedTuple):
-    """An actor that is to begin on this host: the fields of BeginActor after its number, in that
-    order, with what they are here."""
+    """An actor that is to begin: the fields of BeginActor after its number, in the same order, with
+    local ids in the place of cluster-wide ones."""
 
     setup: int
     about: bytes
@@ -64,10 +66,10 @@ class Wanted(NamedTuple):
     get_if_exists: bool
     detached: bool
     audience: int
-    places: tuple[int, ...] = ()  # to which it is bound
+    places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
     demand: Demand = ()  # resources that it keeps for life
-    only_now: bool = False  # not where it would wait for them
+    only_now: bool = False  # refuse it if it would have to wait for these
 
 
 @dataclass(slots=True)
@@ -76,24 +78,24 @@ class Actor:
 
     identity: int
     pool: int
-    name: str  # while it is this actor's
+    name: str  # as long as the actor has this name in the cluster; else ""
     class_name: str
     restarts_left: int
     wanted: Wanted  # what it was made from
-    label: str = ""  # its name, for ever
+    label: str = ""  # the same name, kept for messages after it was released
     restarts: int = 0
-    hold: Any = None  # the node's own on the identity: the actor is detached
-    state: Any = None  # a hold on what its process has kept last
-    # What every call raises from now on, as an error payload; None: the actor lives.
+    hold: Any = None  # the node's own hold on the identity, if the actor is detached
+    state: Any = None  # a hold on the latest checkpoint of its process
+    # The error payload that every call raises from now on; None: the actor lives.
     ended: bytes | None = None
     begun: bool = field(default=False)  # its present process has made its object
-    # When nobody holds the identity: the `with` of its maker was left by an exception.
+    # Kill it as soon as nobody holds the identity: an exception has left the maker's `with` block.
     killed_unheld: bool = False
     calls_done: int = 0  # by processes that have ended
 
     @property
     def title(self) -> str:
-        """As errors name it."""
+        """How error messages name the actor."""
         return (
             f"actor {self.label!r} ({self.class_name})"
             if self.label
@@ -103,10 +105,10 @@ class Actor:
 
 @dataclass(slots=True)
 class Opening:
-    """Somebody waits for the manager's word on a name."""
+    """A request that waits for the manager's answer about a name."""
 
     asker: Asker
-    wanted: Wanted | None  # None: the actor of that name is only looked for
+    wanted: Wanted | None  # None: only look up the actor of that name
     identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None

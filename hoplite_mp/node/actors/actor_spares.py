@@ -1,17 +1,17 @@
-"""What begins an actor again when its host is gone: kept on a second host.
+"""Spares: what an actor is restarted from after the loss of its host is kept on a second host.
 
-Why it exists: an actor with restarts left must outlive its host. Its node tells one other host what
-it was made from and what state its process has kept last; that host, its *spare*, holds these
-objects with all that they name. When the actor's host is lost the manager names the spare as the
-home of the actor's identity (node/recovery/owners.py), and the spare begins it again
-(node/actors/actor_moves.py).
+Why it exists: an actor with restarts left must outlive its host. Its node tells one other host, its
+*spare*, what the actor was made from and the latest checkpoint of its process; the spare holds
+these objects with all that they name. It is a backup in the sense of primary-backup replication.
+When the actor's host is lost, the manager names the spare as the owner of the actor's identity
+(node/recovery/owners.py), and the spare restarts the actor (node/actors/actor_moves.py).
 
-Invariant: no other host takes the place of a spare before the manager has said that this one is
-gone. Else a host that is cut off could go on with states that its former spare, which has begun the
-actor meanwhile, has never seen.
+Invariant: a spare is replaced only after the manager has declared it gone. Otherwise a host that is
+cut off could go on with states that its former spare, which has restarted the actor meanwhile, has
+never seen (a split brain).
 
-An identity has no header at the spare as long as its host lives, so a spare keeps no actor alive.
-It must never know: what calls do, how an actor begins again.
+The spare has no header of the identity while the actor's host lives, so it keeps no actor alive.
+It must never know: what calls do, how an actor is restarted.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ __all__ = ["Bringing", "Spare", "Spares"]
 
 @dataclass(slots=True)
 class Spare:
-    """An actor of another host that this one can begin again."""
+    """An actor of another host that this host can restart."""
 
-    home: int  # of the actor's host
-    number: int  # of its node
+    home: int  # id of the actor's host
+    number: int  # of the actor's node
     what: KeepActor
     holds: list[Any] = field(default_factory=list)
-    before: Spare | None = None  # until all that this one names is here
-    whole: bool = False  # it is
+    before: Spare | None = None  # the last complete one, kept until this one is complete
+    whole: bool = False  # all objects that `what` names are here
 
 
 class Above(Protocol):
-    """What rooms above this one must hear."""
+    """What this room asks of the rooms above it."""
 
     def sought(self, home: int, identity: bytes) -> None:
         """That host asks for an actor whose host is lost."""
 
 
 class Spares:
-    """Both sides of it, on one node."""
+    """The spares of this node's actors on other hosts, and this node as a spare for others."""
 
     def __init__(self, host: HostContext, actors: Actors, owners: Owners, above: Above) -> None:
         self.loop = host.loop
@@ -75,10 +75,11 @@ class Spares:
         self.actors = actors
         self.owners = owners
         self.above = above
-        self.at: dict[int, int] = {}  # identity of an actor of this host -> home of its spare
-        # Identity -> the last KeepActor's number, and who waits for its answer.
+        self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its spare
+        # Identity -> number of the latest KeepActor, and actions that wait for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
-        # Identity -> number of its spare, which this node has lost, and the manager perhaps not.
+        # Identity -> number of a spare that this node has lost contact with, until the manager has
+        # declared it gone.
         self.unsure: dict[int, int] = {}
         self.kept: dict[bytes, Spare] = {}  # by identity
         self._last = 0
@@ -86,8 +87,8 @@ class Spares:
     # -- actors of this host -------------------------------------------------------------------
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
-        """The actor has begun, or has another state: `done` when its spare has all it needs, or
-        when there can be no spare."""
+        """The actor has begun, or has changed: sends that to its spare. `done` is called when the
+        spare has everything, or if there can be no spare."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
@@ -100,7 +101,7 @@ class Spares:
             _call(waiting)
             return
         identity = self.actors.public(actor.identity)
-        if before is not None and before != home:  # when the new one has it
+        if before is not None and before != home:  # the old spare is dropped after that
             waiting.append(lambda: _drop(self.send, before, identity))
         self._last += 1
         self.at[actor.identity] = home
@@ -129,7 +130,8 @@ class Spares:
         )
 
     def _spare_of(self, actor: Actor) -> int | None:
-        """The host that keeps it, or will: the next one after this that it may run on."""
+        """The id of its spare's host: the present one, or else the next node by number on which the
+        actor may run. None: there is none."""
         wanted = actor.wanted
         if not wanted.restarts or actor.ended is not None:
             return None
@@ -149,7 +151,7 @@ class Spares:
         return able[0].home if able else None
 
     def ended(self, actor: Actor) -> None:
-        """It will not begin again."""
+        """The actor will not be restarted."""
         self.unsure.pop(actor.identity, None)
         home = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
@@ -158,7 +160,7 @@ class Spares:
         _call(waiting)
 
     def came(self) -> None:
-        """There is another node: those that have no spare get one."""
+        """A node has joined: actors without a spare may get one."""
         for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
@@ -166,7 +168,7 @@ class Spares:
     # -- actors of other hosts -----------------------------------------------------------------
 
     def receive(self, home: int, message: Any) -> bool:
-        """False: it is not about spares."""
+        """Handles a message of another host; False: it is not about spares."""
         match message:
             case KeepActor():
                 self._take(home, message)
@@ -189,7 +191,7 @@ class Spares:
         before = self.kept.get(message.identity)
         number = self.roster.number_of(home)
         if before is not None and before.home != home:
-            before = None  # of an earlier life of the actor: that state is older
+            before = None  # the actor has moved since then, so that state is older
         if before is not None and not before.whole:
             before = before.before
         spare = Spare(home, -1 if number is None else number, message, before=before)
@@ -198,7 +200,7 @@ class Spares:
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
 
         def done() -> None:
-            # If its host has died meanwhile, what was on the way has failed.
+            # If the actor's host has died meanwhile, fetches from it have failed.
             if all(self.with_payload(one) for one in named):
                 spare.before, spare.whole = None, True
             self.send(home, ActorKept(message.number))
@@ -206,8 +208,8 @@ class Spares:
         self.bring(spare.holds, done).bring(named)
 
     def number_of(self, identity: bytes, home: int) -> int | None:
-        """Of what is here of an actor of that host: the highest one is the newest. None: there is
-        nothing; 0: not all of it is here."""
+        """The number of what is complete here of an actor of that host, where higher is newer.
+        None: this node is not its spare; 0: nothing is complete."""
         spare = self.kept.get(identity)
         if spare is None or spare.home != home:
             return None
@@ -216,8 +218,8 @@ class Spares:
         return 0 if spare is None else spare.what.number
 
     def report(self) -> Iterator[NodeToManager]:
-        """To a manager that begins anew: names of actors whose host may have gone with the last
-        one. Whether they move here is found out later."""
+        """For a new manager: the names of actors whose host may have been lost with the last one.
+        Whether they move here is decided later."""
         for identity, spare in self.kept.items():
             there = self.roster.number_of(spare.home) is not None
             if spare.what.name and (there or self.owners.is_open(spare.home)):
@@ -226,8 +228,8 @@ class Spares:
     # -- deaths --------------------------------------------------------------------------------
 
     def lose_host(self, member: Member) -> None:
-        """That host is gone. Called before it is said what is here of its objects: the identities
-        of the actors that this node can begin again are."""
+        """A host is gone: makes headers for the identities of its actors that this node can
+        restart. It is called before this node reports its holdings, which then contain them."""
         imports = self.imports
         for identity, spare in self.kept.items():
             if spare.home != member.home:
@@ -245,13 +247,13 @@ class Spares:
                 imports.answer(one)
 
     def lose_peer(self, home: int, number: int) -> None:
-        """That host is gone, as far as this node knows."""
+        """This node has lost contact with a host, which may be the spare of actors."""
         for identity in [one for one, at in self.at.items() if at == home]:
             del self.at[identity]
             self.unsure[identity] = number
 
     def are_gone(self, numbers: Collection[int]) -> None:
-        """The manager says so: actors whose spares they were get others."""
+        """The manager has declared these nodes gone: actors whose spares they were get others."""
         for identity in [one for one, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
             actor = self.actors.by_identity.get(identity)
@@ -259,8 +261,8 @@ class Spares:
                 self.keep(actor)
 
     def take_over(self, object_id: bytes, home: int) -> Spare | None:
-        """That object, an identity perhaps, has this home now. What is here to begin it from, if
-        this host is its home."""
+        """An object, which may be an identity, has a new owner. Returns what the actor is restarted
+        from, if this host is that owner."""
         spare = self.kept.get(object_id)
         if spare is None or (home != self.client.home and spare.home == home):
             return None
@@ -268,7 +270,7 @@ class Spares:
         return spare if home == self.client.home else None
 
     def with_payload(self, object_id: bytes) -> int:
-        """Where that object is here; 0: not at all, or without its bytes, or failed."""
+        """The local id of an object whose value is here; 0: it is not, or has failed."""
         oid = self.imports.local(object_id)
         if not oid or oid in self.remote_objects or self.client.hold(oid) is None:
             return 0
@@ -276,7 +278,8 @@ class Spares:
 
 
 class Bringing:
-    """Objects of any host, with all that they name, on their way here."""
+    """A fetch of objects of any host, with all objects that they name, directly or indirectly.
+    `done` is called when everything that can be had is here; `holds` keeps it."""
 
     def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
         self.loop = host.loop
@@ -316,7 +319,7 @@ class Bringing:
         if remote_objects.want(oid, here):
             return
         if self.store.impossible(remote_objects.by_oid[oid].nbytes):
-            self._one_less()  # then only the other host has it
+            self._one_less()  # it never fits here, so it is left out
             return
 
         def again() -> None:
@@ -326,7 +329,8 @@ class Bringing:
         self.loop.call_later(ROOM_LOOK_S, again)  # no room now
 
     def _look(self, oid: int) -> None:
-        """What it names is brought, too. What is pending is so later, when its reader is."""
+        """Fetches what an object names. A pending object is skipped; readers fetch what it names
+        later."""
         client = self.client
         got = client.view(oid)
         if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):

@@ -1,13 +1,13 @@
-"""The actors of this host: who they are, how they begin, end, and begin again.
+"""The actors of this host: how they begin, end, and are restarted.
 
 Why it exists: an actor is a pool of one worker that makes an object before it takes its first call,
-and its *identity*: an object of the node's own table, whose holders are counted as those of any
-object are. So the actor lives as long as a handle does, or a call that has not ended, wherever they
-are; when the identity has no holder left, the pool closes.
+and an *identity*: an object in the node's own table, whose holders are counted like those of any
+object. Handles, and calls that have not ended, hold the identity, on any host. When it has no
+holder left, the pool is closed.
 It must never know: what a call does, how calls are ordered (their submitters' queues do that).
 
-Invariant: the number of an actor's pool is given to nobody else before the identity is gone, so a
-process that holds a handle may submit to that number without asking.
+Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
+that holds a handle may submit to that number without asking.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear; on one host alone there are no others."""
+    """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
-        """Who hears what the client in that slot has others print."""
+        """The driver that gets what an actor prints which the process in that slot begins."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """That process has been given a ref, and has no hold of its own yet."""
+        """Keeps a hold for a process until that has one of its own."""
 
     def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
-        """An actor on another node."""
+        """Begins an actor on another node."""
 
     def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
-        """The actor with that identity, of another host, is to end."""
+        """Ends an actor of another host."""
 
     def far_restarts(self, asker: Client, identity: int) -> None:
-        """How often has that actor of another host been restarted?"""
+        """Answers how often an actor of another host was restarted."""
 
     def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
-        """A pool here for calls of an actor of another host."""
+        """Opens a pool here for calls to an actor of another host."""
 
     def far_fail_calls(self, pool: int) -> None:
-        """Calls have come into the pool of an actor of another host that has ended."""
+        """Fails calls that are queued for an actor of another host, if that has ended."""
 
     def far_freed(self, oid: int) -> None:
-        """Nobody here holds that identity of an actor of another host any more."""
+        """Nobody here holds an object any more, which may be another host's actor's identity."""
 
     def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
-        """What the actor begins again from is kept on another host, and `done` is called then."""
+        """Sends the actor's spare what a restart needs; `done` is called when it is there."""
 
     def has_ended(self, actor: Actor) -> None:
-        """It does not begin again."""
+        """The actor will not be restarted."""
 
 
 class Actors:
@@ -103,11 +103,11 @@ class Actors:
         self.above = above
         self.by_pool: dict[int, Actor] = {}
         self.by_identity: dict[int, Actor] = {}
-        self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
-        self.leaving = False  # this node leaves the cluster, when all calls made so far have ended
+        self.openings: dict[int, Opening] = {}  # by number of the request to the manager
+        self.leaving = False  # this node leaves the cluster when all calls made so far have ended
         self._requests = 0
 
-    # -- asked by clients ----------------------------------------------------------------------
+    # -- requests of clients -------------------------------------------------------------------
 
     def asker(self, slot: int, request: Request) -> Client:
         line = self.clients.get(slot)
@@ -144,7 +144,7 @@ class Actors:
             self.above.far_begin(asker, wanted, ask.node)
 
     def begin(self, asker: Asker, wanted: Wanted) -> None:
-        """An actor on this host, unless another one has its name."""
+        """Begins an actor on this host, unless another one has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
             return
@@ -176,7 +176,7 @@ class Actors:
         )
 
     def public(self, oid: int) -> bytes:
-        """The name of an object of any host, as it has a header here."""
+        """The cluster-wide id of an object that has a header here."""
         one = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
@@ -187,7 +187,7 @@ class Actors:
         self.send_manager(opening.asked)
 
     def receive(self, message: Any) -> bool:
-        """A message of the manager; False if it is not about actors."""
+        """Handles a message of the manager; False if it is not about actors."""
         if not isinstance(message, ActorNameHeld):
             return False
         opening = self.openings.pop(message.request, None)
@@ -207,13 +207,13 @@ class Actors:
         return True
 
     def _discard(self, opening: Opening) -> None:
-        """Nobody becomes the actor of that identity: it is an object that nobody holds."""
+        """Gives up an identity that no actor was made for."""
         if opening.identity:
             self.results.store_value(opening.identity, serial.encode(None), False)
             opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
-        """What a manager must know that has not heard of any actor."""
+        """What a new manager must know of actors."""
         for actor in self.by_identity.values():
             if actor.name:
                 identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
@@ -222,7 +222,7 @@ class Actors:
             yield opening.asked
 
     def _start(self, opening: Opening, wanted: Wanted) -> None:
-        """The actor's process."""
+        """Starts the actor's process."""
         workers, identity = self.workers, opening.identity
         about = wanted.audience, wanted.env, wanted.demand
         opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
@@ -244,14 +244,14 @@ class Actors:
         self.keep(actor)
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
-        """What it begins again from is kept on another host as well: `done`, then."""
+        """Updates the actor's spare; `done` is called when it has everything."""
         self.above.keep_spare(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
-        """An actor of any host."""
+        """Answers with an existing actor of any host."""
 
         def done(holds: list[Any]) -> None:
-            if holds[0] is None:  # its last handle has just gone
+            if holds[0] is None:  # the last handle was just released
                 asker.refused("")
             else:
                 asker.granted(holds[0])
@@ -267,13 +267,13 @@ class Actors:
             self.reply(slot, Reply(request.number))
 
     def of(self, identity: int) -> Actor | None:
-        """The actor of this host, which may have begun on another one."""
+        """The actor of this host with that identity; it may have begun on another host."""
         return self.by_identity.get(identity) or self.by_identity.get(
             self.imports.own(self.public(identity))
         )
 
     def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
-        """False: it is no actor of this host."""
+        """Ends an actor of this host; False: it is none."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
@@ -293,7 +293,7 @@ class Actors:
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
-            self.keep(actor)  # without its name, and not detached any more
+            self.keep(actor)  # the spare must know that it has no name, and is not detached
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
@@ -307,7 +307,7 @@ class Actors:
         self.above.far_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
 
     def refuse_calls(self, pool: int) -> None:
-        """Calls of an actor that has ended have been queued."""
+        """Fails calls that were queued for an actor after it ended."""
         actor = self.by_pool.get(pool)
         if actor is not None and actor.ended is not None:
             self._fail_queued(actor)
@@ -318,14 +318,15 @@ class Actors:
         if pool not in self.by_pool:
             self.above.far_fail_calls(pool)
 
-    # -- asked by the actor's own process ------------------------------------------------------
+    # -- requests of actors' own processes -----------------------------------------------------
 
     def _of_worker(self, slot: int) -> Actor | None:
         worker = self.workers.all.get(slot)
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
-        """What it gives out from now on must be kept elsewhere, so what it began with must be."""
+        """The process has made its object. If it began with a checkpoint, it takes calls only after
+        the spare has that checkpoint, too."""
         actor = self._of_worker(slot)
         asker = self.asker(slot, request)
 
@@ -365,12 +366,12 @@ class Actors:
         self.reply(slot, Reply(request.number))
 
     def may_end(self, slot: int, request: Request) -> None:
-        """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
+        """A closed actor is idle: it may end unless calls to it still wait for arguments."""
         actor = self._of_worker(slot)
         if actor is None:
             ends = True
         elif self.tasks.pool_state(actor.pool) == POOL_LEAVING:
-            ends = False  # calls may still be on their way from other hosts
+            ends = False  # other hosts may still send calls
         else:
             ends = not (
                 self.client.queued_in(actor.pool, True) or self.guests.on_their_way(actor.pool)
@@ -379,24 +380,24 @@ class Actors:
             self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
         self.reply(slot, Reply(request.number, ends))
 
-    # -- what happens to them ------------------------------------------------------------------
+    # -- ends and restarts ---------------------------------------------------------------------
 
     def leave(self) -> None:
-        """This node leaves the cluster: no new calls, no new actors, and names are free."""
+        """This node leaves the cluster: no new calls or actors are accepted, names are released."""
         self.leaving = True
         for actor in self.by_pool.values():
             self._forget_name(actor)
             if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
-                self.keep(actor)  # without its name
+                self.keep(actor)  # the spare must know that it has no name
 
     def _why_leaving(self) -> str:
         return f"node h{self.client.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        """Its process has ended, and the call that it ran is settled. It begins again, or not."""
+        """An actor's process has ended, and its call is settled: it is restarted, or ends."""
         actor = self.by_pool.get(pool.number)
-        if actor is None:  # the identity is gone: no call is left
+        if actor is None:  # the identity is gone, so no call is left
             pool.broken = "its actor has ended"
             return
         actor.begun = False
@@ -412,16 +413,16 @@ class Actors:
         self._fail_queued(actor)
 
     def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """What a call raises during which its actor's process has ended; None: of no actor."""
+        """The error of a call during which its actor's process ended; None: it was no actor."""
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
     def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
-        """Why calls of an actor whose process has ended fail."""
+        """The error of calls to an actor whose process has ended."""
         number = self.client.number
         used = actor.restarts
         if actor.ended is not None:
-            then = ""  # it had ended before
+            then = ""  # the actor had ended before its process
         elif actor.restarts_left > 0:
             total = used + actor.restarts_left
             then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
@@ -435,7 +436,7 @@ class Actors:
         )
 
     def freed(self, oid: int) -> None:
-        """Nobody holds that object any more; if it was an identity, its actor ends."""
+        """Nobody holds an object any more; if it was an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
             self.above.far_freed(oid)
@@ -449,8 +450,9 @@ class Actors:
         self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
 
     def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
-        """From now on every call raises that. First the state, then the look: whoever posts a call
-        after the look sees the state, and asks for another look."""
+        """Ends the actor; every call raises this error from now on. The pool's state is set before
+        queued calls are failed: a process that posts a call later sees the state, and asks for it
+        to be failed."""
         actor.ended = payload
         self._forget_name(actor)
         self.above.has_ended(actor)
@@ -462,7 +464,7 @@ class Actors:
         self.fail_all(actor.pool, actor.ended)
 
     def fail_all(self, pool: int, payload: bytes) -> None:
-        """Calls that are queued fail with that."""
+        """Fails all queued calls with that error."""
         error = serial.Encoded(payload, [], [], len(payload), [])
         for oid in self.client.queued_in(pool):
             if self.client.take_over(oid, NODE_SLOT):
@@ -487,6 +489,6 @@ def _taken(name: str) -> str:
 
 
 def ended_calls(client: _shm.NodeClient, slot: int) -> int:
-    """Calls that the process in that slot has ended."""
+    """How many calls the process in that slot has finished."""
     info = client.client_info(slot)
     return int(info["tasks_done"] + info["tasks_failed"])

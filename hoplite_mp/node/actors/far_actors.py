@@ -1,8 +1,8 @@
-"""Actors of other hosts: begun there for processes of this host, and called from here.
+"""Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
 
 Why it exists: an actor's identity is an object of its host's node, so handles travel as refs do.
-For calls from this host the node keeps a pool without workers, whose tasks all go to the actor's
-pool over there, in their order; and it begins actors here for other hosts.
+For calls from this host the node keeps a pool without workers, whose tasks are all delegated to the
+actor's pool on its host, in their order. It also begins actors here for other hosts.
 It must never know: what calls do, how messages travel.
 """
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 __all__ = ["FarActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
-# Calls under way to an actor of another host beyond the one that runs. Higher: calls follow each
-# other without a pause on a long way; lower: fewer may have begun when that host is lost.
+# How many calls are sent to an actor of another host beyond the one that runs. Higher: no pause
+# between calls over a network of high latency. Lower: fewer may have begun when that host is lost.
 ACTOR_AHEAD_CALLS = 64
 NO_SPARE = "its host is gone, and no other one could begin it again"
 
 
 @dataclass(slots=True)
 class FarAsker:
-    """Another node that asks for an actor on this host."""
+    """Another node that has asked for an actor on this host."""
 
     far: FarActors
     home: int
@@ -72,30 +72,32 @@ class FarAsker:
 
 @dataclass(slots=True)
 class Bound:
-    """A pool of this host whose tasks are calls of an actor of another one."""
+    """A pool of this host whose tasks are calls to an actor of another host."""
 
     identity: int
-    home: int
+    home: int  # id of the actor's host
     restarts: int
     retries: int
-    places: tuple[int, ...]  # to which it is bound
-    ended: bytes | None = None
+    places: tuple[int, ...]  # numbers of the nodes to which the actor is bound
+    ended: bytes | None = None  # the error payload of all calls from now on
 
     @property
     def moves(self) -> bool:
-        """Will it begin again elsewhere when its host is lost, as far as its options say?"""
+        """Whether the actor's options allow a restart on another host."""
         return self.restarts > 0 and len(self.places) != 1
 
     @property
     def ahead(self) -> int:
-        """Calls under way beyond the one that runs. What is under way when the host is lost may
-        have begun: of an actor that begins again no call fails that surely has not."""
+        """How many calls are sent beyond the one that runs. When the host is lost, calls that were
+        sent may have begun and must fail; so without retries a restartable actor gets one at a
+        time, and the others are run after its restart."""
         return 0 if self.moves and not self.retries else ACTOR_AHEAD_CALLS
 
 
 @dataclass(slots=True)
 class Closing:
-    """An actor of another host that was closed here, after calls that are still to be sent."""
+    """An actor of another host that a process here has closed. `calls`: earlier ones that must be
+    sent before its host is told."""
 
     home: int
     identity: bytes
@@ -103,14 +105,14 @@ class Closing:
 
 
 class Above(Protocol):
-    """What rooms above this one know."""
+    """What this room asks of the rooms above it."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls it as soon as it is known whether that actor is on this host."""
+        """Calls `action` as soon as it is known whether that actor is on this host."""
 
 
 class FarActors:
-    """Both sides of it, on one node."""
+    """This node's part in actors across hosts, both as the caller and as the actor's host."""
 
     def __init__(
         self,
@@ -135,18 +137,20 @@ class FarActors:
         self.guests = guests
         self.owners = owners
         self.above = above
-        # Identity of an actor whose host is lost -> who waits for the number of its restarts.
+        # Identity of an actor whose host is lost -> processes that ask for its number of restarts.
         self.counting: dict[int, list[Client]] = {}
-        self.ends: dict[int, bool] = {}  # identity -> a process here has ended it: by kill?
-        self.given: dict[tuple[int, int], Any] = {}  # holds until the other host has its own
-        self.by_identity: dict[int, int] = {}  # -> pool
+        # Identities of actors that a process here has ended -> whether by kill.
+        self.ends: dict[int, bool] = {}
+        # (host id, number of its request) -> hold on the identity until that host has its own.
+        self.given: dict[tuple[int, int], Any] = {}
+        self.by_identity: dict[int, int] = {}  # identity -> pool
         self.bound: dict[int, Bound] = {}  # by pool
         self.closing: list[Closing] = []
 
     # -- for processes of this host --------------------------------------------------------------
 
     def begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
-        """An actor on another node."""
+        """Begins an actor on another node."""
         member = self.roster.by_number.get(node)
         if member is None:
             asker.refused(f"node h{node} is gone", True)
@@ -158,7 +162,7 @@ class FarActors:
         self.questions.ask(member.home, make, functools.partial(self._begun, member.home, asker))
 
     def _begun(self, home: int, asker: Asker, answer: Answer | None) -> None:
-        """What the node says that was asked."""
+        """The other node has answered, or is lost."""
         if answer is None:
             asker.refused("its host was lost while the actor was to begin there", True)
             return
@@ -177,7 +181,7 @@ class FarActors:
         self.imports.ask([message.identity], done)
 
     def bind(self, slot: int, number: int, ask: BindActor) -> None:
-        """The pool on this host for calls of that actor."""
+        """Answers with the pool of this host for calls to that actor, which it opens if needed."""
         identity = ask.identity
         actor = self.actors.of(identity)
         pool = self.by_identity.get(identity) if actor is None else actor.pool
@@ -195,7 +199,7 @@ class FarActors:
             if one.home in self.roster.leaving:
                 self._end(pool, bound, "its host is leaving the cluster")
             elif one.home != ids.unpack_id(one.object)[0]:
-                self._seek(pool, bound)  # it has begun again on another host
+                self._seek(pool, bound)  # the actor has moved to another host
             elif one.home in self.delegation.runners:
                 self.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
             else:
@@ -213,24 +217,24 @@ class FarActors:
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
-            self.client.open_pool(pool, POOL_CLOSING)  # first: later calls are refused
+            self.client.open_pool(pool, POOL_CLOSING)  # first, so that later calls are refused
             calls = self.client.queued_in(pool, True)
         self.closing.append(Closing(one.home, one.object, calls))
         self.look()
 
     def look(self) -> None:
-        """Closes those actors to which all calls that were made before have been sent."""
+        """Forwards the end of closed actors once all earlier calls have been sent."""
         for one in list(self.closing):
             one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]
             if not one.calls:
                 self.closing.remove(one)
-                if one.home == self.client.home:  # it has begun again here
+                if one.home == self.client.home:  # the actor has moved to this host
                     self.actors.end_here(self.imports.own(one.identity), False)
                 else:
                     self.send(one.home, EndActorThere(one.identity, False))
 
     def _moves(self, one: Closing) -> bool:
-        """Will what waits to be sent to that actor go to another host?"""
+        """Whether the calls that wait for that actor can go to another host after a restart."""
         found = self.imports.by_object.get(one.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
         return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
@@ -245,7 +249,7 @@ class FarActors:
         def told(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(home):  # the next host of the actor says it
+            elif self.owners.is_open(home):  # the actor's next host will answer
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
@@ -253,18 +257,18 @@ class FarActors:
         self.questions.ask(home, lambda number: RestartsAsked(number, object_id), told)
 
     def fail_calls(self, pool: int) -> None:
-        """A call was posted to an actor whose host is gone."""
+        """A call was posted to a pool whose actor may have ended: fails it in that case."""
         bound = self.bound.get(pool)
         if bound is not None and bound.ended is not None:
             self.actors.fail_all(pool, bound.ended)
 
     def lost(self, pool: int, why: str) -> bool:
-        """Calls from here reach that pool's actor no more. False: it is no actor's."""
+        """The host of a pool's actor is gone. False: the pool stands for no actor."""
         bound = self.bound.get(pool)
         if bound is None:
             return False
         if bound.ended is None and bound.moves:
-            return True  # until it is known which host begins it again
+            return True  # calls wait until the actor's next host is known
         self._end(pool, bound, why)
         return True
 
@@ -277,13 +281,13 @@ class FarActors:
             self.client.open_pool(pool, POOL_ENDED)
         self.actors.fail_all(pool, bound.ended)
 
-    # -- one whose host was lost -----------------------------------------------------------------
+    # -- actors whose host was lost --------------------------------------------------------------
 
     def moved(self, one: Import) -> None:
-        """The holders of that object, an identity perhaps, are counted by another host now: if it
-        can, that one begins the actor again."""
+        """An object, which may be an identity, has a new owner, which restarts the actor if it
+        can."""
         waits = [other for other in self.closing if other.identity == one.object]
-        for other in waits:  # calls that are to be sent before that
+        for other in waits:  # earlier calls must still be sent before the end is forwarded
             other.home = one.home
         if one.home == self.client.home:
             self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
@@ -291,7 +295,7 @@ class FarActors:
             self._is_there(one, bool(waits))
 
     def _is_here(self, one: Import, closes: bool) -> None:
-        """This host has begun it again, or nobody can."""
+        """This host is the new owner: it has restarted the actor, or no host can."""
         if self._ends(one, closes):
             self.actors.end_here(one.oid, self.ends[one.oid])
         actor = self.actors.by_identity.get(one.oid)
@@ -302,7 +306,7 @@ class FarActors:
             self._end(pool, self.bound[pool], NO_SPARE)
 
     def _is_there(self, one: Import, closes: bool) -> None:
-        """Another host has, perhaps."""
+        """Another host is the new owner, and may have restarted the actor."""
         if self._ends(one, closes):
             self.send(one.home, EndActorThere(one.object, self.ends[one.oid]))
         for client in self.counting.pop(one.oid, ()):
@@ -312,11 +316,12 @@ class FarActors:
             self._seek(pool, self.bound[pool])
 
     def _ends(self, one: Import, closes: bool) -> bool:
-        """Is its end to be told to its new host, other than behind calls that are still here?"""
+        """Whether the actor's end must be forwarded to its new host at once: it was killed, or no
+        earlier calls wait here."""
         return one.oid in self.ends and (self.ends[one.oid] or not closes)
 
     def _seek(self, pool: int, bound: Bound) -> None:
-        """Asks the host that counts the holders now where calls are to go."""
+        """Asks the new owner of the identity for the pool to which calls shall be sent."""
         one = self.imports.by_oid.get(bound.identity)
         if one is None:
             return
@@ -325,7 +330,7 @@ class FarActors:
             self.above.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.home, ActorSought(one.object))
-            or self.owners.is_open(one.home)  # then another one will be named
+            or self.owners.is_open(one.home)  # in that case another owner will be named
         ):
             self._end(pool, bound, NO_SPARE)
 
@@ -343,20 +348,21 @@ class FarActors:
                 delegation.add_far(pool, home, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
-        """The actor is begun again on this host: the pool that its calls from here wait in."""
+        """Removes and returns the pool in which calls from here wait, because the actor restarts on
+        this host and uses that pool."""
         pool = self.by_identity.pop(identity, None)
         if pool is not None:
             del self.bound[pool]
         return pool
 
     def leaves(self, home: int) -> None:
-        """That host leaves: calls made so far are sent there, and no new ones are made."""
+        """A host leaves the cluster: calls made so far are still sent there, new ones refused."""
         for pool, bound in self.bound.items():
             if bound.home == home and bound.ended is None:
                 self.client.open_pool(pool, POOL_LEAVING)
 
     def has_calls(self, home: int) -> bool:
-        """Are there calls to actors of that host that have not ended?"""
+        """Whether calls to actors of that host have not ended."""
         under_way = map(self.tasks.pool_of, self.delegation.where)
         pools = {pool for pool, bound in self.bound.items() if bound.home == home}
         return not pools.isdisjoint(under_way) or any(
@@ -364,7 +370,7 @@ class FarActors:
         )
 
     def freed(self, oid: int) -> None:
-        """Nobody here holds that identity any more."""
+        """Nobody here holds an identity any more."""
         self.ends.pop(oid, None)
         pool = self.by_identity.pop(oid, None)
         if pool is not None:
@@ -374,7 +380,7 @@ class FarActors:
     # -- for other hosts -------------------------------------------------------------------------
 
     def asked(self, home: int, message: BeginActor) -> None:
-        """Another node wants an actor here."""
+        """Another node asks for an actor on this host."""
         asker = FarAsker(self, home, message.number)
         if self.roster.leaves:
             asker.refused(f"node h{self.client.number} is leaving the cluster", True)
@@ -392,7 +398,7 @@ class FarActors:
         self.imports.ask([message.setup], ready)
 
     def receive(self, home: int, message: Any) -> bool:
-        """False: it is not about actors."""
+        """Handles a message of another host; False: it is not about actors."""
         match message:
             case BeginActor():
                 self.asked(home, message)
@@ -417,7 +423,7 @@ class FarActors:
         self.send(home, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def lose_peer(self, home: int) -> None:
-        """That host is gone."""
+        """A host is gone."""
         self.closing = [one for one in self.closing if one.home != home or self._moves(one)]
         for key in [key for key in self.given if key[0] == home]:
             del self.given[key]
