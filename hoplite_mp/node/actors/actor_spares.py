@@ -6,9 +6,9 @@ these objects with all that they name. It is a backup in the sense of primary-ba
 When the actor's host is lost, the manager names the spare as the owner of the actor's identity
 (node/recovery/owners.py), and the spare restarts the actor (node/actors/actor_moves.py).
 
-Invariant: a spare is replaced only after the manager has declared it gone. Otherwise a host that is
-cut off could go on with states that its former spare, which has restarted the actor meanwhile, has
-never seen (a split brain).
+Invariant: a spare that its actor's host has lost contact with is replaced only after the manager
+has declared it gone. Otherwise a host that is cut off could go on with states that its former
+spare, which has restarted the actor meanwhile, has never seen (a split brain).
 
 The spare has no header of the identity while the actor's host lives, so it keeps no actor alive.
 It must never know: what calls do, how an actor is restarted.

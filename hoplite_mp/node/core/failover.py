@@ -128,7 +128,8 @@ class Failover:
         return Knows(self.management.client.number, self.voter.knowledge)
 
     def ends(self) -> Ends:
-        """The last message of this node: from now on it need not be counted for a majority."""
+        """The last message of this node, which will never vote again: the manager's lease does not
+        depend on it from now on."""
         return Ends(self.management.client.number)
 
     @property

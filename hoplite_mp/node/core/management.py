@@ -107,7 +107,7 @@ class Network(Protocol):
         """`done` gets a connection to the manager that leads now, or None if none is found."""
 
     def failover(self, named: StandbyNamed) -> Failover:
-        """The manager has named a standby."""
+        """Makes the failover, after the manager has named a standby."""
 
 
 class Failover(Protocol):
@@ -372,7 +372,7 @@ class Management:
             wire.close(why)
 
     def farewell(self) -> None:
-        """Announces the end of this node, so that no majority is counted with it."""
+        """Announces the end of this node, so that the manager's lease does not depend on it."""
         if self.failover is not None:
             self.send(self.failover.ends())
 

@@ -89,7 +89,7 @@ class ManagerCalls:
         )
 
     def failover(self, named: StandbyNamed) -> Failover:
-        """The manager has named a standby."""
+        """Makes the failover, after the manager has named a standby."""
         from hoplite_mp.node.core.failover import Failover
 
         to = self.management, self, self.membership, self.peers

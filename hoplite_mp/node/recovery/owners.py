@@ -298,7 +298,7 @@ class Owners:
     def _follow(self, one: Import, home: int) -> None:
         """Sets a new owner. If that is dead already, the import is kept until its successor is
         named."""
-        # The same host is named again if the manager, or this node, had not heard of its death.
+        # The same host is named again if the manager, or this node, did not know of its death.
         if home != one.home:
             one.home, one.moved = home, self.numbers.get(one.home, -1)
         if home in self.lost:

@@ -324,7 +324,7 @@ class Reconstruction:
             return
         mem = memoryview(got)
         error = serial.payload_kind(mem) == serial.ERROR
-        # Who took the first result over has its refs in hold; nobody would take over those of this.
+        # Refs in a result are taken over by its submitter, which does that only once.
         if not error and serial.read_refs(mem):
             self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
             return

@@ -136,7 +136,7 @@ class Recovering:
         return oid in self.guests or oid in self.reconstruction.by_run
 
     def look(self) -> None:
-        """Once a turn."""
+        """Called once in each turn of the loop."""
         self.reconstruction.look()
 
     # -- deaths --------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ class Delegation:
             self._take_back(oid)
             if not self.tasks.settle(
                 oid
-            ):  # deleted or cancelled there, not by us: it was asked for
+            ):  # not aborted here: a process there has cancelled or deleted it
                 self.tasks.cancel(oid, True)
                 self.tasks.settle(oid)
         elif message.payload is None:
