@@ -40,8 +40,7 @@ MUTANTS = (
         "plan-executor-abandoned-copy-is-not-fetched",
         "hoplite_mp/node/collectives/plan_executor.py",
         (
-            "        for oid in list(execution.copies.values()):  # others may wait for what "
-            "does not come so\n"
+            "        for oid in list(execution.copies.values()):\n"
             "            self.remote_objects.let_go(oid)\n"
         ),
         "",

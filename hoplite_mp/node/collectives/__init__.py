@@ -1,1 +1,1 @@
-"""Operations on objects over several hosts: plans carried out."""
+"""Collectives on objects, and the execution of plans over several hosts."""

@@ -1,13 +1,14 @@
-"""What the execution of a plan leaves to that of the next plan of the same operation.
+"""What one execution of a plan hands over to the next execution of the same operation.
 
-Why it exists: after a death an operation is planned anew, and what has come stays. A contribution
-has its own slot, a cell that is only received into: under the new plan it goes on at its watermark
-if the same node gives the same members of the same elements. So does a copy, byte by byte. What was
-folded or published is made again: other members, other bytes.
-It must never know: who died, what the new plan looks like as a whole.
+Why it exists: after a host dies the operation is planned again, and bytes that have already arrived
+are kept. Each contribution is received into a slot, a cell that nothing else writes; under the new
+plan it continues at its watermark if the same node provides the same members of the same elements.
+A partly received copy continues byte range by byte range. Results of folds, and cells that other
+nodes read, are made again, because their members or bytes may differ.
+It must never know: which host died, what the new plan looks like as a whole.
 
-The cells of slots stay open from one plan to the next. Those of copies do not, so both share
-one engine buffer, and no block is free while a closed cell may still be written.
+The cells of slots stay open from one plan to the next; those of copies are closed. Both plans share
+one engine buffer, so no block is freed while a closed cell may still be written.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ __all__ = ["Carryover", "Copy", "Slot", "SlotName", "slot_name"]
 
 
 class SlotName(NamedTuple):
-    """What a contribution contains: two with the same name are the same bytes."""
+    """Identifies the content of a contribution: equal names mean equal bytes."""
 
-    node: int  # that gives it
-    begin: int  # elements of the whole array
+    node: int  # the node that provides it
+    begin: int  # range in elements of the whole array
     end: int
     members: tuple[int, ...]  # in the order in which they are folded
 
 
 @dataclass(slots=True)
 class Slot:
-    """One contribution that has come, or is coming."""
+    """The cell of one contribution that has arrived or is arriving."""
 
     cell: int
-    payload: int  # of the store; 0: memory of its own
+    payload: int  # offset of its block in the store; 0: the memory is not in the store
 
 
 @dataclass(slots=True)
 class Copy:
-    """A block that is being filled with an object."""
+    """A block that is being filled with a copy of an object."""
 
     payload: int
     nbytes: int
@@ -58,14 +59,14 @@ class Copy:
 
 @dataclass(slots=True)
 class Carryover:
-    """Of one execution."""
+    """What is left of one execution."""
 
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
-    copies: dict[bytes, Copy] = field(default_factory=dict)  # by object
+    copies: dict[bytes, Copy] = field(default_factory=dict)  # by object id
 
     def discard(self, links: Links, give_back: Callable[[int], None]) -> None:
-        """The next execution has taken what it can use."""
+        """Frees what the next execution has not taken over."""
         payloads = [copy.payload for copy in self.copies.values()]
         for slot in self.slots.values():
             links.close(slot.cell, self.engine_buffer)
@@ -76,7 +77,7 @@ class Carryover:
 
 
 def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotName | None:
-    """The name of a cell that is pulled; None: it is nobody's contribution alone."""
+    """The slot name of a pulled cell; None if the cell is not the contribution of a single node."""
     if plan.shape != "stripes":
         return None
     if cell.part >= MEMBER:

@@ -1,9 +1,9 @@
-"""A reduction over more than fits into memory: folded a chunk of the sources at a time.
+"""A reduction whose sources do not fit into memory together: folded a chunk of sources at a time.
 
-Why it exists: sources that were accepted may lie on disk, and all of them together need not fit.
-They are brought back and pinned in the order of the plan, as many as fit, folded into what there is
-so far, and let go. That is the left fold that one pass over all of them makes, to the same bits,
-because what there is so far has the dtype that the kernels accumulate in (cext/reduce_kernels.h).
+Why it exists: sources may have been spilled to disk, and all of them together need not fit into the
+store. As many as fit are brought back and pinned in the plan's order, folded into the partial
+result, and unpinned. This is bit for bit the left fold that a single pass makes, because the
+partial result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
 It must never know: epochs, who decides, who reads the result.
 """
 
@@ -26,35 +26,40 @@ if TYPE_CHECKING:
 __all__ = ["ChunkedReduce", "NotInChunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK_SHARE = 2  # a chunk pins at most one of so many parts of the store: others use it too
-WIDENED_ITEMS = 1 << 17  # converted at a time: they stay in the caches
+# A chunk pins at most 1/2 of the store's limit, because others need room in the store, too.
+CHUNK_SHARE = 2
+# Elements that are converted to the accumulator's dtype at a time: few enough to stay in the CPU
+# caches.
+WIDENED_ITEMS = 1 << 17
 
 
 class NotInChunks(Exception):
-    """The kind of reduction has no partial result that the rest could be folded into."""
+    """This kind of reduction has no partial result into which further sources could be folded."""
 
 
 class ChunkedReduce(Execution):
-    """`pin` and `run` in turns until `done`; the result is allocated with the first chunk."""
+    """Calls of `pin` and `run` alternate until `done`; the result is allocated with the first
+    chunk."""
 
     def __init__(self, results: Results, ask: Collective, plan: ExecuteReduce) -> None:
         super().__init__(results, ask.op, [])
         self.ask = ask
         self.plan = plan
-        self.at = 0  # sources that are folded
+        self.at = 0  # number of sources that have been folded
         self.first: serial.ArrayInfo | None = None
         self.order = "C"
-        self.wide: np.dtype[Any] | None = None  # of the accumulator, if it is not the result's
-        self.accumulator = 0  # its payload
+        # Dtype of the accumulator, if it is not that of the result.
+        self.wide: np.dtype[Any] | None = None
+        self.accumulator = 0  # offset of its block in the store, if it has one of its own
 
     @property
     def done(self) -> bool:
         return self.at == len(self.plan.order)
 
-    # -- what is there -------------------------------------------------------------------------
+    # -- pinning -------------------------------------------------------------------------------
 
     def pin(self) -> bool:
-        """The next chunk; False: there is no room for a single source beside what there is."""
+        """Pins the next chunk; False if not even one source fits beside what is in use."""
         self.views, self.infos = [], []
         left = self.results.store.limit // CHUNK_SHARE
         for index in self.plan.order[self.at :]:
@@ -75,7 +80,8 @@ class ChunkedReduce(Execution):
         return bool(self.views)
 
     def _begin(self, first: serial.ArrayInfo) -> bool:
-        """Allocates the result, and the accumulator where it is wider; False: no room now."""
+        """Allocates the result, and an accumulator if that is wider; False if there is no room
+        now."""
         name = first.dtype_name
         kernel = has_kernel(self.op, name)
         count = prod(first.shape)
@@ -83,7 +89,8 @@ class ChunkedReduce(Execution):
         if half:
             self.wide = np.dtype(np.float32)
         elif kernel is not None and self.op == "mean" and np.dtype(kernel).kind in "biu":
-            self.wide = np.dtype(np.float64)  # as wide as the result
+            # As wide as the result, so the result's block serves as the accumulator.
+            self.wide = np.dtype(np.float64)
         self.parts, self.targets = [], []
         if allocate(self, self.ask, self.plan) is None:
             return False
@@ -103,7 +110,7 @@ class ChunkedReduce(Execution):
         return True
 
     def let_go(self) -> None:
-        """The chunk that has been folded."""
+        """Unpins the chunk that has been folded."""
         self.views, self.infos = [], []
 
     def drop(self) -> None:
@@ -131,7 +138,7 @@ class ChunkedReduce(Execution):
             self._finish(kernel, sources[0].dtype)
 
     def _flat(self, view: memoryview, info: serial.ArrayInfo) -> Array:
-        """A source's items in the order of the result's."""
+        """A source's elements in the memory order of the result."""
         name = info.dtype_name
         dtype = np.dtype(np.uint16) if name == "bfloat16" else serial.named_dtype(name)
         array: Array = np.frombuffer(view, dtype, prod(info.shape), info.offset)
@@ -168,7 +175,7 @@ class ChunkedReduce(Execution):
                     )
 
     def _totals(self) -> list[Array]:
-        """What is folded wider so far, for each slice."""
+        """The partial result in the accumulator's dtype, one array for each slice."""
         assert self.wide is not None
         places = self.targets
         if self.accumulator:
@@ -186,7 +193,7 @@ class ChunkedReduce(Execution):
             into[...] = fold(op, [into, *pieces] if self.at else pieces)
 
     def _finish(self, kernel: str | None, dtype: np.dtype[Any]) -> None:
-        """The quotient of a mean, and the one rounding of what was folded wider."""
+        """Divides for a mean, and rounds a wider accumulator once to the result's dtype."""
         divisor = len(self.plan.order)
         if self.wide is None:
             if self.op == "mean":
@@ -216,7 +223,7 @@ def _widen(part: Array, kernel: str, wide: np.dtype[Any]) -> Array:
 
 
 def _bfloat16(total: Array) -> Array:
-    """Rounded to nearest even; a NaN whose low bits go stays one."""
+    """Rounds to nearest even; a NaN stays a NaN although its low bits are cut off."""
     bits = total.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     quiet = bits >> 16 | 0x40

@@ -1,8 +1,8 @@
-"""The good end of a collective that this host has asked for: where its results are, who must know.
+"""Ends a committed collective that this host requested: records where results are, informs owners.
 
-Why it exists: results lie here, as blocks, or at other nodes, where they are kept for those who
-will read them; the home of each object hears of its copies at once.
-It must never know: plans, cells, how bytes came there.
+Why it exists: the results are blocks in this host's store, or replicas on other nodes, kept there
+for later readers; the owner of each object is told at once where replicas of it are.
+It must never know: plans, cells, how the bytes were moved.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ def finish(
     blocks: dict[int, tuple[int, int]],
     message: Commit,
 ) -> None:
-    """A fold: `blocks` are the results that are here, by index: (payload, bytes)."""
+    """Completes the results of a fold. `blocks` has those that are on this host: index -> (payload,
+    bytes)."""
     for index, oid in enumerate(ask.results):
         if index in blocks:
             plan_executor.results.store_block(oid, *blocks[index])
-            if ask.kind != "reduce_scatter":  # there each has one of its own
+            # Each destination of a reduce_scatter has only its own result.
+            if ask.kind != "reduce_scatter":
                 _say_kept(plan_executor, plan_executor.imports.public(oid), message.destinations)
             continue
         holders = message.destinations
@@ -46,7 +48,7 @@ def finish(
 
 
 def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> None:
-    """Copies are made: their homes know it from now on."""
+    """The copies have been made: tells the owners of the sources which nodes have one."""
     others = [node for node in message.destinations if node in plan_executor.links.peers.by_number]
     if not others:
         return
@@ -59,7 +61,7 @@ def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> Non
 
 
 def _say_kept(plan_executor: PlanExecutor, object_id: bytes, nodes: Iterable[int]) -> None:
-    """These nodes, of which this one may be one, keep a copy."""
+    """Tells the object's owner that these nodes, perhaps including this one, keep a replica."""
     peers = plan_executor.links.peers.by_number
     hosts = tuple(peers[node].member.home for node in nodes if node in peers)
     if hosts:

@@ -1,7 +1,7 @@
-"""One execution of a plan on one host: pinned sources, a fresh block, a kernel.
+"""Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
-Why it exists: between a plan and its commit lie the bytes. What can go wrong is found before a byte
-moves: a source that has gone, one that is no array, shapes that differ, no room.
+Why it exists: this is the work between a plan and its commit. Everything that can be wrong is found
+before any byte moves: a source that is gone or is no array, shapes that differ, no room.
 It must never know: epochs, who decides, who reads the result.
 """
 
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 
-NAMED_MAX = 10  # sources that a message lists
+NAMED_MAX = 10  # how many sources an error message lists at most
 
 
 class PlanError(Exception):
-    """The plan cannot be executed whoever takes part: the message is for the user."""
+    """No set of members could execute this plan; the message is for the user."""
 
 
 class SourcesGone(Exception):
-    """Members that are not there for good."""
+    """Members of the plan whose values are permanently gone from here."""
 
     def __init__(self, indices: tuple[int, ...]) -> None:
         named = ", ".join(map(str, indices[:NAMED_MAX]))
@@ -53,7 +53,8 @@ class SourcesGone(Exception):
 
 
 class Execution:
-    """Sources are pinned and results allocated until `take` or `drop`, which come after `run`."""
+    """Keeps sources pinned and results allocated until `take` or `drop`, one of which follows
+    `run`."""
 
     def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
         self.results = results
@@ -63,10 +64,11 @@ class Execution:
         self.parts: list[tuple[int, int]] = []  # element range of each slice
         self.blocks: list[tuple[int, int]] = []  # payload, bytes
         self.targets: list[int] = []  # store offsets of each slice's bytes
-        self.flat = True  # all in one memory order, in which the slices lie one after another
+        # All sources have the result's memory order, in which the slices are contiguous.
+        self.flat = True
 
     def run(self, threads: int) -> None:
-        """Adds up all slices; without the GIL where a kernel exists."""
+        """Folds all slices; without the GIL if a kernel exists for the operator and dtype."""
         first = self.infos[0]
         name = has_kernel(self.op, first.dtype_name)
         if not self.flat or name is None:
@@ -86,7 +88,7 @@ class Execution:
             for view in self.views
         ]
         total = fold(self.op, [np.asarray(array) for array in arrays])
-        # One source alone comes out of the fold as it is, maybe not in the result's dtype.
+        # The fold of a single source returns it unchanged, perhaps not in the result's dtype.
         dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
         flat = np.ascontiguousarray(total, dtype).reshape(-1)
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
@@ -95,7 +97,7 @@ class Execution:
             into[:] = raw.tobytes()
 
     def take(self) -> list[tuple[int, int]]:
-        """The results' blocks are the caller's now; the sources are let go."""
+        """Passes the results' blocks to the caller and unpins the sources."""
         blocks, self.blocks = self.blocks, []
         self.drop()
         return blocks
@@ -108,13 +110,14 @@ class Execution:
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where its elements begin."""
+    """The address of the first element."""
     return int(array.__array_interface__["data"][0])
 
 
 def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution | None:
-    """Pins and checks the members and allocates the results; None: no room now."""
-    # Members that are there are pinned first, lest they are spilled to make room for the others.
+    """Pins and checks the members and allocates the results; None if there is no room now."""
+    # Look at all members first: `view` pins those in memory, so that they are not spilled to make
+    # room for the others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
     gone = [index for index, got in found.items() if isinstance(got, int) and got not in AWAY]
     if gone:
@@ -139,7 +142,7 @@ def check(
     first_index: int,
     first: serial.ArrayInfo | None,
 ) -> serial.ArrayInfo:
-    """What a source is; PlanError if it is no array, or not like the first one."""
+    """Describes a source's array; PlanError if it is no array, or unlike the first source."""
     info = serial.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))
@@ -156,7 +159,7 @@ def check(
 def check_alike(
     index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
 ) -> serial.ArrayInfo:
-    """The same for a source of which only the plan tells what it should be like."""
+    """As `check`, where the plan alone says which shape and dtype the source must have."""
     info = serial.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, ObjectRef(object_id)))
@@ -173,7 +176,7 @@ def _no_array(index: int, ref: ObjectRef[Any]) -> str:
 
 
 def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Execution | None:
-    """Leases the results' blocks and writes their heads; None: no room now."""
+    """Leases the results' blocks and writes their heads; None if there is no room now."""
     slices = len(ask.results)
     first = execution.infos[0]
     try:
@@ -202,7 +205,7 @@ def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Exec
 
 
 def slices_of(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
-    """Shapes of np.array_split(axis=0)."""
+    """The shapes that np.array_split(axis=0) gives."""
     if n == 1:
         return [shape]
     if not shape:

@@ -1,8 +1,8 @@
-"""Cells of plans that only copy, into blocks of this node that no object has yet.
+"""Makes the cells of plans that only copy: they fill blocks that belong to no object yet.
 
-Why it exists: a copy of one object, by whomever it was asked for, and a Group's large copies are
-filled alike: in stripes, of which only those bytes are pulled that no earlier plan has brought.
-It must never know: who wants them, what becomes of the blocks.
+Why it exists: copies of one object, whoever asked for them, and large copies of a Group's call are
+filled in the same way: stripe by stripe, pulling only bytes that no earlier plan has brought.
+It must never know: who wants the copies, what becomes of the blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ __all__ = ["fill_blocks"]
 
 
 def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) -> None:
-    """Makes all cells; the pulls are queued. NotNow: there is no room yet. Blocks of what comes
-    are `part.blocks`, by the plan's index of the member; 0 for the one object of a Distribute."""
+    """Makes all cells and queues the pulls; raises NotNow if there is no room yet. Afterwards
+    `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
+    for the one object of a Distribute."""
     plan = execution.plan
     if isinstance(plan, Distribute):
         _spread(results, execution, cells, plan)
@@ -38,7 +39,7 @@ def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) ->
 def _block(
     results: Results, execution: PlanExecution, index: int, object_id: bytes, nbytes: int
 ) -> Any:
-    """Fresh, or the one that an earlier plan has begun to fill."""
+    """The memory of a new block, or of the one that an earlier plan has begun to fill."""
     if index not in execution.blocks:
         begun = execution.carryover.copies.pop(object_id, None)
         payload = results.lease(nbytes) if begun is None else begun.payload
@@ -60,8 +61,9 @@ def _pulled(
     shown: Key | None,
     pull: tuple[int, Key],
 ) -> list[int]:
-    """What is missing of a stripe, one cell for each gap. Others read it as the cell of the gap, if
-    a single pull fills the stripe, else as one of its own that follows."""
+    """Makes one cell for each missing range of a stripe and returns those cells. Other nodes read
+    the stripe as the range's cell, if a single pull completes the stripe; otherwise as a separate
+    cell that follows all of them."""
     begin, end = stripe
     arrived = execution.arrived_before[object_id]
     gaps = arrived.gaps(begin, end)
@@ -83,7 +85,7 @@ def _pulled(
 def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: Distribute) -> None:
     program = execution.program
     memory: Any = None
-    queued: dict[int, list[int]] = {}  # stripe -> cells; pulls begin in the order of the program
+    queued: dict[int, list[int]] = {}  # stripe -> cells: pulls begin in the order of the program
     if 0 not in execution.views:
         memory = _block(results, execution, 0, plan.object, plan.nbytes)
         queued = {pull.cell.stripe: [] for pull in program.pulls}
@@ -108,7 +110,8 @@ def _gather(
     results: Results, execution: PlanExecution, cells: PlanCells, plan: ExecuteReduce
 ) -> None:
     program = execution.program
-    # First all room, then the cells: whoever comes back for room makes no cell twice.
+    # Lease all blocks before making any cell: NotNow makes the caller try again, and no cell may be
+    # made twice.
     blocks = {
         pull.cell: _block(results, execution, index, plan.objects[index], plan.sizes[index])
         for pull in program.pulls

@@ -1,7 +1,7 @@
-"""The cells of a fold on one node: members, what is pulled, what is made of them, what is served.
+"""Makes the cells of a fold on one node: members, pulled contributions, folds, served cells.
 
-Why it exists: the program of a plan names cells; here each gets its place in memory, its dtype and
-its key, and the engine is told to fold. Cells that are one and the same under two names are one.
+Why it exists: a plan's program names abstract cells; here each gets memory, a dtype and a key, and
+the engine is told what to fold. Two cells that hold the same bytes become one.
 It must never know: messages, what happens when something fails.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Folding"]
 
 
 class Folding:
-    """One execution's fold, from its plan to the cells. PlanError: it cannot be done."""
+    """Turns one execution's plan into cells. Raises PlanError if the plan cannot be executed."""
 
     def __init__(
         self, results: Results, execution: PlanExecution, plan: ExecuteReduce, cells: PlanCells
@@ -40,26 +40,27 @@ class Folding:
         self.plan = plan
         self.cells = cells
         self.stripe_layout = StripeLayout(plan, execution.program)
-        self.arrays: dict[int, tuple[Any, int]] = {}  # members here: elements, and where they begin
+        # Members on this host: (their elements, where these begin in the payload).
+        self.arrays: dict[int, tuple[Any, int]] = {}
 
     def begin(self) -> None:
-        """Makes all cells; the pulls are queued. NotNow: there is no room yet."""
+        """Makes all cells and queues the pulls; raises NotNow if there is no room yet."""
         self._lease()
         self._fold()
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
-        """One that is to be filled."""
+        """Makes an empty cell, to be filled by a pull or a fold."""
         return self.cells.make(self.execution, key, memory, begin, nbytes, False)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
-        """A stripe of a member that is here."""
+        """Makes a cell over a stripe of a member on this host."""
         memory, at = self.arrays[index]
         size = self.stripe_layout.member_itemsize
         begin, end = (element * size for element in self.stripe_layout.elements(stripe))
         return self.cells.own(self.execution, key, index, memory, begin, end - begin, at)
 
     def _lease(self) -> None:
-        """Blocks for the results that belong here, with their heads."""
+        """Leases blocks for the results that belong on this node, and writes their heads."""
         plan, number = self.plan, self.client.number
         if number not in plan.destinations:
             return
@@ -81,7 +82,8 @@ class Folding:
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
         result = set(program.result)
-        # A pulled cell that becomes another one unchanged is that one under a second name.
+        # A fold that only copies one pulled cell needs no cell of its own: the pulled cell serves
+        # as both.
         alias: dict[Cell, Cell] = {}
         for fold in program.folds:
             (first, *more) = fold.sources
@@ -144,7 +146,8 @@ class Folding:
         self.execution.missing.update(self.execution.queue)
 
     def _slot(self, cell: Cell) -> int:
-        """A contribution by itself, kept until the commit; maybe some of it has come already."""
+        """The cell of one contribution, kept until the commit; an earlier plan may have filled part
+        of it."""
         bounds = self.stripe_layout.elements(cell.stripe)
         nbytes = (bounds[1] - bounds[0]) * self.stripe_layout.itemsize(cell)
         name = slot_name(self.plan, cell, bounds)
@@ -161,11 +164,11 @@ class Folding:
         return slot.cell
 
     def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
-        """Is `cell` nothing but another name of a member that is here?"""
+        """Does `cell` hold exactly the bytes of a member on this host?"""
         return cell not in result and self.stripe_layout.same_bytes(member, cell)
 
     def _arrays(self) -> dict[int, tuple[Any, int]]:
-        """The elements of the members that are here, in C order, and where they begin in the
+        """The elements of the members on this host, in C order, and where they begin in the
         member's payload."""
         found = {}
         objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
@@ -183,9 +186,9 @@ class Folding:
         return found
 
     def _scratch(self, nbytes: int) -> tuple[int, Any]:
-        """(payload, memory) of room for what only passes through: a block of the store, whose
-        pages are warm, rather than fresh memory, whose pages cost as much as receiving them; that,
-        and payload 0, if there is no room."""
+        """(payload, memory) for bytes that are only needed until the result is made. A block of the
+        store if possible, because its pages have been touched already, and first touching fresh
+        pages costs as much as receiving the bytes; otherwise ordinary memory and payload 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
             payload = self.results.lease(nbytes)
@@ -197,7 +200,8 @@ class Folding:
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
-        """Where a cell lies: in the result's block if it belongs there."""
+        """(memory, begin, bytes) of a cell: inside the result's block if it is part of the
+        result."""
         begin, end = self.stripe_layout.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.stripe_layout.itemsize(cell)

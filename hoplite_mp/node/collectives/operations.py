@@ -1,8 +1,9 @@
 """Collectives on refs: watches the sources, executes the planner's plans, seals the results.
 
-Why it exists: the planner decides who goes in; this file reports who has become ready, runs the
-plan over pinned sources in a thread without the GIL, and on commit seals. On one host the forest is
-a single vertex, but the conversation (epoch, stripes complete, commit) is that of many.
+Why it exists: the planner decides which sources take part. This file reports which have become
+ready, runs plans that concern this node alone over pinned sources in a thread without the GIL, and
+seals the results at the commit. One host uses the same protocol (epoch, stripes complete, commit)
+as many; its reduction forest is a single vertex.
 It must never know: how membership is decided, what user classes are (it never unpickles).
 """
 
@@ -49,9 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Operations"]
 
-# What an operation fails with when too few of its sources are there.
+# Errors that mean that too few of the sources are there; these may become available again.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
-NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
+# Bits of an operation's counter; the number of the requesting node is in the bits above.
+NUMBER_BITS = 40
 
 
 @dataclass(slots=True)
@@ -61,23 +63,24 @@ class Operation:
     number: int
     ask: Collective
     holds: list[Any]
-    waiting: dict[int, list[int]]  # source id -> its indices, not done yet
+    waiting: dict[int, list[int]]  # source id -> its indices, for sources that are not done yet
     parked: list[int]
-    execution: Execution | None = None  # one that has ended: until then its thread has it
-    chunked_reduce: ChunkedReduce | None = None  # if not all sources fit at once
+    # An execution that has finished; while it runs, only its thread has it.
+    execution: Execution | None = None
+    chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
     epoch: int = 0
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
-    executed: ExecuteReduce | None = None  # the latest plan that is this node's alone
-    layout: bytes = b""  # of a source; all are alike
-    slot: int = 0  # of the caller
+    executed: ExecuteReduce | None = None  # the latest plan that only this node executes
+    layout: bytes = b""  # dtype and shape of a source; all sources must agree
+    slot: int = 0  # the caller's client slot
     asked_ns: int = 0
-    planned_ns: int = 0  # the latest plan; 0: none has come
-    waits_for: tuple[int, ...] = ()  # nodes that must report before that plan is complete
+    planned_ns: int = 0  # when the latest plan arrived; 0: none has
+    waits_for: tuple[int, ...] = ()  # nodes that must report before the plan is complete
 
 
 class Operations:
-    """All collectives that this node takes part in."""
+    """The collectives that this node has requested, and its part in those of others."""
 
     def __init__(self, host: HostContext, threads: int) -> None:
         self.config = host.config
@@ -90,7 +93,7 @@ class Operations:
         self.send = host.send_manager
         self.loop = host.loop
         self.threads = threads
-        self.plan_executor: PlanExecutor | None = None  # set when there is a network
+        self.plan_executor: PlanExecutor | None = None  # set if there is a network
         self.notes = host.notes
         self.operations: dict[int, Operation] = {}
         self._next = 1
@@ -98,12 +101,13 @@ class Operations:
     # -- the request ---------------------------------------------------------------------------
 
     def asked(self, ask: Collective, slot: int) -> None:
-        """A client's call; it leaves the results to the node."""
+        """Takes up a client's request, which makes this node responsible for the results."""
         if any([self.tasks.take(oid) for oid in ask.results]):
-            self.begin(ask, slot)  # else the caller was interrupted, and has cancelled it
+            self.begin(ask, slot)  # else the caller was interrupted and has cancelled the results
 
     def begin(self, ask: Collective, slot: int) -> None:
-        """Results that the node has claimed. It holds sources and results from here on."""
+        """Begins an operation whose results the node has claimed; holds sources and results until
+        its end."""
         number, self._next = self.client.number << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
@@ -118,7 +122,7 @@ class Operations:
         self.look()
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """What a manager must know that has not heard of any."""
+        """Yields what a manager that knows of no operation must be told."""
         for operation in self.operations.values():
             yield from self._request(operation)
             if operation.executed is not None:
@@ -126,7 +130,7 @@ class Operations:
                 yield ReduceHeld(self.client.number, operation.executed, reported)
 
     def _request(self, operation: Operation) -> Iterator[NodeToManager]:
-        """As things stand now."""
+        """Yields the request as it is now."""
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
@@ -163,14 +167,15 @@ class Operations:
             yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
 
     def _deadline_s(self, operation: Operation) -> float | None:
-        """What is left of it."""
+        """The seconds that remain until the operation's deadline."""
         whole_s = operation.ask.deadline_s
         if whole_s is None:
             return None
         return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
     def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
+        """(bytes, layout, nodes that hold it) of a ready source; placeholders if there are no other
+        nodes."""
         if self.plan_executor is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
@@ -180,7 +185,7 @@ class Operations:
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):
-            holders = (self.client.number,)  # it is fetched here, where NumPy can fold it
+            holders = (self.client.number,)  # it is fetched to this node, where NumPy can fold it
         return nbytes, layout, holders
 
     def _reason(self, oid: int) -> str:
@@ -192,7 +197,8 @@ class Operations:
         return "it was deleted" if state == STATE["DELETED"] else "it is gone"
 
     def look(self) -> None:
-        """Something has become done: is it a source of ours? Has a result lost its readers?"""
+        """Reports sources that have become done, and operations whose results nobody wants any
+        more."""
         for operation in list(self.operations.values()):
             waiting = operation.waiting
             done = [
@@ -210,10 +216,11 @@ class Operations:
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):
-                self.send(OperationDropped(operation.number))  # deleted while it ran
+                # The results were deleted while it ran.
+                self.send(OperationDropped(operation.number))
 
     def refuse(self, results: list[int], why: str) -> None:
-        """A request that made no sense: its results fail."""
+        """Fails the results of an invalid request."""
         for oid in results:
             self.tasks.take(oid)
             if self.client.state(oid) == STATE["CLAIMED"]:
@@ -222,7 +229,7 @@ class Operations:
     # -- the plan ------------------------------------------------------------------------------
 
     def receive(self, message: Any) -> bool:
-        """A message from the manager; False if it is not about an operation."""
+        """Handles a message from the manager; False if it is not about an operation."""
         if isinstance(message, ExecuteReduce):
             self._planned(message)
         elif isinstance(message, Commit):
@@ -253,7 +260,7 @@ class Operations:
             operation.planned_ns = self.loop.now_ns()
             operation.waits_for = tuple(sorted(waits_for(plan)))
             operation.epoch = plan.epoch
-            if operation.execution is not None:  # of an earlier epoch
+            if operation.execution is not None:  # it executed an earlier epoch's plan
                 operation.execution.drop()
                 operation.execution = None
         if self.plan_executor is not None:
@@ -267,7 +274,8 @@ class Operations:
             self.execute(operation)
 
     def execute(self, operation: Operation) -> None:
-        """Pins the members and starts a thread; without room for the result, again later."""
+        """Pins the members and starts a thread; if there is no room, `execute_again` tries it
+        later."""
         plan = operation.plan
         assert plan is not None
         execution: Execution | None = None
@@ -297,7 +305,7 @@ class Operations:
         )
 
     def _chunk(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
-        """As many of the next members as fit; None: not even one does."""
+        """Pins as many of the next members as fit; None if not even one does."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
             chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
@@ -326,7 +334,7 @@ class Operations:
         self.send(ExecutionFailed(*about, reason, sources, error))
 
     def _run(self, execution: Execution) -> BaseException | None:
-        """In a thread: everything bulky is without the GIL. Returns what has gone wrong."""
+        """Runs in a thread, mostly without the GIL. Returns the error if there was one."""
         try:
             execution.run(self.threads)
         except BaseException as error:
@@ -336,13 +344,13 @@ class Operations:
     def _ran(
         self, number: int, epoch: int, execution: Execution, failure: BaseException | None
     ) -> None:
-        """That execution has ended."""
+        """Back in the loop's thread: the execution has ended, or one chunk of it."""
         operation = self.operations.get(number)
         if operation is None:
-            execution.drop()  # dropped while it ran
+            execution.drop()  # the operation was dropped while it ran
         elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
             execution.let_go()
-            operation.plan = execution.plan  # the next chunk, in `execute_again`
+            operation.plan = execution.plan  # `execute_again` starts the next chunk
         elif failure is None:
             operation.chunked_reduce = None
             operation.execution = execution
@@ -352,7 +360,7 @@ class Operations:
             self._failed(operation, f"{type(failure).__name__}: {failure}", ())
 
     def execute_again(self) -> float | None:
-        """Plans that wait for room; returns when to look again."""
+        """Tries plans that wait for room; returns when to try again, None if none waits."""
         again = None
         for operation in list(self.operations.values()):
             if operation.plan is not None:
@@ -364,7 +372,7 @@ class Operations:
     # -- the end -------------------------------------------------------------------------------
 
     def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
-        """For a trace: its waiting for sources, and each of its plans, from there to its end."""
+        """Adds events to the trace: the wait for sources, then one for each plan until its end."""
         if self.notes.on:
             ask = operation.ask
             self.notes.add(
@@ -389,7 +397,7 @@ class Operations:
         if execution is not None:
             for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
                 self.results.store_block(oid, payload, nbytes)
-        elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
+        elif operation.ask.kind not in FOLDING:  # a kind that only copies: every copy is in place
             if self.plan_executor is not None:
                 placed(self.plan_executor, operation.ask, message)
             for oid in operation.ask.results:
@@ -416,8 +424,8 @@ class Operations:
         self.end(operation)
 
     def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
-        """If sources were lost that can be made again, it waits for those; and if some were only
-        not there any more where they were to be read. False: neither."""
+        """Requests the operation anew if sources were lost that can be made again, or if sources
+        were merely not where the plan looked for them. False if neither is so."""
         ask = operation.ask
         lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
@@ -425,7 +433,7 @@ class Operations:
             return False
         ask = msgspec.structs.replace(ask, deadline_s=self._deadline_s(operation))
         self._note(operation, "begun again")
-        self.begin(ask, operation.slot)  # which holds everything, before the other lets go
+        self.begin(ask, operation.slot)  # `begin` holds all objects before `end` releases them
         self.end(operation)
         return True
 
@@ -456,6 +464,6 @@ class Operations:
         self.tasks.unpark(operation.parked)
         if operation.execution is not None:
             operation.execution.drop()
-        if operation.plan is not None:  # no thread has them now
+        if operation.plan is not None:  # no thread is using the pinned sources now
             self._drop_chunked(operation)
         operation.holds.clear()

@@ -1,10 +1,10 @@
-"""The cells of all plans that this node takes part in: made, filled from other nodes, closed.
+"""The cells of all plans in which this node takes part: made, filled from other nodes, closed.
 
 Why it exists: copies of objects (transfers.py) and collectives (plan_executor.py) are carried out
-alike. A plan is cells; some of them are pulled from other nodes, and a pull that fails is tried
-again by one policy; others grow with what arrives; and what has arrived when a plan ends is what
-the next plan begins with.
-It must never know: who has made a plan, what becomes of the bytes.
+alike. A plan is a set of cells. Some are pulled from other nodes, and failed pulls are retried by
+one policy; others advance with what arrives; and what has arrived when a plan ends is where the
+next plan continues.
+It must never know: who made a plan, what becomes of the bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["NOBODY", "PlanCells"]
 
-# A pull that failed although its node lives is tried again, so often and after so long, because a
-# connection may break without an end of either side. Higher: longer breaks are ridden out, and a
-# parent that has nothing to give holds a copy up for longer before the manager names another one.
+# A pull that fails although its node lives is retried, because a connection may break while both
+# ends live: at most PULL_TRIES_MAX times, PULL_RETRY_S apart. Higher values survive longer
+# interruptions, but a parent that has nothing to give delays a copy for longer before the manager
+# names another parent.
 PULL_RETRY_S = 0.1
 PULL_TRIES_MAX = 20
-# How often a cell that is served while it is still being received is advanced.
-# Higher: fewer wake-ups; lower: who joins a running broadcast late is less far behind.
+# How often a served cell is advanced while its bytes are still being received. Higher: fewer
+# wake-ups; lower: a receiver that joins a running broadcast late lags less behind.
 WINDOW_S = 0.004
-NOBODY = -1  # instead of the number of a node: a fold fills the cell
+# Stands in place of a node's number: a fold on this host fills the cell.
+NOBODY = -1
 
 
 class PlanCells:
-    """The cells of all executions of plans. Numbers of nodes are those of the plan."""
+    """The cells of all executions. Node numbers are those that plans use."""
 
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
@@ -51,10 +53,10 @@ class PlanCells:
         self.by_cell: dict[int, PlanExecution] = {}
 
     def _measured(self, up: int, down: int) -> None:
-        """What moves has shown how fast this host's links are."""
+        """Sends this host's measured link rates to the manager."""
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
-    # -- their beginning -----------------------------------------------------------------------
+    # -- making and filling --------------------------------------------------------------------
 
     def make(
         self,
@@ -66,7 +68,7 @@ class PlanCells:
         filled: bool | int,
         engine_buffer: EngineBuffer | None = None,
     ) -> int:
-        """A cell of the engine for that execution."""
+        """Makes a cell in the engine on behalf of that execution."""
         cell = self.engine.cell(key, memory, begin, nbytes, filled)
         execution.cells[cell] = engine_buffer or execution.engine_buffer
         execution.sizes[cell] = nbytes
@@ -83,8 +85,8 @@ class PlanCells:
         nbytes: int,
         at: int = 0,
     ) -> int:
-        """A cell over bytes of a member that is here, as far as they are written; `at`: where in
-        the member that memory begins."""
+        """Makes a cell over the bytes of a member on this host, valid as far as they are written.
+        `at` is the offset of `memory` in the member."""
         there = execution.written(index, at + begin, nbytes)
         cell = self.make(execution, key, memory, begin, nbytes, there)
         execution.follow(index, cell, at + begin, nbytes)
@@ -101,14 +103,14 @@ class PlanCells:
         partial: list[int],
         final: bool,
     ) -> None:
-        """Fills a cell from others here; as `Engine.fold`."""
+        """Fills a cell from other cells of this host; arguments as of `Engine.fold`."""
         self.links.wanting[cell] = self
         execution.missing.add(cell)
         self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
 
     def begin(self, execution: PlanExecution) -> None:
-        """All cells are made: pulls begin."""
-        # Also cells that an earlier execution has made, and that this one goes on with.
+        """Starts the pulls, once all cells are made."""
+        # Includes cells that an earlier execution made and this one continues.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         if execution.pulls or execution.program.serves:
             execution.measured = True
@@ -118,7 +120,7 @@ class PlanCells:
             self.loop.call_later(0.0, lambda: self._advance(execution))
 
     def pull_more(self, execution: PlanExecution) -> None:
-        """As many pulls at a time as the program allows."""
+        """Starts queued pulls, as many at a time as the program allows."""
         most = execution.program.inbound_max or len(execution.queue)
         while execution.queue and len(execution.running) < max(1, most):
             cell = execution.queue.pop(0)
@@ -126,13 +128,14 @@ class PlanCells:
             self._pull(execution, cell)
 
     def _pull(self, execution: PlanExecution, cell: int) -> None:
-        if self.by_cell.get(cell) is execution:  # else it is over
+        if self.by_cell.get(cell) is execution:  # else the execution has ended
             self.links.pull(cell, *execution.pulls[cell], self)
 
     def _advance(self, execution: PlanExecution) -> None:
-        """What is served while it is still being received grows with it, in steps of a timer."""
+        """Advances the cells that are served while their bytes are still arriving; repeats on a
+        timer."""
         if not execution.cells:
-            return  # it is over
+            return  # the execution has ended
         arrived = execution.above.arrived(execution)
         for cell, (begin, end) in execution.followed.items():
             come = end - begin if arrived is None else arrived.reach(begin, end)
@@ -141,10 +144,10 @@ class PlanCells:
         if arrived is not None:
             self.loop.call_later(WINDOW_S, lambda: self._advance(execution))
 
-    # -- their end -----------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------
 
     def end(self, execution: PlanExecution) -> Carryover:
-        """That execution is over; the next one may go on with its carryover."""
+        """Ends an execution, and returns what the next one can take over."""
         stay = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
         for cell, engine_buffer in execution.cells.items():
@@ -157,7 +160,7 @@ class PlanCells:
         return carryover
 
     def give_up(self, execution: PlanExecution, cell: int) -> None:
-        """One cell is not wanted any more."""
+        """Closes one cell that is not wanted any more."""
         engine_buffer = execution.cells.pop(cell)
         execution.missing.discard(cell)
         execution.running.discard(cell)
@@ -166,10 +169,10 @@ class PlanCells:
         self.links.close(cell, engine_buffer)
         del self.by_cell[cell]
 
-    # -- what the links say --------------------------------------------------------------------
+    # -- notifications of the links ------------------------------------------------------------
 
     def filled(self, cell: int) -> None:
-        """All bytes of a cell are there."""
+        """Called by `Links` when all bytes of a cell are there."""
         execution = self.by_cell.get(cell)
         if execution is not None:
             execution.missing.discard(cell)
@@ -177,7 +180,8 @@ class PlanCells:
             execution.above.filled(execution, cell)
 
     def failed(self, cell: int, reason: str) -> None:
-        """A pull, or a fold, has ended early."""
+        """Called by `Links` when a pull or a fold has ended early: retries, or reports the
+        failure."""
         execution = self.by_cell.get(cell)
         if execution is None:
             return
@@ -185,14 +189,14 @@ class PlanCells:
         tries = execution.tries[cell] = execution.tries.get(cell, 0) + 1
         lives = node in self.links.peers.by_number
         if execution.is_copy and reason == UNREACHABLE:
-            lives = False  # to us: there may be others that can be reached
+            lives = False  # unreachable from here; another parent may be reachable
         if lives and tries <= PULL_TRIES_MAX:
             self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
         else:
             execution.above.failed(execution, node, reason)
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """For people: a stripe of which object, or a part of which operation."""
+        """For `dump`: which object or operation a cell belongs to, and how many bytes it has."""
         execution = self.by_cell.get(cell)
         if execution is None:
             return {}

@@ -1,7 +1,7 @@
-"""One plan of several nodes, as far as one of them takes part: what it keeps until the end.
+"""The state of one plan on one of the nodes that take part in it.
 
-Why it exists: whoever makes cells for a plan and whoever watches them share this, be it the plan of
-a copy or of a collective.
+Why it exists: the code that makes a plan's cells and the code that watches them share this state,
+for plans that copy an object and for collectives alike.
 It must never know: how cells are made, when a plan is over.
 """
 
@@ -30,20 +30,20 @@ __all__ = ["NotNow", "PlanExecution"]
 
 
 class NotNow(Exception):
-    """There is no room, or a source is on its way from disk or from another host."""
+    """There is no room yet, or a source is still on its way from disk or from another host."""
 
 
 class Above(Protocol):
-    """Who carries out a plan, and hears how its cells fare."""
+    """The owner of an execution, which is notified of what happens to its cells."""
 
     def filled(self, execution: PlanExecution, cell: int) -> None:
         """All bytes of a cell are there."""
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
-        """Nothing comes from that node as things stand; NOBODY: a fold has ended early."""
+        """That node cannot fill a cell; NOBODY instead of a node: a fold has failed."""
 
     def arrived(self, execution: PlanExecution) -> Ranges | None:
-        """Which bytes of the block that `part.followed` lies in are here; None: all, for good."""
+        """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
 
 
 @dataclass(slots=True)
@@ -53,67 +53,68 @@ class PlanExecution:
     plan: Plan
     program: Program
     above: Above
-    begun_ns: int  # when this node heard of the plan
-    until: float = 0.0  # when to give up waiting for room
-    views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
-    growing: bool = False  # the one in `views` is still being received, by another plan
-    # Of `views`: those that are still being written.
+    begun_ns: int  # when this node received the plan
+    until: float = 0.0  # the time at which to give up waiting for room
+    # Pinned members on this host, by index.
+    views: dict[int, memoryview] = field(default_factory=dict)
+    growing: bool = False  # another plan is still receiving the object in `views`
+    # The members in `views` that are still being written.
     streaming: dict[int, StreamingSource] = field(default_factory=dict)
-    carryover: Carryover = field(
-        default_factory=Carryover
-    )  # of the execution before, not yet taken
+    carryover: Carryover = field(default_factory=Carryover)  # taken from the execution before
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
-    # Of blocks, when they were taken.
+    # Object -> the byte ranges that its block had when this execution took it over.
     arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
-    # Cell -> the object in whose block it lies, and the bytes where it begins, and fills from.
+    # Cell -> (the object in whose block it is, offset of its stripe, offset where it is filled
+    # from).
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
-    # Cells that others read, and that grow with what comes by other cells: [begin, end).
+    # Served cells that advance while other cells receive their bytes: [begin, end) in the block.
     followed: dict[int, tuple[int, int]] = field(default_factory=dict)
     cells: dict[int, EngineBuffer] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
     pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
-    queue: list[int] = field(default_factory=list)  # pulls that are to begin later
-    running: set[int] = field(default_factory=set)  # pulls under way
-    tries: dict[int, int] = field(default_factory=dict)  # cell -> pulls of it that have failed
+    queue: list[int] = field(default_factory=list)  # pulls that have not begun
+    running: set[int] = field(default_factory=set)  # pulls in progress
+    tries: dict[int, int] = field(default_factory=dict)  # cell -> how many pulls of it have failed
     blocks: dict[int, tuple[int, int]] = field(default_factory=dict)  # result -> (payload, bytes)
-    copies: dict[int, int] = field(default_factory=dict)  # cell -> the header that it fills
-    known: set[Key] = field(default_factory=set)  # copies that are dealt with
-    waiting: int = 0  # copies that another transfer brings
-    scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
+    # Cell -> id of the header whose object it fills.
+    copies: dict[int, int] = field(default_factory=dict)
+    known: set[Key] = field(default_factory=set)  # keys of copies that are done or in progress
+    waiting: int = 0  # number of copies that another execution is bringing
+    scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
-    reported: bool = False  # that this node has what it is to have
-    measured: bool = False  # its bytes are counted
-    # Not the manager's: who hears of the end instead.
+    reported: bool = False  # this node has reported that its part is complete
+    measured: bool = False  # the meter counts its bytes
+    # If the plan is not the manager's: called at its end instead of a report to the manager.
     done: Callable[[str, str], None] | None = None
 
     @property
     def engine_buffer(self) -> EngineBuffer:
-        """Shared with the execution before."""
+        """Shared with the execution that this one replaces."""
         return self.carryover.engine_buffer
 
     def key(self, cell: Cell) -> Key:
-        """Under which a node asks for a cell, and another one serves it."""
+        """The key by which other nodes ask for a cell and this one serves it."""
         return self.plan.operation, self.plan.epoch, cell.stripe, cell.part
 
     @property
     def is_copy(self) -> bool:
-        """Is it the manager's, about one object that other nodes might give as well?"""
+        """Is this a manager's plan to copy one object, for which other parents might be found?"""
         return self.plan.operation >= COPY_OPERATION
 
     @property
     def copied(self) -> Distribute:
-        """The plan, of an execution which knows that it copies one object."""
+        """The plan of an execution that is known to copy one object."""
         assert isinstance(self.plan, Distribute)
         return self.plan
 
     @property
     def receives(self) -> bool:
-        """Is the object of a Distribute on its way to this node by this plan?"""
+        """Does this plan bring the object of a Distribute to this node?"""
         return bool(self.blocks)
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
-        """Which bytes are here of an object that comes."""
+        """Which bytes of an arriving object are here."""
         found = self.arrived_before.get(object_id, Ranges()).copy()
         for cell, (one, begin, first) in self.fills.items():
             if one == object_id:
@@ -121,7 +122,7 @@ class PlanExecution:
         return found
 
     def leave(self, watermark: Callable[[int], int]) -> Carryover:
-        """What the next execution may go on with. Blocks of copies are no longer this one's."""
+        """Takes out what the next execution may continue, including the blocks of copies."""
         carryover = Carryover(
             self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
         )
@@ -134,28 +135,30 @@ class PlanExecution:
         return carryover
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
-        """Which bytes of a member here are there: True for all, or how many from `begin` on."""
+        """How much of a member on this host is written: True: all, else the bytes from `begin`
+        on."""
         if self.growing:
             return 0
         source = self.streaming.get(index)
         return True if source is None else source.written.reach(begin, begin + nbytes)
 
     def block_objects(self) -> dict[int, bytes]:
-        """The objects of which `blocks` are copies; none for what is made here."""
+        """The object of which each block in `blocks` is a copy; blocks of results are left out."""
         plan = self.plan
         if isinstance(plan, Distribute):
             return {0: plan.object}
         return {} if plan.kind in FOLDING else dict(enumerate(plan.objects))
 
     def makes(self, object_id: bytes) -> bool:
-        """Will that object be here when the plan is committed?"""
+        """Will the commit of this plan make that object available on this node?"""
         plan = self.plan
         if isinstance(plan, Distribute) or self.done is not None:
             return False
         return any(plan.results[index] == object_id for index in self.blocks if plan.results)
 
     def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
-        """The cell lies in those bytes of a member here, and advances with them."""
+        """Registers a cell over those bytes of a member, so that it advances while they are
+        written."""
         if self.growing:
             self.followed[cell] = begin, begin + nbytes
         if index in self.streaming:

@@ -1,8 +1,9 @@
-"""This node's part in collectives of several nodes: the plan's programs as cells of the engine.
+"""Executes this node's part of plans that involve several nodes, as cells of the engine.
 
-Why it exists: a fold over many hosts is members pinned here, cells pulled from others, cells folded
-and cells served, all moving at once by the engine's one rule. What is made here stays invisible
-until the commit. Kinds that copy need no commit: each copy is whole or not there.
+Why it exists: a fold over many hosts consists of members pinned here, cells pulled from others,
+folded cells and served cells, all moved concurrently by the engine's one rule. Results stay
+invisible until the commit. Kinds that only copy need no commit, because each copy is whole or
+absent.
 It must never know: who decided the plan, which call asked for it, what user classes are.
 """
 
@@ -47,7 +48,7 @@ __all__ = ["PlanExecutor"]
 
 
 class PlanExecutor:
-    """All executions of plans on this node. Numbers of nodes are those of the plan."""
+    """All executions of plans on this node. Node numbers are those that plans use."""
 
     def __init__(
         self,
@@ -71,10 +72,10 @@ class PlanExecutor:
         self.meter = cells.meter
         self.executions: dict[int, PlanExecution] = {}  # by operation
 
-    # -- the manager's word --------------------------------------------------------------------
+    # -- plans ---------------------------------------------------------------------------------
 
     def execute(self, plan: ExecuteReduce) -> None:
-        """Begins this node's part of a plan; a later epoch takes the place of an earlier one."""
+        """Begins this node's part of a plan, in place of an earlier epoch's."""
         program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -82,9 +83,9 @@ class PlanExecutor:
             self._begin(self._part(plan, program))
 
     def execute_privately(self, plan: Plan, done: Callable[[str, str], None]) -> bool:
-        """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
-        when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
-        whether it is to have anything."""
+        """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
+        `done` is called with "" when this node has everything it should receive, or with a reason
+        why it cannot; `take` or `drop` must follow. Returns whether this node receives anything."""
         program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -95,7 +96,8 @@ class PlanExecutor:
     def _part(
         self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
     ) -> PlanExecution:
-        """In the place of the one before, of which it takes over what it can use."""
+        """A new execution that replaces an earlier one of the operation and takes over what it can
+        use."""
         loop = self.loop
         execution = PlanExecution(
             plan,
@@ -110,11 +112,12 @@ class PlanExecutor:
         return execution
 
     def makes(self, object_id: bytes) -> bool:
-        """Is that the result of an operation which this node is about to hear of?"""
+        """Is this object the result of an operation whose commit this node is about to receive?"""
         return any(execution.makes(object_id) for execution in self.executions.values())
 
     def take(self, operation: int) -> dict[int, tuple[int, int]]:
-        """The end of a private execution: the blocks that it has filled, (payload, bytes)."""
+        """Ends a private execution, and returns the blocks that it has filled: index -> (payload,
+        bytes)."""
         execution = self.executions.get(operation)
         if execution is None:
             return {}
@@ -123,8 +126,8 @@ class PlanExecutor:
         return blocks
 
     def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
-        """The results of this host's own operation: index -> (payload, bytes). Those of others
-        become copies that this node keeps."""
+        """Ends a committed execution. Returns the results of an operation of this host: index ->
+        (payload, bytes); results for other hosts become replicas on this node."""
         execution = self.executions.get(message.operation)
         if execution is None or execution.plan.epoch != message.epoch:
             return {}
@@ -138,23 +141,24 @@ class PlanExecutor:
         return {}
 
     def report(self) -> Iterator[Report]:
-        """What a manager must know that has not heard of any operation."""
+        """Yields what a manager that knows of no operation must be told."""
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
                 yield ReduceHeld(self.client.number, execution.plan, execution.reported)
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------
 
     def drop(self, operation: int) -> None:
-        """Nobody needs that execution any more."""
+        """Ends an execution that nobody needs any more, and frees what it had."""
         self._end(operation).discard(self.links, self.client.give_back)
 
     def _end(self, operation: int) -> Carryover:
-        """That execution is over; the next one may go on with its carryover."""
+        """Ends an execution, and returns what the next one can take over."""
         execution = self.executions.get(operation)
         if execution is None:
             return Carryover()
-        for oid in list(execution.copies.values()):  # others may wait for what does not come so
+        # Others may wait for these objects, which no longer come this way.
+        for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[operation]
         carryover = self.cells.end(execution)
@@ -166,7 +170,7 @@ class PlanExecutor:
         return carryover
 
     def _note(self, execution: PlanExecution) -> None:
-        """For a trace: this node's part of a plan."""
+        """Adds this node's part of the plan to the trace."""
         if self.links.notes.on:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
@@ -182,22 +186,22 @@ class PlanExecutor:
             )
 
     def _leave(self, execution: PlanExecution, source: StreamingSource) -> None:
-        """The cells of this execution are closed; its memory is in use for a moment longer."""
+        """Stops using a streaming source, once its closed cells can no longer be read."""
         for cell in [cell for cell in source.cells if cell not in self.cells.by_cell]:
             del source.cells[cell]
         execution.engine_buffer.when_free(lambda: self.streaming_sources.leave(source))
 
-    # -- the filler of remote objects ----------------------------------------------------------
+    # -- the interface Filler, for remote objects ----------------------------------------------
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """That object is not wanted any more, or will be had in another way."""
+        """Stops filling an object that is not wanted any more, or that arrives in another way."""
         for execution in list(self.executions.values()):
             for cell in [cell for cell, other in execution.copies.items() if other == oid]:
                 del execution.copies[cell]
                 self.cells.give_up(execution, cell)
                 self.loop.call_later(0.0, partial(self._go_on, execution))
 
-    # -- the beginning -------------------------------------------------------------------------
+    # -- beginning -----------------------------------------------------------------------------
 
     def _begin(self, execution: PlanExecution) -> None:
         plan = execution.plan
@@ -229,7 +233,7 @@ class PlanExecutor:
         self._look(execution)
 
     def _pin(self, execution: PlanExecution) -> None:
-        """The members that are here."""
+        """Pins the members that are on this host."""
         plan = execution.plan
         gone = []
         if isinstance(plan, Distribute):
@@ -250,7 +254,8 @@ class PlanExecutor:
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
             if got is None:
-                if oid in self.remote_objects:  # on its way from another host: that has its own end
+                # On its way from another host, which has a deadline of its own.
+                if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit into the store beside what is in use")
             if isinstance(got, int):
@@ -265,7 +270,8 @@ class PlanExecutor:
     def _copy(self, execution: PlanExecution, plan: ExecuteReduce) -> None:
         program = execution.program
         for cell in program.result:
-            if cell.node == self.client.number:  # what has been here before stays from now on
+            # An object that was already here is kept from now on.
+            if cell.node == self.client.number:
                 self.replicas.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
             key = execution.key(serve.cell)
@@ -285,7 +291,7 @@ class PlanExecutor:
                 execution.known.add(key)
                 self.replicas.tell(object_id, nbytes)
                 continue
-            if remote.payload:  # it is being brought already
+            if remote.payload:  # another execution is filling it
                 execution.known.add(key)
                 execution.waiting += 1
                 remote.waiting.append(partial(self._brought, execution, oid))
@@ -303,17 +309,17 @@ class PlanExecutor:
             execution.missing.add(made)
 
     def _brought(self, execution: PlanExecution, oid: int) -> None:
-        """Who was bringing it has ended."""
+        """Called when the other execution that was filling the object has ended."""
         execution.waiting -= 1
         if self.client.state(oid) != STATE["FAILED"]:
             self._look(execution)
         elif self.executions.get(execution.plan.operation) is execution:
             self._fail(execution, "a copy that was on its way is lost", (), "lost")
 
-    # -- how cells fare ------------------------------------------------------------------------
+    # -- notifications of the cells ------------------------------------------------------------
 
     def filled(self, execution: PlanExecution, cell: int) -> None:
-        """All bytes of a cell are there."""
+        """Called when all bytes of a cell are there."""
         oid = execution.copies.pop(cell, None)
         if oid is not None and oid in self.remote_objects:
             remote = self.remote_objects.by_oid[oid]
@@ -322,19 +328,20 @@ class PlanExecutor:
         self._go_on(execution)
 
     def _go_on(self, execution: PlanExecution) -> None:
-        """One cell less is on its way."""
+        """Starts further pulls after one has ended, and reports if it was the last."""
         self.cells.pull_more(execution)
         self._look(execution)
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
-        """A cell will not be filled. If its node is gone, another plan is on its way."""
+        """Reports that a cell will not be filled, unless its node is gone: then a new plan
+        follows."""
         if node == NOBODY:
             self._fail(execution, f"a fold has ended: {reason}", (), "lost")
         elif node in self.links.peers.by_number:
             self._fail(execution, f"nothing comes from node h{node}: {reason}", (), "lost")
 
     def arrived(self, execution: PlanExecution) -> Ranges | None:
-        """Which bytes of a Group's copy are here, while some are missing."""
+        """Which bytes of a Group's copy are here; None if nothing is missing."""
         if not execution.missing:
             return None
         return execution.arrived(execution.copied.object, self.cells.engine.watermark)
@@ -348,9 +355,8 @@ class PlanExecutor:
             or not execution.program.reports
         ):
             return
-        if (
-            execution.engine_buffer.closing
-        ):  # what an earlier plan has begun to write is to be out of the way
+        # An earlier plan may still be writing into the buffer; wait until that has ended.
+        if execution.engine_buffer.closing:
             execution.engine_buffer.when_free(lambda: self._look(execution))
             return
         if execution.done is not None:
@@ -377,4 +383,5 @@ class PlanExecutor:
 
 
 def _heard(_: str, __: str) -> None:
-    """It has been said."""
+    """Replaces `done` after it was called, so that a later failure is not reported a second
+    time."""

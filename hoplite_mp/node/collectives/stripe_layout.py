@@ -1,9 +1,10 @@
-"""The cells of a fold in elements and bytes: which part of the arrays, in which dtype.
+"""Which elements and bytes each cell of a fold has, and in which dtype.
 
-Why it exists: a plan speaks of shares of an object, and all nodes must cut alike. What one cell is
-made of decides its dtype: members as they are, partial results as wide as the kernels accumulate,
-results as NumPy would have them. Both sides of a connection derive it from the same plan.
-It must never know: where bytes lie, who moves them.
+Why it exists: a plan gives shares of an object, and all nodes must cut it at the same elements. A
+cell's content decides its dtype: members have that of the sources, partial results the wider one in
+which kernels accumulate, results the one that NumPy would give. Both ends of a connection derive
+this from the same plan.
+It must never know: where bytes are, who moves them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["StripeLayout", "result_head"]
 def result_head(
     op: str, layout: bytes, results: int, index: int, contributors: tuple[int, ...]
 ) -> tuple[bytes, bytes, int]:
-    """What a node that takes no part knows of a result: (head, layout, bytes)."""
+    """(head, layout, bytes) of a result, for a node that does not compute it."""
     shape, name = parse_layout(layout)
     dtype = serial.named_dtype(result_dtype(op, name))
     own = slices_of(shape, results)[index]
@@ -41,7 +42,7 @@ def _itemsize(kernel: str) -> int:
 
 
 class StripeLayout:
-    """One plan's cells as one node sees them. PlanError: they cannot be folded."""
+    """One plan's cells as one node sees them. Raises PlanError if they cannot be folded."""
 
     def __init__(self, plan: ExecuteReduce, program: Program) -> None:
         self.plan = plan
@@ -70,7 +71,7 @@ class StripeLayout:
             begin += prod(shape)
 
     def head(self, index: int) -> tuple[bytes, int, int]:
-        """Of result `index`: (the payload's head, place of the elements, all bytes)."""
+        """(head of the payload, offset of the elements, bytes in all) of result `index`."""
         dtype = serial.named_dtype(self.result_name)
         return serial.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
 
@@ -82,19 +83,19 @@ class StripeLayout:
         return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
 
     def dtype(self, cell: Cell) -> str:
-        """Of which dtype a cell's elements are, by the kernels' names."""
+        """The dtype of a cell's elements, by its name for the kernels."""
         if self.is_final(cell):
             return self.result
         return self.kernel if members_in(self.plan, cell) == 1 else self.partial
 
     def is_final(self, cell: Cell) -> bool:
-        """Are its elements those of the result?"""
+        """Are the elements already those of the result (divided and rounded)?"""
         if cell in self.mine:
             return True
         return cell.part == RESULT and finisher(self.plan, cell.stripe) is None
 
     def same_bytes(self, one: Cell, other: Cell) -> bool:
-        """Is a fold of `one` alone into `other` nothing but a copy?"""
+        """Would a fold of `one` alone into `other` only copy its bytes?"""
         if self.plan.op == "mean" and self.is_final(one) != self.is_final(other):
             return False
         return self.dtype(one) == self.dtype(other)

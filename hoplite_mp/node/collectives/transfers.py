@@ -1,8 +1,8 @@
-"""Copies of objects on their way to this node or from it: what is asked for, by which plans.
+"""Copies of objects to this node or from it: the requests for them, and the plans that bring them.
 
-Why it exists: a process here asks for an object, or a broadcast sends it; the manager answers with
-a plan, or with several one after another. This file finds the block that a plan fills, or the
-memory that others read, and tells the manager when a copy is whole, or does not come.
+Why it exists: when a process here asks for an object, or a broadcast sends one, the manager answers
+with a plan, or with several in sequence. This file finds the block that a plan fills, or the memory
+that others read, and tells the manager when a copy is complete or cannot be made.
 It must never know: why a plan looks as it does, how its cells are filled.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["Transfers"]
 
 
 class Transfers:
-    """All copies that come to this node or go from it."""
+    """All copies that this node receives or serves."""
 
     def __init__(
         self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_executor: PlanExecutor
@@ -60,20 +60,23 @@ class Transfers:
         self.replicas = replicas
         self.plan_executor = plan_executor
         self.by_epoch: dict[int, PlanExecution] = {}
-        self.fetching: dict[bytes, int] = {}  # object -> its header here
-        self.epochs = self.copied = 0  # the highest that this node has heard of
-        self.expected: set[int] = set()  # epochs of plans for what a collective is bringing
-        self.roomless: dict[int, float] = {}  # epoch of a plan that finds no room -> until when
+        self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
+        self.epochs = self.copied = 0  # the highest ones that this node has received
+        # Epochs of plans that would bring an object which a collective is already bringing.
+        self.expected: set[int] = set()
+        self.roomless: dict[int, float] = {}  # epoch of a plan that has no room -> its deadline
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
 
-    # -- the fetcher of remote objects ---------------------------------------------------------
+    # -- fetching remote objects ---------------------------------------------------------------
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
-        """The block at `remote.payload` is to be filled."""
+        """Requests that the block at `remote.payload` be filled."""
         if self.plan_executor.makes(remote.object):
-            return  # its home has heard of the commit before this node: it is here in a moment
+            # The object's owner has processed the commit before this node: it will be here in a
+            # moment.
+            return
         before = self.fetching.get(remote.object, oid)
-        if before != oid and before in self.remote_objects:  # a header that nobody holds by now
+        if before != oid and before in self.remote_objects:  # a header that nobody holds any more
             self.remote_objects.give_up(before)
         elif before != oid:
             self._take_back(remote.object)
@@ -87,8 +90,8 @@ class Transfers:
         self.send_manager(asked)
 
     def _take_back(self, object_id: bytes) -> None:
-        """The manager shall not bring it. A plan of which it does not know yet may still come, and
-        is withdrawn then."""
+        """Tells the manager not to bring the object. A plan that it made before it knew may still
+        arrive, and will be withdrawn."""
         receiving = self._receiving(object_id)
         if receiving is not None:
             self._end_over(receiving.engine_buffer)
@@ -96,19 +99,19 @@ class Transfers:
         self.send_manager(CopyDropped(self.client.number, object_id))
 
     def _end_over(self, engine_buffer: EngineBuffer) -> None:
-        """All that is brought into that block, and what was served as far as it had come."""
+        """Ends all plans that fill that block, and those that serve it while it is being filled."""
         for epoch, execution in list(self.by_epoch.items()):
             if execution.engine_buffer is engine_buffer:
                 self._end(epoch)
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Nobody wants it any more."""
+        """Stops fetching an object that nobody wants any more."""
         if self.fetching.get(remote.object) == oid:
             self._end_over(remote.engine_buffer)
             self._take_back(remote.object)
 
     def dropped(self, object_id: bytes) -> None:
-        """A copy of another host's object has gone."""
+        """Tells the manager that the copy of another host's object is gone."""
         if object_id in self.copies:
             self.copies.discard(object_id)
             self.send_manager(CopyDropped(self.client.number, object_id))
@@ -116,7 +119,7 @@ class Transfers:
     # -- the manager's plans -------------------------------------------------------------------
 
     def distribute(self, plan: Distribute) -> None:
-        """Takes up this node's part of a plan."""
+        """Begins this node's part of a plan."""
         self.epochs = max(self.epochs, plan.epoch)
         self.copied = max(self.copied, (plan.operation ^ COPY_OPERATION) + 1)
         number = self.client.number
@@ -138,7 +141,8 @@ class Transfers:
             self._whole(execution)
 
     def _receive(self, execution: PlanExecution, plan: Distribute) -> bool:
-        """Goes on where an earlier plan for the same block was; False: nobody wants it any more."""
+        """Continues where an earlier plan for the same block stopped; False if nobody wants it any
+        more."""
         remote = self._place(plan.object)
         if remote is None:
             return False
@@ -150,7 +154,8 @@ class Transfers:
         return True
 
     def _serve(self, execution: PlanExecution, plan: Distribute) -> bool:
-        """From the whole object, or from what another plan is still bringing; False: neither."""
+        """Serves the whole object, or what another plan is still receiving; False if it is not
+        here."""
         older = self._receiving(plan.object)
         if older is not None:
             execution.carryover = Carryover(older.engine_buffer)
@@ -160,15 +165,16 @@ class Transfers:
         oid = self.imports.local(plan.object)
         got = self.results.pin(oid) if oid else None
         if got is None or isinstance(got, int) or got.nbytes != plan.nbytes:
-            return False  # it is not here any more, or an error is in its place
+            return False  # the object is gone, or an error is in its place
         execution.views[0] = got
         return True
 
     def _expect(self, plan: Distribute) -> bool:
-        """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
+        """Makes room for a copy that no process here asked for; False if there is no room yet, or
+        nothing to do."""
         oid = self.replicas.expect(plan.object, plan.nbytes, plan.sources)
         remote = self.remote_objects.by_oid.get(oid)
-        if remote is None:  # it has come by another way, or is deleted
+        if remote is None:  # it has arrived in another way, or is deleted
             self.replicas.tell(plan.object, plan.nbytes)
             self._is_here(plan)
             return False
@@ -193,17 +199,18 @@ class Transfers:
         return False
 
     def _again(self, plan: Distribute) -> None:
-        if plan.epoch in self.roomless:  # else withdrawn
+        if plan.epoch in self.roomless:  # else the plan was withdrawn
             self.distribute(plan)
 
     def _has_come(self, plan: Distribute) -> None:
-        if plan.epoch in self.expected:  # else withdrawn
+        if plan.epoch in self.expected:  # else the plan was withdrawn
             self.expected.discard(plan.epoch)
             self._is_here(plan)
 
     def _is_here(self, plan: Distribute) -> None:
-        """A receiver that needs nothing, because its last report has crossed with this plan: others
-        may have been told all the same to get the object from here."""
+        """Answers a plan to receive an object that is already here, because this node's last report
+        crossed it. The object is served nevertheless, since other nodes may have been told to get
+        it from here."""
         number = self.client.number
         oid = self.imports.local(plan.object) or None
         if oid is None or isinstance(self.client.view(oid), int):
@@ -219,7 +226,7 @@ class Transfers:
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
     def _receiving(self, object_id: bytes) -> PlanExecution | None:
-        """The plan by which this node is just receiving that object."""
+        """The plan by which this node is receiving that object at present."""
         if object_id in self.fetching:
             for execution in self.by_epoch.values():
                 if execution.receives and execution.copied.object == object_id:
@@ -227,8 +234,8 @@ class Transfers:
         return None
 
     def withdraw(self, message: Withdraw) -> None:
-        """That plan is over. If it was bringing the object, and the manager has not said another
-        one before, it was for a request that this node has taken back meanwhile."""
+        """Ends a withdrawn plan. If it was bringing the object and the manager sent no other plan
+        first, it belonged to a request that this node has taken back."""
         if self.roomless.pop(message.epoch, None) is not None:
             self.replicas.let_go(message.object)
         self.expected.discard(message.epoch)
@@ -244,23 +251,24 @@ class Transfers:
             del self.fetching[object_id]
         elif self.replicas.only_kept(object_id):
             self._end_over(remote.engine_buffer)
-            # Before `forget`, which would tell the manager what it has just said.
+            # Remove it before `give_up` calls `forget`, which would tell the manager what that has
+            # just told us.
             oid = self.fetching.pop(object_id)
             self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
-        else:  # it was asked for again
+        else:  # a process has asked for it again
             self._request(remote)
 
     def refused(self, message: FetchRefused) -> None:
-        """The copy cannot be had."""
+        """Fails an object that the manager cannot bring."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
-            self.remote_objects.lost(oid, message.message)  # by way of `forget`
+            self.remote_objects.lost(oid, message.message)  # this calls `forget`
         self.fetching.pop(message.object, None)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """What a manager must know that has not heard of any copy."""
+        """Yields what a manager that knows of no copy must be told."""
         number = self.client.number
         for execution in self.by_epoch.values():
             yield DistributeHeld(number, execution.copied, execution.receives)
@@ -272,7 +280,7 @@ class Transfers:
             yield FetchRequested(number, remote.object, remote.nbytes, self._others(remote))
 
     def _not_planned(self) -> Iterator[RemoteObject]:
-        """What has been asked for, and no plan brings yet."""
+        """Requested objects that no plan brings yet."""
         moving = {
             execution.copied.object for execution in self.by_epoch.values() if execution.receives
         }
@@ -283,52 +291,55 @@ class Transfers:
 
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
-        if not found:  # it was expected from somebody who was still receiving it
+        if not found:  # the node from which it was expected was still receiving it itself
             home = self.links.peers.by_home.get(self.replicas.imports.home_of(remote.object))
             found = () if home is None else (home.member.node,)
         return found
 
-    # -- how cells fare ------------------------------------------------------------------------
+    # -- notifications of the cells ------------------------------------------------------------
 
     def filled(self, execution: PlanExecution, cell: int) -> None:
-        """One stripe is there."""
+        """Called when a stripe has arrived."""
         if not execution.missing:
             self._whole(execution)
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
-        """One stripe will not come as planned."""
+        """Tells the manager that a stripe cannot be pulled as planned."""
         plan = execution.copied
         self.send_manager(
             FetchFailed(self.client.number, plan.object, plan.epoch, node, reason[:1000])
         )
 
     def arrived(self, execution: PlanExecution) -> Ranges | None:
-        """Which bytes of the block that is served are here; None: the object is whole."""
+        """Which bytes of the served block are here; None if the object is whole, or the copy was
+        given up."""
         object_id = execution.copied.object
-        source = self._receiving(object_id)  # another one by now, perhaps
-        if source is None:  # withdrawn, and the next is on its way? Else it is over
+        # Not always the plan that was receiving it when serving began.
+        source = self._receiving(object_id)
+        # Withdrawn: another plan may follow if the object is still being fetched.
+        if source is None:
             return Ranges() if object_id in self.fetching else None
         if source.engine_buffer is not execution.engine_buffer:
-            return Ranges()  # that one fills another block
+            return Ranges()  # it fills another block
         return source.arrived(object_id, self.cells.engine.watermark)
 
     def _whole(self, execution: PlanExecution) -> None:
-        """All bytes are there. What an earlier plan has begun to write is out of the way first."""
+        """Finishes once no closed cell of an earlier plan can still be written."""
         execution.engine_buffer.when_free(lambda: self._finish(execution))
 
     def _finish(self, execution: PlanExecution) -> None:
         plan = execution.copied
         if self.by_epoch.get(plan.epoch) is not execution:
-            return  # withdrawn meanwhile
+            return  # withdrawn in the meantime
         execution.blocks.clear()
         oid = self.fetching.get(plan.object)
         if not execution.program.serves:
-            self._end(plan.epoch)  # nobody reads from here
+            self._end(plan.epoch)  # no other node reads from here
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
-                return  # nobody wanted it any more: `forget` has said so
-            # As long as others read from here, by whichever plan, it stays pinned.
+                return  # nobody wanted it any more, and `forget` has told the manager
+            # Keep the object pinned as long as another plan serves from this block.
             shared = execution.engine_buffer
             if any(other.engine_buffer is shared for other in self.by_epoch.values()):
                 shared.keep.append(self.client.view(oid))
@@ -346,10 +357,11 @@ class Transfers:
         if carryover is not None and remote is not None and remote.payload == carryover.payload:
             remote.arrived = carryover.arrived
 
-    # -- for people before whom something hangs ------------------------------------------------
+    # -- for dumps ------------------------------------------------------------------------------
 
     def waits(self) -> Iterator[dict[str, Any]]:
-        """Cells that other nodes fill, and objects whose plan has not come yet."""
+        """Yields what this node waits for: cells that other nodes fill, and objects that no plan
+        brings yet."""
         now_ns = self.loop.now_ns()
         for cell, pulling in list(self.links.pulling.items()):
             about = pulling.wanting.describe(cell)
