@@ -11,8 +11,7 @@ MUTANTS = (
         (
             "                if called is not None and called.ask.call == state.calls and "
             "state.go is not None:\n"
-            "                    state.left += called.holds  # it may be decided already, "
-            "with that in it\n"
+            "                    state.left += called.holds  # an attempt may include them\n"
             "                elif called is not None:\n"
             "                    self.results.unpin(called.holds)"
         ),

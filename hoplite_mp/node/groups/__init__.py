@@ -1,1 +1,1 @@
-"""Groups: members, calls, messages between two members."""
+"""Groups: membership, collective calls, messages between two members."""

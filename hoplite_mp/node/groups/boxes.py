@@ -1,9 +1,9 @@
-"""What has been sent to one member of a Group and is not received yet, in the order of its senders.
+"""A member's mailbox: messages sent to it that it has not received, in each sender's order.
 
-Why it exists: large messages arrive later than small ones that were sent after them, and the end of
-a sender is known sooner than all that it has sent is here. A box gives out messages of one sender
-in their order, each when it is whole, then the sender's end; what comes after a message that is
-lost with its host is lost, too, so that what is received is a prefix of what was sent.
+Why it exists: a large message arrives later than small ones sent after it, and this node may learn
+that a sender is gone before everything it sent is here. A box releases one sender's messages in
+order, each when it is complete, and then the sender's end. If a message is lost with its host, all
+later ones of that sender are dropped, so what is received is always a prefix of what was sent.
 It must never know: messages between nodes, the store, who is a member.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["Box", "End", "Letter"]
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """One message. `holds`: on its object and on those inside it."""
+    """One message. `holds` keep its object, and the objects that it refers to, alive."""
 
     source: int
     tag: int
@@ -34,49 +34,55 @@ class Letter:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """After everything that the member has sent who held that rank until that version."""
+    """Follows the last message of the member that held that rank until that version of the
+    members."""
 
     rank: int
     version: int
 
 
 class Box:
-    """Of one member. `born`: the version of the members since which it is one. `announce`: called
-    when there is something new to ask for."""
+    """The mailbox of one member. `born` is the version of the members in which it became one;
+    `announce` is called when there is something new to ask for."""
 
     def __init__(self, size: int, born: int, announce: Callable[[], None]) -> None:
         self.born = born
         self.announce = announce
-        self.arrived: dict[int, Letter] = {}  # by number: whole, and not received
-        self.last = 0  # number of the latest of them
-        self.ended = [0] * size  # by rank: members that are over, and all they have sent is above
-        self.gone = 0  # ranks of which nothing will come, as bits
-        # (rank, node) of a sender -> what is not whole, and all that was sent after it.
+        self.arrived: dict[int, Letter] = {}  # by number: complete, and not received yet
+        self.last = 0  # number of the latest message that was released
+        # By rank: how many members of that rank have ended, with all they sent released.
+        self.ended = [0] * size
+        self.gone = 0  # bits of the ranks from which nothing more will come
+        # (rank, node) of a sender -> its first incomplete message, and everything it sent after
+        # that.
         self._incoming: dict[tuple[int, int], deque[Letter | End]] = {}
-        # rank -> (its node, version from which on it is gone): its End has not come.
+        # Rank -> (node, version) of a member that is gone since that version and whose End is still
+        # due.
         self._due: dict[int, tuple[int, int]] = {}
-        self._end_seen = [0] * size  # by rank: version of the latest End
-        self._lost: set[int] = set()  # nodes of which nothing more is taken
+        self._end_seen = [0] * size  # by rank: version of the latest End that was released
+        # Nodes from which no further message is accepted.
+        self._lost: set[int] = set()
         self._present, self._formed = 0, False
 
-    # -- what comes ----------------------------------------------------------------------------
+    # -- what arrives --------------------------------------------------------------------------
 
     def add(self, rank: int, node: int, one: Letter | End) -> None:
-        """The next that a member has sent."""
+        """Adds what a member has sent next."""
         if isinstance(one, Letter) and node in self._lost:
             return
-        if isinstance(one, End) and one.version <= self.born:  # of somebody whom this one never met
+        # Ignore the end of a member that had left before this one joined.
+        if isinstance(one, End) and one.version <= self.born:
             return
         self._incoming.setdefault((rank, node), deque()).append(one)
         self._advance(rank, node)
 
     def ready(self, letter: Letter, node: int) -> None:
-        """It is whole, or can be had."""
+        """Marks a message as complete: its value is here or can be fetched."""
         letter.ready = True
         self._advance(letter.source, node)
 
     def lose(self, rank: int, node: int) -> None:
-        """What is not whole of that sender will never be."""
+        """Drops that sender's incomplete messages, and all that it sent after them."""
         self._lost.add(node)
         incoming = self._incoming.get((rank, node), deque())
         whole = 0
@@ -87,7 +93,7 @@ class Box:
         self._advance(rank, node)
 
     def lose_node(self, node: int) -> None:
-        """That host is gone: nothing more comes from there."""
+        """That host is gone: drops incomplete messages from it and adds the Ends that are due."""
         self._lost.add(node)
         for rank, at in list(self._incoming):
             if at == node:
@@ -120,15 +126,15 @@ class Box:
         if news:
             self.announce()
 
-    # -- who sends -----------------------------------------------------------------------------
+    # -- senders -------------------------------------------------------------------------------
 
     def expect_end(self, rank: int, node: int, version: int) -> None:
-        """The member there is gone, from that version on: its End comes, or has come."""
+        """The member at that rank is gone since that version: its End will come, or has come."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
 
     def know(self, present: int, *, formed: bool) -> None:
-        """These ranks are held by somebody."""
+        """Sets which ranks have a member at present."""
         self._present, self._formed = present, formed
         before = self.gone
         self._judge()
@@ -140,10 +146,10 @@ class Box:
         everybody = (1 << len(self.ended)) - 1
         self.gone = everybody & ~self._present & ~due if self._formed else 0
 
-    # -- what is asked -------------------------------------------------------------------------
+    # -- the reply -----------------------------------------------------------------------------
 
     def named(self, seen: int) -> tuple[list[tuple[int, int, int, int]], list[int], int, bool]:
-        """As the reply to GroupInbox."""
+        """Released messages after number `seen`, in the form of the reply to GroupInbox."""
         upto = min(self.last, seen + INBOX_MAX)
         found = []
         for number in range(seen + 1, upto + 1):
@@ -153,7 +159,7 @@ class Box:
         return found, self.ended, self.gone, upto < self.last
 
     def close(self) -> None:
-        """Nobody receives from it any more."""
+        """Releases all messages: the member is gone."""
         self.arrived.clear()
         for incoming in self._incoming.values():
             for one in incoming:

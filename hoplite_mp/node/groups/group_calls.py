@@ -1,10 +1,10 @@
 """Calls of Groups whose members live on several hosts: collected, decided once, committed.
 
-Why it exists: members publish on the board of their host and tell their node; when all of a node's
-have called, the node tells the leading one, that of the lowest living rank. It decides: small parts
-it combines itself and sends the result, for large ones it makes a plan and waits until all have
-moved their bytes. The commit goes on every board, so members wait as on one host. No manager is
-asked; it only says who is a member.
+Why it exists: members hand their parts to their node. When all of a node's members have called, it
+tells the leading node, that of the lowest living rank, which decides: it combines small parts and
+sends the result; for large ones it makes a plan and waits until all bytes have moved. The commit is
+written to every host's board, so members wait as on one host. The manager takes no part in a call;
+it only decides who is a member.
 It must never know: how bytes move, how arrays are added, how members wait.
 """
 
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCalls"]
 
-# Messages kept for a group of which nothing is known yet, two for each node are enough; and for how
-# many groups: what comes late about one that is closed is dropped in the end.
+# Messages kept for a group that this node does not know yet (two from each node suffice), and the
+# number of such groups: messages that arrive after a group was closed are dropped in the end.
 EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
-# Calls that fill every node's links, both ways, for a while.
+# Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
-ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
+ATTEMPT_BITS = 8  # bits of an attempt's counter; above: the members' version
 _log = logging.getLogger("hoplite_mp")
 
 
 class GroupCalls:
-    """All groups with members on several hosts of which some are here."""
+    """All groups over several hosts that have, or had, members on this one."""
 
     def __init__(self, host: HostContext, results: GroupResults) -> None:
         self.loop = host.loop
@@ -72,13 +72,13 @@ class GroupCalls:
         self.clients = host.clients
         self.results = results
         self.states: dict[int, State] = {}  # by generation
-        # What other nodes said of groups of which the manager's word is still on its way here.
+        # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
 
-    # -- what the manager says -----------------------------------------------------------------
+    # -- membership, from the manager -----------------------------------------------------------
 
     def changed(self, members: GroupMembers, known: Known) -> None:
-        """Who is a member, from now on."""
+        """The manager has announced a new version of the members."""
         state = self.states.get(members.generation)
         if state is None:
             state = self.states[members.generation] = State(members, known)
@@ -93,10 +93,10 @@ class GroupCalls:
             if not (members.alive | members.joining) >> rank & 1:
                 called = state.member_calls.pop(rank, None)
                 if called is not None and called.ask.call == state.calls and state.go is not None:
-                    state.left += called.holds  # it may be decided already, with that in it
+                    state.left += called.holds  # an attempt may include them
                 elif called is not None:
                     self.results.unpin(called.holds)
-        # Each node answers for its own ranks; the leading one will hear of the others'.
+        # Each node knows the first calls of its ranks; the leading one receives the others'.
         here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
         if members.first:
@@ -107,15 +107,15 @@ class GroupCalls:
         state.synced = set()
         living, knowing = state.nodes, state.knowing
         state.parts = {
-            node: part  # one of a later version comes from a member that this node will hear of
+            node: part  # a part of a later version is from a member that this node will hear of
             for node, part in state.parts.items()
             if node in living or part.version > members.version
         }
-        if self.client.number not in state.nodes:  # nothing is said to it any more
+        if self.client.number not in state.nodes:  # it receives no more about the group
             self._let_go(state)
             state.result, state.owed = [], None
         if state.leader != self.client.number:
-            state.in_progress = None  # whoever leads now begins again
+            state.in_progress = None  # the new leading node begins again
         if state.owed is not None:
             self._commit(state, state.owed)
         if state.leader is not None:
@@ -139,7 +139,7 @@ class GroupCalls:
                 self._sync(state, node, pending)
 
     def closed(self, generation: int) -> None:
-        """All have left."""
+        """The group has ended: all members have left or died."""
         state = self.states.pop(generation, None)
         if state is None:
             return
@@ -148,16 +148,16 @@ class GroupCalls:
             self.results.unpin(called.holds)
 
     def _let_go(self, state: State) -> None:
-        """Of an attempt, and of what those gave to it who are gone."""
+        """Drops the current attempt, and what members that are gone gave to it."""
         go, state.go = state.go, None
         if go is not None:
             self.results.drop(go)
         self.results.unpin(state.left)
 
-    # -- what members say ----------------------------------------------------------------------
+    # -- from members ---------------------------------------------------------------------------
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member of this host has made its next call."""
+        """A member on this host has made its next call."""
         state = self.states.get(ask.generation)
         before = None if state is None else state.member_calls.get(ask.rank)
         if state is None or ask.call < state.calls or (before and before.ask.call == ask.call):
@@ -174,7 +174,7 @@ class GroupCalls:
         self._tell(state)
 
     def _tell(self, state: State) -> None:
-        """Tells the leading node when all members here have called."""
+        """Sends this node's parts to the leading node when all members here have called."""
         if not state.members.formed or state.leader is None:
             return
         asks = self._asks(state)
@@ -189,7 +189,7 @@ class GroupCalls:
             self._fill_in(state, state.go, asks)
 
     def _asks(self, state: State) -> list[GroupCall] | None:
-        """The next call of all members here; None: not all have made it, or there are none."""
+        """The next call of all members here; None if not all have made it, or there are none."""
         ranks = state.ranks_of(self.client.number)
         called = [state.member_calls[rank] for rank in ranks if rank in state.member_calls]
         asks = [one.ask for one in called if one.ask.call == state.calls]
@@ -202,13 +202,13 @@ class GroupCalls:
             self.send_peer(self.roster.by_number[node].home, message)
 
     def _this_last(self, nodes: Iterable[int]) -> list[int]:
-        """In this order they are told: this node acts at once, and the others would wait."""
+        """This node last, because it acts at once, which would delay the others' messages."""
         return sorted(nodes, key=lambda node: node == self.client.number)
 
-    # -- what nodes say ------------------------------------------------------------------------
+    # -- from nodes -----------------------------------------------------------------------------
 
     def receive(self, node: int, message: GroupMessage) -> None:
-        """A message of a node, maybe this one."""
+        """Handles a message from a node, perhaps this one."""
         state = self.states.get(message.generation)
         if state is None:
             waiting = self.pending_messages.setdefault(message.generation, [])
@@ -223,7 +223,7 @@ class GroupCalls:
                     state.parts[node] = message
                     self._lead(state)
                 elif message.call < state.calls and state.last is not None:
-                    self._send(state, node, state.last)  # it has missed the commit
+                    self._send(state, node, state.last)  # that node has missed the commit
             case GroupSync():
                 self._sync(state, node, message)
             case GroupGo():
@@ -240,14 +240,14 @@ class GroupCalls:
             case GroupCommit() if node in state.knowing:
                 self._commit(state, message)
             case GroupCommit():
-                pass  # of a leader that is gone: the living have said what they know, and go on
+                pass  # its leader is gone, and the living go on with what they have exchanged
 
     # -- leading -------------------------------------------------------------------------------
 
     def _sync(self, state: State, node: int, message: GroupSync) -> None:
         state.syncs[node] = message
         if message.version != state.members.version or state.leader != self.client.number:
-            return  # it, or this node, has not heard of the latest change
+            return  # that node, or this one, does not have the latest members yet
         if message.committed > state.calls:  # decided by a leader that is gone
             self._hand_on(state, state.nodes, message.committed, message.last)
         elif message.committed < state.calls and node in state.nodes:
@@ -266,7 +266,7 @@ class GroupCalls:
     def _hand_on(
         self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
     ) -> None:
-        """So many calls are over, and that was the last one that anybody made."""
+        """Tells these nodes how many calls are over, and passes on the last known commit."""
         for node in self._this_last(nodes):
             if last is not None:
                 self._send(state, node, last)
@@ -274,8 +274,8 @@ class GroupCalls:
                 self._send(state, node, GroupSkip(state.members.generation, calls))
 
     def _start_new(self, state: State) -> None:
-        """With a call that nobody can have begun yet: the living may be waiting in the next one.
-        If no one who could make that one lives any more, it is not made."""
+        """New members start with a call that nobody can have begun: the living may be waiting in
+        the next one. A call that no living member could make is skipped."""
         members = state.members
         if not members.formed:
             return
@@ -297,7 +297,7 @@ class GroupCalls:
             self._lead(state)
 
     def _lead(self, state: State, *, late: bool = False) -> None:
-        """Decides the next call if all parts are there; `late`: perhaps without some of them."""
+        """Decides the next call if all parts are here; `late`: perhaps without some of them."""
         if state.leader != self.client.number:
             return
         if state.in_progress is not None and not self._is_other(state, state.in_progress):
@@ -311,8 +311,8 @@ class GroupCalls:
                 given.update(dict.fromkeys(part.ranks, part))
         if not expected or not given:
             return
-        # Never the number of an attempt that another leader has made with other members: cells of
-        # that one may still be served.
+        # Must differ from every attempt that an earlier leader made for other members, because
+        # cells of those may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, expected, given, state.rates
         missing: set[int] = set()
@@ -341,7 +341,7 @@ class GroupCalls:
             self._send(state, node, go)
 
     def _wait(self, state: State, first: GroupPart) -> None:
-        """Who has not called when this is over is late."""
+        """Waits a while for the missing members of a call that may begin without them."""
         call = state.calls
         seconds = None if state.waited == call else wait_s(first, state.rates)
         if seconds is None:
@@ -349,15 +349,14 @@ class GroupCalls:
 
         def over() -> None:
             if state.calls == call and self.states.get(state.members.generation) is state:
-                state.waited = -1  # the next one who comes begins another wait
+                state.waited = -1  # the next part that arrives may begin another wait
                 self._lead(state, late=True)
 
         state.waited = call
         self.loop.call_later(seconds, over)
 
     def _is_other(self, state: State, in_progress: InProgress) -> bool:
-        """A call that has begun without some: are their parts other than what was taken for
-        granted? Then it is given up."""
+        """Has a late member given other than was assumed? Then the attempt is given up."""
         for part in state.parts.values():
             if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):
                 if not fits(part, in_progress.outcome.plans[0]):
@@ -389,32 +388,32 @@ class GroupCalls:
         for rank in admitted:
             self.send_manager(GroupAdmitted(members.name, members.generation, rank))
 
-    # -- following -----------------------------------------------------------------------------
+    # -- executing decisions --------------------------------------------------------------------
 
     def _go(self, state: State, message: GroupGo) -> None:
         if message.call != state.calls:
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
-            return  # made for other members: the leader will begin again
-        if state.go is not None:  # what of it is planned anew goes on
+            return  # made for other members: the leading node will begin again
+        if state.go is not None:  # except for operations that are planned again, which go on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
-        if message.attempt >> ATTEMPT_BITS == state.members.version:  # the gone are not in it
+        if message.attempt >> ATTEMPT_BITS == state.members.version:  # without the gone
             self.results.unpin(state.left)
         state.go, state.awaiting_local = message, False
         asks = self._asks(state)
         if asks is not None:
             self._fill_in(state, message, asks)
         elif state.ranks_of(self.client.number):
-            state.awaiting_local = True  # until the members here have called
+            state.awaiting_local = True  # begin when the members here have called
         else:
             self._move(state, message)
 
     def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
-        """Begins, with what members here give if the leader did not know that when it decided."""
+        """Begins an attempt, with parts of members here that the leading node did not know."""
         if lacks(message, {ask.rank for ask in asks}):
             part = self.results.part(state.members, state.calls, asks)
             filled = fill_in(message, part)
-            if filled is None:  # the leader will see that, and decide anew
+            if filled is None:  # the leading node will see that they differ, and decide again
                 return
             message = filled
         self._move(state, message)
@@ -438,28 +437,28 @@ class GroupCalls:
         def done(failure: str, error: str) -> None:
             if failure:
                 say(failure, error)
-            else:  # what only others of this host read was not waited for by any cell
+            else:  # no cell waits for parts that only this host's members read
                 self.results.when_written((one.holds for one in state.member_calls.values()), say)
 
         self.results.go(message, done)
 
     def _commit(self, state: State, message: GroupCommit) -> None:
         if message.call < state.calls:
-            return  # once more, after a change of the members
+            return  # repeated after a change of the members
         given = message
         if self._lacks(state, message):
             if message.leader in state.knowing:
-                state.owed = message  # that one has sent what is for this node
+                state.owed = message  # the node that decided it has sent what is missing
                 return
-            given = _lost(message, state.members)  # for those here; others may lack nothing
-        # A later one: no member here took part in those between.
+            given = _lost(message, state.members)  # an error here; others may have it all
+        # Calls may have been skipped: no member here took part in those.
         state.owed = None
         go, state.go = state.go, None
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.results.drop(go)
             go = None
-        # A process that has ended gets nothing any more, though the manager may not have said so.
+        # Nothing is given to an ended process, even if the manager has not announced that yet.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
@@ -472,12 +471,12 @@ class GroupCalls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
         state.known.board.commit(message.call, oid)
         self.results.unpin(state.left)
-        del before  # everybody has read the result before this one
+        del before  # every member has read the result before this one, so its holds are released
         self._tell(state)
         self._lead(state)
 
     def _lacks(self, state: State, message: GroupCommit) -> bool:
-        """Was a decision handed on by a node that did not have what is for this one?"""
+        """Was it passed on by another node, without this node's share of the result?"""
         if message.to == self.client.number or message.whole or message.error:
             return False
         here = self._here(state, message)
@@ -486,7 +485,7 @@ class GroupCalls:
         return bool(here)
 
     def _here(self, state: State, message: GroupCommit) -> list[int]:
-        """The ranks of a decided call whose processes are here: not those who came later."""
+        """The ranks of a decided call whose members are here; not members that joined after it."""
         own = state.ranks_at(self.client.number)
         return [r for r in message.ranks if r in own and own[r] <= message.call]
 

@@ -1,7 +1,7 @@
-"""What the leading node makes of a Group's call: an error, a result, or a plan for large parts.
+"""The leading node's decision on a Group's call: an error, a result, or a plan for large parts.
 
-Why it exists: decided from the parts alone, so that a test can ask it anything. The rules of a
-mistake are those of one host: whatever is wrong with one rank is every rank's error.
+Why it exists: the decision is a pure function of the parts, so that a test can exercise every case.
+Errors follow the rules of one host: whatever is wrong with one rank's part is raised by every rank.
 It must never know: sockets, shared memory, who waits.
 """
 
@@ -41,7 +41,8 @@ NO_OBJECT = bytes(16)
 
 @dataclass(slots=True)
 class Outcome:
-    """A decision. `plans`: first these bytes move; `waits`: until these nodes have theirs."""
+    """A decision: the bytes of `plans` move, and it is committed when the nodes in `waits` are
+    done."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -50,22 +51,23 @@ class Outcome:
     pieces: list[Piece] = field(default_factory=list)
     plans: tuple[Plan, ...] = ()
     waits: set[int] = field(default_factory=set)
-    nodes: set[int] = field(default_factory=set)  # that take part in the plans
+    nodes: set[int] = field(default_factory=set)  # nodes that take part in the plans
     attempt: int = 0
     error: str = ""
     message: str = ""
 
     def fail(self, error: str, message: str) -> Outcome:
-        """Every rank raises this."""
+        """Turns the decision into an error that every rank raises."""
         self.error, self.message = error, message
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
 
     def commit(self, members: GroupMembers, call: int, node: int, leader: int) -> GroupCommit:
-        """What is said to one node by the leading one."""
+        """The commit message for one node, from the leading one."""
         ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
         pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
-        # A small sum goes to all: any of them can hand it on if the leader dies meanwhile.
+        # A small reduction goes to every node, so that any of them can pass it on if the leader
+        # dies.
         summed = self.kind == "reduce" and not self.attempt
         if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
             pieces = []
@@ -96,9 +98,9 @@ def decide(
     owners: Collection[int] = (),
     before: Plan | None = None,
 ) -> Outcome:
-    """The decision over these ranks, whose parts are `given`. `rates`: of nodes, as far as they
-    are known. `owners`: of an allreduce's stripes, if not all nodes. `before`: the plan of an
-    earlier attempt, whose cut is kept."""
+    """Decides a call of these ranks, whose parts are `given`. `rates`: the measured links of nodes,
+    as far as known. `owners`: nodes that should own stripes of an allreduce, if not all. `before`:
+    the plan of an earlier attempt, whose cut is kept."""
     first = given[ranks[0]]
     outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
@@ -131,7 +133,7 @@ def decide(
 
 
 def _cut_as(before: Plan, plan: Plan) -> Plan:
-    """The plan with the stripes of an earlier one, as far as that can be."""
+    """The plan, cut into the stripes of an earlier one where the two are compatible."""
     if isinstance(before, ExecuteReduce) and isinstance(plan, ExecuteReduce):
         owners = {stripe.owner for stripe in plan.stripes}
         if before.kind != plan.kind or plan.kind not in ("reduce", "allreduce"):
@@ -169,7 +171,7 @@ def _fold(
         total = combine(outcome.op, [piece.payload or b"" for piece in pieces])
         outcome.pieces = [Piece(first.source, -1, len(total), total)]
         return
-    if not can_fold(outcome.op, first.layout):  # every node gets all, and folds by itself
+    if not can_fold(outcome.op, first.layout):  # every node gets all parts and folds them itself
         _copy(outcome, members, call, attempt, pieces, rates)
         return
     nodes = _nodes(members, outcome.ranks)
@@ -216,7 +218,7 @@ def _fold(
 
 
 def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
-    """Can they be reduced with each other? If not, the call has failed."""
+    """Can the pieces be reduced with each other? If not, the call has failed."""
     first = pieces[0]
     for piece in pieces:
         if not piece.layout:
@@ -255,14 +257,16 @@ def _copy(
     pieces: list[Piece],
     rates: Mapping[int, Host],
 ) -> None:
-    """Small pieces go with the commit, large ones by a plan."""
+    """Plans calls that move pieces unchanged: small pieces go with the commit, large ones by a
+    plan."""
     outcome.pieces = [piece for piece in pieces if piece.payload is not None]
     large = [piece for piece in pieces if piece.payload is None]
-    outcome.pieces += large  # where to find them, once they have come
+    outcome.pieces += large  # receivers look their blocks up by these entries
     nodes = _nodes(members, outcome.ranks)
     if not large:
         return
-    # What no other node pulls may still be on its way into its own node's memory.
+    # A piece that no other node pulls may still be being written by its member, so its node must
+    # report when that is done.
     outcome.waits = {
         _node(members, piece.source) for piece in large if _stays(members, outcome, nodes, piece)
     }
@@ -314,7 +318,7 @@ def _copy(
 
 
 def _stays(members: GroupMembers, outcome: Outcome, nodes: Sequence[int], piece: Piece) -> bool:
-    """Is a piece read on its own node only?"""
+    """Is a piece read only on the node of its giver?"""
     node = _node(members, piece.source)
     if piece.target >= 0:
         return _node(members, piece.target) == node
@@ -334,7 +338,7 @@ def _nodes(members: GroupMembers, ranks: Sequence[int]) -> list[int]:
 
 
 def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...]:
-    """Stripes of these nodes, as wide as their links make them in the group's own stripes."""
+    """Stripes owned by these nodes, as wide in proportion as in the group's own stripes."""
     widths = dict.fromkeys(owners, 0)
     for stripe in members.stripes:
         if stripe.owner in widths:
@@ -345,7 +349,8 @@ def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...
 
 
 def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
-    """The nodes' links as they have been measured; None: not all have said."""
+    """The nodes' measured links, rounded to levels; None if a node has not reported its rate
+    yet."""
     if any(node not in rates for node in nodes):
         return None
     fastest = max(min(rates[node]) for node in nodes)
@@ -356,7 +361,7 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | No
 def _shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce, of which each of these nodes owns one."""
+    """Stripes of an allreduce; each of these nodes owns one."""
     hosts = _snapped(nodes, rates)
     if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
@@ -367,8 +372,8 @@ def _shared(
 def _passed_on(
     members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of what goes from one node to the others, each of which passes one on; and of the
-    way back, which is its mirror image."""
+    """Stripes of a transfer from one node to the others, each of which forwards one; a reduce, the
+    mirror image, uses the same."""
     hosts = _snapped([root, *others], rates)
     if hosts is None or len(others) < 2:
         return _weighted(members, others)
@@ -377,7 +382,7 @@ def _passed_on(
 
 
 def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
-    """The payload of the reduction of arrays of one layout; from left to right."""
+    """The payload of the left fold of arrays that have the same shape and dtype."""
     arrays = [
         np.asarray(serial.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
     ]

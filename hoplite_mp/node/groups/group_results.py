@@ -1,8 +1,8 @@
-"""Parts and results of a Group's calls on one host: what members gave, what they will read.
+"""Parts and results of a Group's calls on one host: what members give, and what they will read.
 
-Why it exists: between a member's arrays and the messages about them lie the node's blocks. What a
-call results in becomes one object which all members of this host read, and which the node holds
-until they have all begun the next call.
+Why it exists: between members' arrays and the messages about them are the node's blocks. The result
+of a call becomes one object that all members on this host read; the node holds it until they have
+all begun the next call.
 It must never know: who decides, when a call is over.
 """
 
@@ -36,7 +36,7 @@ __all__ = ["GroupResults"]
 
 
 class GroupResults:
-    """Reads parts, keeps results."""
+    """Describes members' parts and makes the objects that members read as results."""
 
     def __init__(self, host: HostContext, plan_executor: PlanExecutor) -> None:
         self.store = host.store
@@ -45,10 +45,11 @@ class GroupResults:
         self.results = host.results
         self.plan_executor = plan_executor
         self.streaming_sources = plan_executor.streaming_sources
-        self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
+        # Operation -> holds on refs inside values that have arrived.
+        self.inner: dict[int, list[Any]] = {}
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
-        """What this node's members give to a call."""
+        """This node's message to the leading one: what its members give to a call."""
         first = asks[0]
         mistaken = next((ask for ask in asks if ask.mistake), None)
         mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
@@ -98,8 +99,9 @@ class GroupResults:
         return memoryview(got)
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        """Holds and pins on what a member gives: it must not be spilled meanwhile. StoreFullError:
-        there is no room for it. ValueError: it is not what this host's clients send."""
+        """Holds and pins what a member gives, so that it is not spilled during the call.
+        StoreFullError: there is no room for it. ValueError: this host's clients do not send such a
+        part."""
         found: list[Any] = []
         failure: Exception | None = None
         for part in ask.parts:
@@ -109,14 +111,15 @@ class GroupResults:
                 elif not isinstance(part, bytes):
                     found.append(self.streaming_sources.take(slot, *part))
             except (ValueError, StoreFullError) as error:
-                failure = failure or error  # the other blocks are handed over all the same
+                failure = failure or error  # the remaining blocks are handed over nevertheless
         if failure is not None:
             self.unpin(found)
             raise failure
         return found
 
     def refuse(self, slot: int, ask: GroupCall) -> None:
-        """What comes too late: blocks that were handed over are given back when they are whole."""
+        """Refuses a call that came too late; blocks handed over with it are freed once fully
+        written."""
         for part in ask.parts:
             if isinstance(part, tuple):
                 self.streaming_sources.let_go(self.streaming_sources.take(slot, *part))
@@ -131,22 +134,22 @@ class GroupResults:
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
-        """The call that they were for is over, or their member is gone: the list is empty then."""
+        """Releases what a call needed, when it is over or its member is gone; empties the list."""
         for hold in holds:
             if isinstance(hold, StreamingSource):
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
-        """Calls `action` when members have written all that they give."""
+        """Calls `action` once members have written everything that they give."""
         source = [hold for some in holds for hold in some if isinstance(hold, StreamingSource)]
         self.streaming_sources.when_whole(source, action)
 
-    # -- bytes that move -----------------------------------------------------------------------
+    # -- moving bytes ---------------------------------------------------------------------------
 
     def go(self, message: GroupGo, done: Callable[[str, str], None]) -> None:
-        """Moves this node's part; `done` gets "", or why it cannot be done, and
-        of what kind that error is (GroupCommit)."""
+        """Executes this node's part of an attempt. `done` gets the reason why it failed and the
+        kind of that error (see GroupCommit), or "" and ""."""
         reports = False
         for plan in message.plans:
             come = partial(self._come, plan, done)
@@ -155,8 +158,8 @@ class GroupResults:
             done("", "")
 
     def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
-        """Refs inside the values that have come are held here before `done` is called: their givers
-        hold them until the commit, and readers may be late."""
+        """Holds the refs inside values that have arrived before calling `done`: the givers hold
+        them only until the commit, and members may read later."""
         part = self.plan_executor.executions.get(plan.operation)
         copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
         refs: list[bytes] = []
@@ -175,7 +178,7 @@ class GroupResults:
         self.imports.ask(refs, held)
 
     def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
-        """That attempt is over, except these operations of it."""
+        """Ends an attempt, except for these operations."""
         for plan in message.plans:
             self.inner.pop(plan.operation, None)
             if plan.operation not in but:
@@ -186,13 +189,13 @@ class GroupResults:
     def commit(
         self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """(the object that members read, holds on all that it needs). `mine`: the ranks here, and
-        the slots of their processes."""
+        """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
+        rank -> client slot of the members here."""
         holds: list[Any] = []
         data: Any = None
         blocks = self._blocks(message, go, mine, holds)
         if message.error or not mine:
-            pass  # nobody here reads it: the message is kept for those who may have missed it
+            pass  # nobody here reads it; the message is kept for nodes that may have missed it
         elif message.kind in FOLDING:
             data = self._folded(message, go, blocks, mine)
         else:
@@ -205,7 +208,7 @@ class GroupResults:
         return oid, [hold, *holds, *encoded.refs]
 
     def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
-        """What members here read if not even the refs of the result find room."""
+        """What members here read if not even the result's refs fit into the store."""
         failed = message.error or "full", message.message or self.store.full_message()
         return shortened((mask, *failed, None), 2)
 
@@ -214,7 +217,7 @@ class GroupResults:
         return oid, self.client.hold(oid, False)
 
     def _object(self, payload: int, nbytes: int, holds: list[Any]) -> ObjectRef[Any]:
-        """A written block as an object for members here."""
+        """Turns a written block into an object for members here."""
         oid, hold = self._new()
         self.results.store_block(oid, payload, nbytes)
         holds.append(hold)
@@ -223,8 +226,8 @@ class GroupResults:
     def _blocks(
         self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
     ) -> dict[int, Any]:
-        """What has come, by the plan's own numbers: a block that only one rank wants becomes that
-        process's own, writable as it is; others become objects."""
+        """The blocks that have arrived, by their index in the plan. A block for a single rank is
+        given to that rank's process, which may write into it; others become objects."""
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
             holds += self.inner.pop(plan.operation, ())
@@ -244,7 +247,7 @@ class GroupResults:
         """The ranks here that read a block."""
         kind, root = message.kind, message.root
         if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
-            return []  # parts of a fold without a kernel: the node reads them
+            return []  # parts of a fold without a kernel, which the node reads
         if kind == "reduce_scatter":
             return [index] if index in mine else []
         if kind in ("reduce", "gather"):
@@ -263,8 +266,8 @@ class GroupResults:
         blocks: dict[int, Any],
         mine: dict[int, int],
     ) -> Any:
-        """[the whole result], or slices by rank; None where nobody wants it."""
-        if message.pieces:  # a small result, or all parts of one that no kernel folds
+        """[the whole result], or slices by rank; None if nobody here reads it."""
+        if message.pieces:  # a small result, or all parts of a fold without a kernel
             payload = message.pieces[0].payload
             return [self._combined(message, blocks, go) if payload is None else payload]
         if message.kind == "reduce_scatter":
@@ -294,7 +297,7 @@ class GroupResults:
         return found
 
     def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
-        """A large one: of a member here, or what has come."""
+        """Where a large piece is: the object of a member here, or a block that has arrived."""
         home, oid = ids.unpack_id(piece.object)
         if home == self.client.home:
             return None if oid & BLOCK else self.results.ref(oid)
@@ -306,7 +309,7 @@ class GroupResults:
         return None
 
     def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:
-        """A fold without a kernel: all parts are here, and NumPy does it in the order of ranks."""
+        """A fold without a kernel: NumPy folds all parts on this node, in the order of ranks."""
         payloads: list[bytes | memoryview] = []
         for piece in message.pieces:
             if piece.payload is not None:
@@ -323,7 +326,7 @@ class GroupResults:
 
 
 def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
-    """Does any rank here read a piece that was given here? Its own member has it already."""
+    """Does another rank here read a piece that was given here? The giver itself already has it."""
     readers = set(mine) - {piece.source}
     if message.kind == "gather":
         readers &= {message.root}

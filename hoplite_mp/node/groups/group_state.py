@@ -1,8 +1,9 @@
-"""One Group as one node knows it: its board; if it is over several hosts, members, their undecided
-call, what the leading node collects.
+"""The state of one Group on one node: its board and, for a Group over several hosts, its members,
+their undecided calls, and what the leading node collects.
 
-Why it exists: what is known is apart from what is done about it, so that both can be read.
-It must never know: messages' ways, the store, time.
+Why it exists: the state is kept apart from the protocol that changes it, so that each can be read
+by itself.
+It must never know: how messages travel, the store, time.
 """
 
 from __future__ import annotations
@@ -29,73 +30,80 @@ __all__ = ["InProgress", "Known", "MemberCall", "State"]
 
 @dataclass(slots=True)
 class Known:
-    """A Group of which a member is on this host."""
+    """A Group that has, or had, a member on this host."""
 
     name: str
     generation: int
     board: _tasks.Board
-    shown: GroupMembers  # the manager's latest word
-    here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
-    left: set[int] = field(default_factory=set)  # shown as held here, by who has gone
-    died: set[int] = field(default_factory=set)  # those of them who have not left
-    hold: Any = None  # of a committed result whose leader has died
+    shown: GroupMembers  # the members that the manager announced last
+    # Rank -> (client slot, its generation).
+    here: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Ranks that `shown` places here although their members are gone.
+    left: set[int] = field(default_factory=set)
+    # The ranks in `left` whose members did not leave in order.
+    died: set[int] = field(default_factory=set)
+    hold: Any = None  # on a committed result whose leader has died
     held_call: int = 0
 
 
 @dataclass(slots=True)
 class InProgress:
-    """A decided call whose bytes are moving, as the leading node sees it."""
+    """A decided call whose bytes are moving, on the leading node."""
 
     call: int
     attempt: int
     outcome: Outcome
-    waiting: set[int]  # nodes that are not done yet
+    waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
 
 
 @dataclass(slots=True)
 class MemberCall:
-    """The undecided call of a member here."""
+    """A member's undecided call, on its own node."""
 
     ask: GroupCall
-    slot: int  # of its process
-    holds: list[Any]  # on what it gives
+    slot: int  # client slot of the member's process
+    holds: list[Any]  # on what the member gives
 
 
 @dataclass(slots=True)
 class State:
-    """One group over several hosts, as this node knows it."""
+    """A Group over several hosts, as this node knows it."""
 
     members: GroupMembers
     known: Known  # its board
-    calls: int = 0  # decided ones; the number of the next
+    calls: int = 0  # number of decided calls, and so the next call's number
     member_calls: dict[int, MemberCall] = field(default_factory=dict)  # by rank
-    left: list[Any] = field(default_factory=list)  # what those gave to the next call who are gone
-    last_part: tuple[int, int] | None = None  # (version, call) of the last GroupPart
+    # Holds on what members that are gone gave to the next call.
+    left: list[Any] = field(default_factory=list)
+    last_part: tuple[int, int] | None = None  # (version, call) of the last GroupPart sent
     last: GroupCommit | None = None
     result: list[Any] = field(default_factory=list)  # holds on the last result
-    # rank -> its first call: those of this node, and as the leading node also those of others.
+    # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
     starts: dict[int, int] = field(default_factory=dict)
     go: GroupGo | None = None
-    awaiting_local: bool = False  # `go` waits for members of this node
-    # As the leading node only.
-    parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
+    awaiting_local: bool = False  # `go` cannot begin before members on this node have called
+    # The next fields are used by the leading node only.
+    # node -> its part of an undecided call
+    parts: dict[int, GroupPart] = field(default_factory=dict)
     synced: set[int] = field(default_factory=set)
-    syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest
+    syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest GroupSync
     in_progress: InProgress | None = None
     attempts: int = 0
-    rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
-    _known: tuple[GroupMembers, list[int]] | None = None  # who takes part in all calls
-    waited: int = -1  # the call for whose last members there is a timer
-    # Decided; what is picked for this node is still on its way from the one that has decided it.
+    rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured
+    # A cache of `expected`, valid once every rank takes part in all further calls.
+    _known: tuple[GroupMembers, list[int]] | None = None
+    waited: int = -1  # the call for whose last members a timer is running
+    # A commit that another node passed on, while this node's share of the result is still on its
+    # way from the node that decided it.
     owed: GroupCommit | None = None
 
     def ranks_of(self, node: int) -> list[int]:
-        """The ranks at a node that take part in the next call."""
+        """The ranks on a node that take part in the next call."""
         return [rank for rank in self.expected() if self.members.nodes[rank] == node]
 
     def ranks_at(self, node: int) -> dict[int, int]:
-        """The ranks at a node that take part in some call: the first one of each."""
+        """The ranks on a node with a known first call, and that call."""
         nodes = self.members.nodes
         return {rank: call for rank, call in self.starts.items() if nodes[rank] == node}
 
@@ -105,39 +113,40 @@ class State:
         if known is not None and known[0] is self.members:
             return known[1]
         found = sorted(rank for rank, start in self.starts.items() if start <= self.calls)
-        if len(found) == len(self.starts):  # and it stays so until the members change
+        # All have started, which stays so until the members change.
+        if len(found) == len(self.starts):
             self._known = self.members, found
         return found
 
     def start(self, rank: int, call: int) -> None:
-        """The first call of a rank."""
+        """Records the first call of a rank."""
         self.starts[rank] = call
         self._known = None
 
     @property
     def unstarted(self) -> list[int]:
-        """Members of whose first call nobody has said anything."""
+        """Members whose first call is not known yet."""
         both = self.members.alive | self.members.joining
         return [r for r in range(self.members.size) if both >> r & 1 and r not in self.starts]
 
     @property
     def nodes(self) -> set[int]:
-        """Where members live, joining ones too."""
+        """The nodes of all members, including joining ones."""
         return {node for node in self.members.nodes if node is not None}
 
     @property
     def knowing(self) -> set[int]:
-        """Who may know of a decision: nodes that have a member, or had one."""
+        """Nodes that may know of a decision, because they have, or had, a member."""
         return self.nodes.union(self.members.former)
 
     @property
     def attempted(self) -> Plan | None:
-        """By which the next call was begun already."""
+        """The plan of an attempt at the next call, if there was one."""
         go = self.go
         return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
 
     @property
     def leader(self) -> int | None:
-        """The leading node; None: nobody counts yet."""
+        """The leading node; None if no member counts yet."""
         rank = self.members.leader
         return None if rank is None else self.members.nodes[rank]

@@ -1,7 +1,7 @@
-"""Who is awaited in each Group with a member on this host, for people before whom one hangs.
+"""Reports, for dumps, which members each Group on this host is waiting for.
 
-Why it exists: a Group's call waits for whoever has not made it; that is written on the board of one
-host, or known to the nodes that collect the parts of several.
+Why it exists: a Group's call waits for the members that have not made it. For a Group on one host
+the board tells which; for a Group over several hosts, the nodes that collect the parts.
 It must never know: what the calls compute.
 """
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["group_waits"]
 
-NAME_CHARS = 100  # of a group's name
+NAME_CHARS = 100  # characters of a group's name that are reported
 
 
 def group_waits(
     groups: Groups, messages: PointToPoint, client: _shm.NodeClient, tasks: _tasks.Tasks
 ) -> Iterator[dict[str, Any]]:
-    """One for each Group. `call`: the number of the next one; `made`: ranks that have made it;
-    `awaited`: ranks that have not, as far as this node knows; `unread`: messages that members here
-    have not received."""
+    """Yields one report for each Group. `call`: the number of the next call; `made`: ranks that
+    have made it; `awaited`: ranks that have not, as far as this node knows; `unread`: messages that
+    members here have not received."""
     hosts = groups.hosts
     for known in list(groups.known.values()):
         formed, alive, joining, _, call, _ = known.board.look()
@@ -59,8 +59,8 @@ def group_waits(
 
 
 def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
-    """What this node knows of a call whose members are on several hosts: of its own members, and
-    if it leads, of the others'."""
+    """Fills in what this node knows of a call over several hosts: its own members' calls and, if it
+    leads, those of the others."""
     found["call"] = state.calls
     found["leader"] = "" if state.leader is None else f"h{state.leader}"
     called = {

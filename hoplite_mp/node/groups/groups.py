@@ -1,7 +1,8 @@
-"""Groups on this host: boards in shared memory, membership as the manager says.
+"""Groups on this host: boards in shared memory, membership as the manager decides it.
 
-Why it exists: joining and leaving go through the planner, calls do not. The node writes the masks
-on the boards, wakes the members, and after a member's death holds what that member had committed.
+Why it exists: members join and leave through the planner, calls do not involve it. The node writes
+the masks on the boards, wakes the members, and after a member's death holds what that member had
+committed.
 It must never know: what members send each other.
 """
 
@@ -40,22 +41,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Groups"]
 
-ENDS_MAX = 64  # of ended groups that a node tells the next manager of
+ENDS_MAX = 64  # how many ended groups a node reports to the next manager
 
 
 class Above(Protocol):
-    """What rooms above this one know."""
+    """What this room must learn from rooms above it."""
 
     def runs_again(self, oid: int) -> bool:
-        """Is that task run again, because its result was lost?"""
+        """Is that task being run again because its result was lost?"""
 
     def task_of(self, slot: int) -> tuple[bytes, int]:
-        """The task that the process in that slot runs, by the id under which all nodes know it, and
-        how often it had been tried before; b"": none."""
+        """The task that runs in the process of that slot, by its cluster-wide id, and the number of
+        earlier tries; b"" if none runs."""
 
 
 class Groups:
-    """All boards of this host."""
+    """All Groups with a member on this host, and their boards."""
 
     def __init__(self, host: HostContext, messages: PointToPoint, above: Above) -> None:
         self.client = host.client
@@ -65,19 +66,22 @@ class Groups:
         self.messages = messages
         self.above = above
         self.known: dict[int, Known] = {}  # board -> group
-        # Of living processes: request -> number of the process's call, what the manager was asked.
+        # Requests to join of living processes: request -> (number of the process's call, what the
+        # manager was asked).
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
-        self.generations = 0  # the highest that was heard of
-        # For the next manager: those with members that have died, and those that all have left.
+        self.generations = 0  # the highest generation that this node has received
+        # For the next manager: groups that ended with dead members, and those that all members
+        # left.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        # Tasks of this host whose end the manager asks for, because members of a Group wait for
-        # them: -> header, where we park. Few, so all are looked at in each turn.
+        # Tasks of this host about whose end the manager has asked, because members of a Group wait
+        # for it: id -> (header, where this node is parked). They are few, so all are checked in
+        # each turn.
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
-        # Why a member here is none any more: slot -> (generation of the group, rank) -> text.
+        # Members here that the planner took out: slot -> (generation of the group, rank) -> why.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
-        self.hosts: GroupCalls | None = None  # set when there are other hosts
+        self.hosts: GroupCalls | None = None  # set if there are other hosts
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
@@ -92,7 +96,7 @@ class Groups:
         self.send(asked)
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
-        """The reply comes when what this member had committed is held for those still reading."""
+        """Replies once what this member had committed is held for members that still read it."""
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
         for known in self.known.values():
@@ -104,8 +108,8 @@ class Groups:
         self.send(GroupLeft(*about, slot, generation))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
-        """Why nobody comes to that member's group: is the member none any more, and the reason; or
-        else why the last one was refused."""
+        """Why nobody joins that member's group: (True, reason) if the member itself was taken out,
+        else (False, the last refusal of a request to join)."""
         over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
         return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
@@ -113,7 +117,7 @@ class Groups:
         self.send(GroupAdmitted(name, generation, rank))
 
     def forget_client(self, slot: int) -> None:
-        """That process is gone."""
+        """That process has ended: its memberships and requests end with it."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
@@ -122,13 +126,13 @@ class Groups:
         self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
-        """Who held this rank here is gone; the manager has yet to say so."""
+        """The member that held this rank here is gone; the manager has yet to announce it."""
         del known.here[rank]
         known.left.add(rank)
         self.messages.left(known, rank)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """What a manager must know that has not heard of any group."""
+        """Yields what a manager that knows of no group must be told."""
         for known in self.known.values():
             here = tuple((rank, *one) for rank, one in known.here.items())
             left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
@@ -138,7 +142,7 @@ class Groups:
         yield from (asked for _, asked in self.joining.values())
 
     def receive(self, message: Any) -> bool:
-        """A message from the manager; False if it is not about a group."""
+        """Handles a message from the manager; False if it is not about a group."""
         if isinstance(message, GroupMembers):
             self.generations = max(self.generations, message.generation)
             known = self.known.get(message.board)
@@ -158,7 +162,7 @@ class Groups:
             self.messages.changed(message, known)
         elif isinstance(message, GroupJoined):
             number, asked = self.joining.pop(message.request, (0, None))
-            if asked is None:  # answered by the manager before this one, or its process is gone
+            if asked is None:  # answered by the previous manager already, or the process is gone
                 return True
             slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
             known = self.known[message.board]
@@ -194,22 +198,21 @@ class Groups:
         return True
 
     def _give_up(self, message: GroupGivenUp) -> None:
-        """That member is to raise why its group will never be whole. It sees that another client
-        stands at its rank of the board, or that the board is another group's."""
+        """Makes that member raise why its group will never be complete. The member notices because
+        another client's slot is at its rank of the board, or the board is another group's."""
         known, rank, slot = self.known.get(message.board), message.rank, message.client
         if known is None or known.generation != message.generation:
             return
         if known.here.get(rank) != (slot, message.client_generation):
-            return  # it has gone by itself
+            return  # it has left or died in the meantime
         self.given_up.setdefault(slot, {})[message.generation, rank] = message.message
         self._gone(known, rank)
         known.board.set_client(rank, NODE_SLOT)
         self.tasks.wake(slot)
 
     def _await(self, message: GroupTasksAsked) -> None:
-        """The manager is told when each of these tasks is over; of those that are at once. Whether
-        one is, or will be tried again, wherever it runs, only the node knows from whose host it was
-        submitted."""
+        """Tells the manager when each of these tasks is over. Only the node of the host that
+        submitted a task knows whether it is, or will be tried again, wherever it runs."""
         over = []
         for task in message.tasks:
             if task in self.awaited:
@@ -217,7 +220,9 @@ class Groups:
             home, oid = ids.unpack_id(task)
             if home != self.client.home or self._is_over(oid):
                 over.append(task)
-            else:  # who finishes it wakes this process; it may have ended before that
+            # Finishing it wakes this process; `_say_over` below also covers one that has ended
+            # before.
+            else:
                 self.awaited[task] = oid, self.tasks.park([oid])
         self._say_over(over)
 
@@ -225,7 +230,7 @@ class Groups:
         return self.tasks.done(oid) and not self.above.runs_again(oid)
 
     def _say_over(self, over: list[bytes]) -> None:
-        """Of these, and of those that are over by now."""
+        """Reports these tasks, and the awaited ones that are over by now."""
         for task, (oid, parked) in list(self.awaited.items()):
             if self._is_over(oid):
                 self.tasks.unpark(parked)
@@ -235,8 +240,8 @@ class Groups:
             self.send(GroupTasksOver(self.client.number, tuple(over)))
 
     def look(self) -> None:
-        """Tasks that are over now. And lets go of a held result when all have begun the next call,
-        so have read it."""
+        """Reports tasks that are over, and releases a held result once all members have begun the
+        next call, because by then they have read it."""
         self._say_over([])
         for known in self.known.values():
             if known.hold is not None:
@@ -245,9 +250,9 @@ class Groups:
                     known.hold = None
 
     def hold_committed(self, slot: int) -> None:
-        """This member may have led a call: what it committed is held until the next one goes."""
+        """This member may have led a call: holds what it committed until all have read it."""
         if self.hosts is not None:
-            return  # no member leads
+            return  # then members do not lead calls, their nodes do
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
             if call and any(

@@ -1,9 +1,9 @@
-"""Messages from one member of a Group to another: kept until they are received, and sent on.
+"""Messages from one member of a Group to another: kept until received, and forwarded.
 
-Why it exists: `send` must not wait for the receiver, so somebody else must hold what was sent: this
-node, for members here. A message is an object of the store, so it is spilled when memory is short,
-and counted like any other. What is received of a member is always a prefix of what it has sent, in
-that order, also if its host dies.
+Why it exists: `send` must not wait for the receiver, so this node holds what its members have sent.
+A message is an object in the store, so it is spilled when memory is short and counted like any
+other. What is received from a member is always a prefix of what it sent, in that order, even if its
+host dies.
 
     send ─► object held here ─► receiver here: its box
                              └► receiver elsewhere: GroupSent ─► held there ─► its box
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 __all__ = ["PointToPoint"]
 
-# Groups of which other nodes have said something before the manager has: for so many it is kept.
+# How many groups are remembered whose messages arrive before the manager's announcement.
 PENDING_GROUPS_MAX = 64
 
 
 class Between:
-    """One Group as far as messages between its members are concerned."""
+    """One Group, as far as messages between its members are concerned."""
 
     def __init__(self, members: GroupMembers, known: Known) -> None:
         self.members = members
         self.known = known
-        self.boxes: dict[int, Box] = {}  # rank of a member here -> what has come for it
-        # number -> (node of the receiver, its rank, holds): on the way to another host.
+        self.boxes: dict[int, Box] = {}  # rank of a member here -> its mailbox
+        # Messages on their way to another host: number -> (receiver's node, its rank, holds).
         self.sent: dict[int, tuple[int, int, list[Any]]] = {}
         self.numbers = 0
 
 
 class PointToPoint:
-    """All Groups with a member on this host."""
+    """The messages of all Groups with a member on this host."""
 
     def __init__(self, host: HostContext) -> None:
         self.client = host.client
@@ -70,13 +70,13 @@ class PointToPoint:
         self.replier = host.replier
         self.send_peer = host.send_peer
         self.groups: dict[int, Between] = {}  # by generation
-        # By generation: the node that has sent it, and the message.
+        # By generation: (node that sent it, message) received before the manager's announcement.
         self.pending_messages: dict[int, list[tuple[int, Message]]] = {}
 
     # -- membership ----------------------------------------------------------------------------
 
     def changed(self, members: GroupMembers, known: Known) -> None:
-        """The manager has said who is a member."""
+        """The manager has announced a new version of the members."""
         group = self.groups.get(members.generation)
         if group is None:
             group = self.groups[members.generation] = Between(members, known)
@@ -100,7 +100,7 @@ class PointToPoint:
             self.receive(node, message)
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
-        """The member of that rank, at that node, is gone."""
+        """The member that held that rank on that node is gone."""
         members, me = group.members, self.client.number
         for box in group.boxes.values():
             box.expect_end(rank, node, version)
@@ -117,21 +117,21 @@ class PointToPoint:
             box.add(rank, node, End(rank, version))
 
     def left(self, known: Known, rank: int) -> None:
-        """That member of this host is gone; the manager has yet to say so."""
+        """That member on this host is gone; the manager has yet to announce it."""
         group = self.groups.get(known.generation)
         box = None if group is None else group.boxes.pop(rank, None)
         if box is not None:
             box.close()
 
     def closed(self, generation: int) -> None:
-        """All have left."""
+        """The group has ended: all members have left or died."""
         self.pending_messages.pop(generation, None)
         group = self.groups.pop(generation, None)
         for box in () if group is None else group.boxes.values():
             box.close()
 
     def lose_node(self, node: int) -> None:
-        """That host is gone: of what its members have sent, what is not here does not come."""
+        """That host is gone: what its members sent and has not arrived is lost."""
         for group in self.groups.values():
             for number in [n for n, one in group.sent.items() if one[0] == node]:
                 del group.sent[number]
@@ -141,7 +141,7 @@ class PointToPoint:
     # -- members of this host ------------------------------------------------------------------
 
     def send(self, slot: int, request: Request) -> None:
-        """A member sends; the reply comes when the message is held for the receiver."""
+        """Takes a member's message; the reply follows when the message is held for the receiver."""
         ask: GroupSend = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         reply = self.replier(slot)
@@ -154,7 +154,8 @@ class PointToPoint:
 
         def held(holds: list[Any]) -> None:
             if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
-                return  # it has died: what `send` has not returned for counts as not sent
+                # The sender died, and a message whose `send` has not returned counts as not sent.
+                return
             lost = self._why_not(group, ask.to)
             if not lost:
                 self._accept(group, ask, [hold, *holds])
@@ -204,10 +205,11 @@ class PointToPoint:
             tuple(ask.refs),
         )
         if not self._send(target, message):
-            del group.sent[group.numbers]  # that host is gone, the manager has yet to say so
+            # The receiver's host is gone, which the manager has yet to announce.
+            del group.sent[group.numbers]
 
     def inbox(self, slot: int, request: Request) -> None:
-        """What has come for a member."""
+        """Replies with the messages that have come for a member."""
         ask: GroupInbox = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         box = group.boxes.get(ask.rank)
@@ -215,7 +217,7 @@ class PointToPoint:
         self.reply(slot, Reply(request.number, found))
 
     def received(self, slot: int, request: Request) -> None:
-        """A member has the value of a message."""
+        """A member has the value of a message, which is released."""
         ask: GroupReceived = request.ask  # type: ignore[assignment]
         group = self.groups.get(ask.generation)
         if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
@@ -230,7 +232,7 @@ class PointToPoint:
         return member is not None and self.send_peer(member.home, message)
 
     def receive(self, node: int, message: Message) -> None:
-        """A message of another node."""
+        """Handles a message from another node."""
         group = self.groups.get(message.generation)
         if isinstance(message, GroupSentTaken):
             if group is not None:
@@ -244,7 +246,8 @@ class PointToPoint:
             self._take(group, node, message)
 
     def _keep_pending(self, node: int, message: Message) -> None:
-        """Until the manager's word is here; without the bytes, which the sender still holds."""
+        """Keeps a message until the manager's announcement is here, without its bytes, which the
+        sender still holds."""
         if isinstance(message, GroupSent):
             message = msgspec.structs.replace(message, payload=None)
         self.pending_messages.setdefault(message.generation, []).append((node, message))
@@ -252,10 +255,11 @@ class PointToPoint:
             del self.pending_messages[next(iter(self.pending_messages))]
 
     def _take(self, group: Between, node: int, message: GroupSent) -> None:
-        """A message for a member here, if there still is one."""
+        """Takes a message for a member here, if that still exists."""
         taken = GroupSentTaken(message.generation, message.number)
         box = group.boxes.get(message.to)
-        if box is None or message.version < box.born:  # it is for who held that rank before
+        # It was sent to the member that held that rank before.
+        if box is None or message.version < box.born:
             self._send(node, taken)
             return
         letter = Letter(message.source, message.tag, 0, [])
@@ -279,7 +283,7 @@ class PointToPoint:
             held([])
 
     def _stored(self, payload: bytes) -> Any:
-        """A hold on a small message as an object of this host; None: there is no room for it."""
+        """A hold on a small message, stored as an object of this host; None if there is no room."""
         oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         encoded = serial.Encoded(payload, [], [], len(payload), [])
@@ -287,8 +291,8 @@ class PointToPoint:
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
     def _bring(self, box: Box, node: int, letter: Letter) -> None:
-        """Fetches a large one while nobody waits for it yet. Without room for it now it is fetched
-        when it is read: until then it stays where it was sent."""
+        """Fetches a large message before a receive waits for it. If there is no room now, it stays
+        at the sender and is fetched when it is read."""
         remote_objects, oid = self.remote_objects, letter.oid
 
         def here() -> None:
@@ -300,10 +304,10 @@ class PointToPoint:
         if oid not in remote_objects or not remote_objects.want(oid, here):
             here()
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- for dumps ------------------------------------------------------------------------------
 
     def unread(self, generation: int) -> Iterator[tuple[int, int]]:
-        """(rank here, messages that it has not received) where there are any."""
+        """Yields (rank here, number of messages that it has not received)."""
         group = self.groups.get(generation)
         for rank, box in () if group is None else group.boxes.items():
             if box.arrived:

@@ -1,10 +1,9 @@
-"""A Group's large allreduce of which the last members have not called yet: it begins without them.
+"""Begins a large allreduce of a Group before its last members have called.
 
-Why it exists: what the members that are there have can be on its way while the last one still
-computes. The stripes belong to nodes that are there, so a late one has only to send its part and to
-receive the result: about one transfer after its arrival instead of two. Its part is taken to be
-like those of the others; if it turns out to be different, the attempt is given up and the call is
-decided anew.
+Why it exists: the parts of members that have called can move while the last one still computes.
+Stripes are owned by nodes whose members have called, so a late node only has to send its part and
+receive the result: about one transfer after its arrival instead of two. Its part is assumed to be
+like the others; if it turns out to differ, the attempt is given up and the call is decided again.
 It must never know: messages, clocks, how bytes move.
 """
 
@@ -28,17 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["decide_speculatively", "fill_in", "fits", "lacks", "wait_s"]
 
-# An owner sends its stripe to all others: with k owners of n nodes that is (n - 1) / k objects.
-# Higher: calls begin with fewer members there, and take longer after the last one.
+# An owner sends its stripe to all other nodes: with k owners among n nodes that is (n - 1) / k
+# objects, and no attempt begins if it exceeds this. Higher: calls begin with fewer members present,
+# and take longer after the last one has called.
 WIDTH_MAX = 1.2
-BYTES_MIN = 4 << 20  # smaller ones are over sooner than anybody is late
-# Of the time that the bytes take over one link: who comes within it is not late. Lower: calls whose
-# members come nearly together are decided without the last ones, and take longer.
+BYTES_MIN = 4 << 20  # smaller calls are over before a member can be late
+# A member is late if it calls later than this share of the time that one transfer takes. Lower:
+# calls whose members arrive nearly together begin without the last ones, and take longer.
 WAIT_SHARE = 0.03
 
 
 def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
-    """How long to wait for the others; None: for ever."""
+    """How long to wait for the other members; None: until all have called."""
     large = [piece for piece in part.pieces if piece.payload is None]
     if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
         return None
@@ -54,7 +54,7 @@ def decide_speculatively(
     given: dict[int, GroupPart],
     rates: Mapping[int, Host],
 ) -> tuple[Outcome, set[int]] | None:
-    """(decision, ranks that are taken for granted); None: it is not worth it, or cannot be."""
+    """(decision, ranks whose parts are assumed); None if it is not worthwhile or not possible."""
     missing = [rank for rank in expected if rank not in given]
     there = {members.nodes[rank] for rank in expected if rank in given}
     nodes = {members.nodes[rank] for rank in expected}
@@ -85,7 +85,7 @@ def decide_speculatively(
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
-    """Is this what was taken for granted?"""
+    """Is this part what the plan assumed?"""
     return (
         isinstance(plan, ExecuteReduce)
         and not part.mistake
@@ -99,7 +99,7 @@ def fits(part: GroupPart, plan: Plan) -> bool:
 
 
 def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
-    """Was what one of these ranks gives not known when it was decided?"""
+    """Was the part of one of these ranks only assumed when the attempt was decided?"""
     return any(
         rank in ranks and known == NO_OBJECT
         for plan in message.plans
@@ -109,7 +109,8 @@ def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
 
 
 def fill_in(message: GroupGo, part: GroupPart) -> GroupGo | None:
-    """The same with what this node's members give; None: they give something else."""
+    """The attempt with the parts of this node's members filled in; None if they are not as
+    assumed."""
     (plan,) = message.plans
     if not isinstance(plan, ExecuteReduce) or not fits(part, plan):
         return None
