@@ -1,1 +1,1 @@
-"""What people look at: traces, dumps, counters."""
+"""Introspection: traces, dumps, counters."""

@@ -1,6 +1,7 @@
-"""What a node counts, for `stats()` and `c.nodes`; of all nodes when one of them asks.
+"""The counters of a node, for `stats()` and `c.nodes`, and the request for those of all nodes.
 
-Why it exists: every node counts for itself, and a question goes to all.
+Why it exists: every node keeps its own counters, so a process that wants them all asks through its
+node.
 It must never know: what users do with the numbers.
 """
 
@@ -24,7 +25,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Counts of this node, and questions for those of all."""
+    """This node's counters, and requests for those of all nodes."""
 
     def __init__(self, host: HostContext, sweeper: Sweeper, workers: Workers) -> None:
         self.client = host.client
@@ -38,11 +39,11 @@ class Counters:
         self._more: list[Callable[[], dict[str, int]]] = []
 
     def add(self, counts: Callable[[], dict[str, int]]) -> None:
-        """A room that counts, too. Of what several count the sum is told."""
+        """Registers another room's counters. Counters of the same name are added up."""
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
-        """Since this node's start."""
+        """The counts since this node's start."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.above.make_room()
         client.reclaim_freed()
@@ -68,7 +69,7 @@ class Counters:
         return found
 
     def ask(self, slot: int, number: int) -> None:
-        """A process wants those of all nodes: {node: {name: count}}."""
+        """Replies to a process with the counters of all nodes: {node: {name: count}}."""
         own = self.own()
         reply = self.replier(slot)
 
@@ -81,5 +82,5 @@ class Counters:
         self.questions.ask_all(self.roster.homes, CountersAsked, done, PATIENCE_S)
 
     def asked(self, home: int, message: CountersAsked) -> None:
-        """Another node wants to know."""
+        """Answers another node's request."""
         self.send_peer(home, CountersNow(message.number, self.own()))

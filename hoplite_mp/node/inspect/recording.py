@@ -1,9 +1,9 @@
-"""What this node writes down for a trace: what its processes have run, and its own notes.
+"""What this node records for a trace: the tasks that its processes have run, and its own notes.
 
-Why it exists: processes write into memory of their own, 64 bytes for each task, and this file moves
-that into the node when there is much of it, when its process has ended, and at the end. The events
-stay packed as they are: a node that traces a hundred thousand tasks a second must not make a Python
-object of each.
+Why it exists: processes write 64 bytes for each task into rings in shared memory. This file copies
+them into the node when a ring fills up, when its process has ended, and at the end of the trace.
+The events stay packed, because a node that traces a hundred thousand tasks a second cannot afford a
+Python object for each.
 It must never know: who traces, other hosts, files.
 """
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Recording"]
 
 RUNNING, DONE, FAILED, CANCELLED, LOST, TIMEOUT = range(len(OUTCOMES_OF_EVENTS))
-# What became of a task whose process has not said that it ended; others are done, or still run.
+# The outcome of a task whose process never recorded its end, by the state of its header; any other
+# state counts as DONE.
 _ENDED = {
     STATE["FAILED"]: FAILED,
     STATE["ABORTED"]: CANCELLED,
@@ -41,13 +42,13 @@ assert EVENT.size == _tasks.EVENT_BYTES
 
 
 class Recording:
-    """One trace at a time, as far as this node is concerned."""
+    """This node's part of a trace; one at a time."""
 
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
     ) -> None:
-        """track_name: of the process in that slot, where it has a track of its own; "": none. If
-        the process has ended, what is known of the worker that it was."""
+        """track_name: the name of the track for the process in that slot, or "" if it has none of
+        its own; after the process has ended it is also given what is known of that worker."""
         self.loop = host.loop
         self.notes = host.notes
         self.client = host.client
@@ -55,16 +56,16 @@ class Recording:
         self.clients = host.clients
         self.track_name = track_name
         self.on = False
-        self.document = b""  # of the latest one
+        self.document = b""  # the packed document of the latest trace
         self._trace = _tasks.Trace(host.tasks)
         self._begin_ns = 0
         self._dropped = 0
         self._events: deque[tuple[int, int, bytes]] = deque()
-        self._count = 0  # of events in there
-        self._actors: dict[int, str] = {}  # pid -> the name of its track
+        self._count = 0  # number of events in `_events`
+        self._actors: dict[int, str] = {}  # pid -> name of the process's track
 
     def start(self) -> None:
-        """Processes and rooms write down what they do, from now on."""
+        """Starts recording in all processes and rooms."""
         self._begin_ns = self.loop.now_ns()
         self.notes.start()
         self._forget()
@@ -72,11 +73,11 @@ class Recording:
         self.on = True
 
     def running(self, slot: int) -> bytes:
-        """What that process runs at present, as EVENTs, whether somebody traces or not."""
+        """The tasks that a process runs at present, as EVENTs; maintained even without a trace."""
         return self._trace.open(slot)
 
     def look(self) -> None:
-        """Takes what has come, where it is much."""
+        """Empties the rings that are filling up."""
         if self.on:
             for slot in self.clients:
                 if self._trace.waits(slot):
@@ -105,7 +106,8 @@ class Recording:
             self._dropped += gone
 
     def exited(self, slot: int, worker: WorkerInfo | None) -> None:
-        """A process has died: what it ran is lost. Before anybody settles what it had claimed."""
+        """A process has died, and what it was running is lost. Called before the headers that it
+        had claimed are settled."""
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
@@ -113,8 +115,8 @@ class Recording:
             self._add(slot, self._ended(slot, opened, said, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
-        """What stood on a process's stack, without what it has said since; `running`: the outcome
-        of what has not ended."""
+        """Events for tasks on a process's stack whose end is not among its `later` events;
+        `running`: the outcome of a task that has not ended."""
         said = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
@@ -125,19 +127,21 @@ class Recording:
         return found
 
     def _outcome(self, slot: int, oid: int) -> int:
-        """Of a task that its process has not left: its result may be there already."""
+        """The outcome of a task that is still on its process's stack; its result may be sealed
+        already. RUNNING is 0, so the caller replaces it."""
         header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE
         state = STATE[header["state"]]
         if state == STATE["CLAIMED"] and header["claimant"] != slot:
-            return LOST  # it was run again
+            return LOST  # another process runs it again
         return LOST if header["state"] == "QUEUED" else _ENDED.get(state, DONE)
 
     def stop(self) -> int:
-        """The end; returns the bytes of the document."""
+        """Ends the recording; returns the size of the document in bytes."""
         if self.on:
-            # First the stacks: what leaves one from here on is in the ring, and seen twice.
+            # ^ Read the stacks before the rings: a task that leaves its stack from now on is in the
+            # ring, and seen twice instead of missed.
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False
@@ -167,7 +171,7 @@ class Recording:
             self.notes.guests.clear()
 
     def drop(self) -> None:
-        """Nobody needs it."""
+        """Discards the trace."""
         self._trace.stop()
         self.on = False
         self.notes.stop()

@@ -1,12 +1,13 @@
-"""Traces of the whole cluster: begun and ended on every node, and the clocks of the nodes compared.
+"""Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
 
-Why it exists: the process that traces talks to its own node only; that node tells the others, also
-those that join later, and hands on what they have written down, a piece at a time, so that nobody
-holds all of it. Clocks are compared at the beginning and at the end: the answer to a message shows
-another clock as it was, give or take half of its round trip; the fastest of several counts.
+Why it exists: the process that traces talks to its own node only. That node informs the others,
+including those that join later, and passes on what they have recorded, a piece at a time, so that
+nobody holds all of it in memory. Clocks are compared at the beginning and at the end: the answer to
+a message gives the other clock to within half of the round trip, as in Cristian's algorithm (1989);
+of several answers the one with the shortest round trip is used.
 
-One trace at a time in a cluster: two would halve the room of each, and a second one is a mistake
-more often than not. It ends with the process that began it, and with that one's host.
+Only one trace at a time runs in a cluster: two would halve the room of each, and a second one is
+usually a mistake. A trace ends with the process that began it, or with that process's host.
 It must never know: what events mean, files.
 """
 
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Tracing", "best_clock"]
 
-# Messages for one look at another node's clock. More: nearer to the shortest way that there is;
-# fewer: a trace begins and ends sooner (some 0.3 ms each in a LAN).
+# Messages per comparison of clocks. More: closer to the shortest possible round trip; fewer: a
+# trace begins and ends sooner (some 0.3 ms each in a LAN).
 CLOCK_ROUNDS = 8
-# For nodes that must pack up to trace_events_max events first. Higher: slow nodes are in the file;
-# lower: a node that hangs holds up the end of the trace for less long.
+# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are in the file;
+# lower: a node that hangs delays the end of the trace for less long.
 END_PATIENCE_S = 5.0
 
-Clock = tuple[int, int, int]  # (time here, how much the other is ahead, error at most), in ns
+Clock = tuple[int, int, int]  # (local time, how far the other clock is ahead, maximal error), in ns
 
 
 def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
-    """The more certain of what is known and of what one more answer says."""
+    """The more precise of the known comparison and that of one more answer."""
     trip = max(0, came_ns - asked_ns)
     middle = asked_ns + trip // 2
     error = (trip + 1) // 2
@@ -51,19 +52,21 @@ def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) 
 
 @dataclass(slots=True, eq=False)
 class _Owned:
-    """A trace of a process of this host."""
+    """A trace that a process of this host has begun."""
 
     trace: int
     slot: int
-    homes: set[int] = field(default_factory=set)  # of the others that write
-    nodes: dict[int, int] = field(default_factory=dict)  # their numbers -> homes, at the end
-    lost: set[int] = field(default_factory=set)  # numbers of those that do not any more
-    left: set[int] = field(default_factory=set)  # the same, without workers: programs that came
-    before: dict[int, Clock] = field(default_factory=dict)  # by home, at the beginning
+    homes: set[int] = field(default_factory=set)  # hosts of the other nodes that record
+    # Number of a node -> its host's id, when the trace has ended.
+    nodes: dict[int, int] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
+    # As `lost`, for nodes without workers (programs that have left).
+    left: set[int] = field(default_factory=set)
+    before: dict[int, Clock] = field(default_factory=dict)  # by host id, compared at the beginning
 
 
 class Tracing:
-    """The trace that this node takes part in, if there is one."""
+    """The trace in which this node takes part, if there is one."""
 
     def __init__(self, host: HostContext, recording: Recording) -> None:
         self.loop = host.loop
@@ -73,14 +76,14 @@ class Tracing:
         self.replier = host.replier
         self.questions = host.questions
         self.recording = recording
-        self.owned: _Owned | None = None  # by a process of this host
-        self.trace = 0  # its number, whoever owns it; 0: there is none
-        self.owner = 0  # home of the host where it was begun
+        self.owned: _Owned | None = None  # set if a process of this host has begun the trace
+        self.trace = 0  # number of the trace, whoever began it; 0: there is none
+        self.owner = 0  # id of the host where it was begun
 
-    # -- what a process of this host asks ------------------------------------------------------
+    # -- requests of a process of this host -----------------------------------------------------
 
     def begin(self, slot: int, request: Request) -> None:
-        """A trace begins, when all nodes write."""
+        """Begins a trace; replies when all nodes record."""
         trace = request.ask.trace  # type: ignore[union-attr]
         say = self._speaker(slot, request)
         why = self._start(trace, self.client.home)
@@ -107,7 +110,8 @@ class Tracing:
         self._ask(owned, owned.homes, "begin", begun)
 
     def end(self, slot: int, request: Request) -> None:
-        """The end of a trace: what there is to read, of which nodes, and how their clocks go."""
+        """Ends a trace; replies with the size of each node's document, the comparisons of clocks,
+        and the nodes that are missing."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -135,7 +139,7 @@ class Tracing:
         self._ask(owned, owned.homes, "end", ended)
 
     def piece(self, slot: int, request: Request) -> None:
-        """A part of a node's document."""
+        """Replies with a piece of a node's document."""
         ask: Any = request.ask
         owned = self.owned
         say = self._speaker(slot, request)
@@ -154,7 +158,7 @@ class Tracing:
             )
 
     def drop(self, slot: int, request: Request) -> None:
-        """That trace is over, or nobody wants it any more."""
+        """Discards a trace that has been read, or that nobody wants any more."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -163,11 +167,11 @@ class Tracing:
             self._end(owned, lambda: say(None))
 
     def forget_client(self, slot: int) -> None:
-        """That process has ended, and its trace with it."""
+        """A process has ended, and its trace with it."""
         if self.owned is not None and self.owned.slot == slot:
             self._end(self.owned, _nothing)
 
-    # -- what other nodes ask ------------------------------------------------------------------
+    # -- requests of other nodes ----------------------------------------------------------------
 
     def asked(self, home: int, message: TraceAsked) -> None:
         """A step of another host's trace."""
@@ -183,19 +187,19 @@ class Tracing:
         self.send_peer(home, LookTold(message.number, value, error=error))
 
     def read(self, home: int, message: TraceRead) -> None:
-        """Another host reads what is written here."""
+        """Sends another host a piece of what was recorded here."""
         right = message.trace == self.trace and home == self.owner
         data = self._piece(message.offset) if right else b""
         self.send_peer(home, LookTold(message.number, data=data))
 
     def clock(self, home: int, message: ClockAsked) -> None:
-        """Another host compares clocks."""
+        """Sends this node's clock to another host."""
         self.send_peer(home, LookTold(message.number, self.loop.now_ns()))
 
-    # -- members -------------------------------------------------------------------------------
+    # -- nodes that join and leave -------------------------------------------------------------
 
     def came(self, home: int) -> None:
-        """A node that joins while this host traces is traced, too."""
+        """A node that joins during a trace of this host takes part in it."""
         owned = self.owned
         if owned is None:
             return
@@ -210,7 +214,8 @@ class Tracing:
         self._ask(owned, [home], "begin", begun)
 
     def went(self, home: int, number: int, workers: int) -> None:
-        """A node is gone: with a trace of its own, or with what it had written for ours."""
+        """A node is gone: with it a trace of its own, or what it had recorded for this host's
+        trace."""
         if home == self.owner and self.owned is None:
             self._drop()
         if self.owned is not None and home in self.owned.homes:
@@ -218,10 +223,10 @@ class Tracing:
             (self.owned.lost if workers else self.owned.left).add(number)
             self.owned.nodes.pop(number, None)
 
-    # -- within --------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _start(self, trace: int, owner: int) -> str:
-        """Why this node cannot take part, or "" when it does."""
+        """Starts recording. Returns why this node cannot take part, or ""."""
         if self.trace:
             known = self.roster.number_of(self.owner)
             number = self.client.number if known is None else known
@@ -236,12 +241,12 @@ class Tracing:
         self.recording.drop()
 
     def _end(self, owned: _Owned, done: Callable[[], None]) -> None:
-        """Nobody needs that trace: `done` when all that live know it."""
+        """Discards a trace everywhere, and calls `done` when all living nodes know."""
         self._ask(owned, owned.homes, "drop", lambda found: done())
         self._drop()
 
     def _lose(self, owned: _Owned, home: int) -> None:
-        """That node does not answer; should it begin late, it ends at once."""
+        """Goes on without a node that does not answer; should it begin late, it is told to stop."""
         number = self.roster.number_of(home)
         if number is not None:
             owned.lost.add(number)
@@ -264,14 +269,15 @@ class Tracing:
         self.questions.ask_all(homes, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
-        """Answers that request, unless its process has died meanwhile."""
+        """A function that replies to that request, unless its process has died in the meantime."""
         reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 
     def _look_at_clocks(
         self, homes: Iterable[int], done: Callable[[dict[int, Clock]], None]
     ) -> None:
-        """`done` gets what is known of these clocks, by home, after some rounds of messages."""
+        """Compares clocks in several rounds of messages; `done` gets the best comparison by
+        host."""
         best: dict[int, Clock] = {}
         left = CLOCK_ROUNDS
 
@@ -291,4 +297,4 @@ class Tracing:
 
 
 def _nothing() -> None:
-    """Nobody is left to hear of it."""
+    """For a trace whose process has ended, so there is nobody to reply to."""

@@ -1,7 +1,7 @@
-"""What everybody on this host waits for, and who owns it: for people before whom something hangs.
+"""Reports what every process on this host waits for and who must act; used to diagnose hangs.
 
-Why it exists: each wait of the library has an owner, and each room of the node knows its own part.
-This file asks all rooms and puts the answers side by side, bounded in number, changing nothing.
+Why it exists: each wait in this library has an owner, and each room of the node knows its own part.
+This file collects the answers of all rooms, bounded in number, without changing anything.
 It must never know: how the answers are printed.
 """
 
@@ -44,14 +44,15 @@ if TYPE_CHECKING:
 
 __all__ = ["WAITS_MAX", "Waits"]
 
-# Of one kind (waiting tasks, say) in one answer; of the others it is said how many there are. More:
-# a longer answer, 0.1 ms of the node's time for each ten.
+# How many entries of one kind (waiting tasks, say) an answer lists; of the rest it gives only the
+# count. More: a longer answer, 0.1 ms of the node's time for each ten.
 WAITS_MAX = 100
-NEEDS_MAX = 5  # objects that are named of what one task or collective waits for
-# For nodes whose workers must say where they stand. Higher: slow nodes are heard; lower: one that
-# does not answer is named sooner.
+NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
+# How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
+# included; lower: a node that does not answer is reported sooner.
 DUMP_PATIENCE_S = 3.0
-MORE = ("transfers", "groups", "actors", "actor calls")  # kinds of other rooms, if they are there
+# Kinds that other rooms add, if those rooms exist.
+MORE = ("transfers", "groups", "actors", "actor calls")
 
 
 class Waits:
@@ -84,16 +85,17 @@ class Waits:
         self.operations = operations
         self.stacks = stacks
         self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
-        self.dumps: dict[int, dict[int, bytes]] = {}  # slot of who has asked -> node -> answer
+        # Client slot that has asked -> node -> its answer.
+        self.dumps: dict[int, dict[int, bytes]] = {}
 
     def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
-        """A room that knows of waits of some kind."""
+        """Registers a room that knows of waits of some kind."""
         self._more[kind] = gather
 
-    # -- asking --------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process wants those of all nodes."""
+        """Collects the waits of all nodes for a process, which then reads them with `piece`."""
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
         line = self.clients.get(slot)
         numbers = {home: member.node for home, member in self.roster.by_home.items()}
@@ -119,18 +121,18 @@ class Waits:
         self.questions.ask_all(numbers, make, done, DUMP_PATIENCE_S)
 
     def piece(self, slot: int, request: Request) -> None:
-        """A part of a node's answer."""
+        """Replies with a piece of a node's answer."""
         ask: Any = request.ask
         data = self.dumps.get(slot, {}).get(ask.node, b"")
         reply = Reply(request.number, data[ask.offset : ask.offset + PIECE_BYTES_MAX])
         self.reply(slot, reply)
 
     def forget_client(self, slot: int) -> None:
-        """Nobody reads them any more."""
+        """The process has ended: its answers are discarded."""
         self.dumps.pop(slot, None)
 
     def asked(self, home: int, message: DumpAsked) -> None:
-        """Another node wants to know."""
+        """Answers another node's request."""
 
         def told(data: bytes) -> None:
             self.send_peer(home, LookTold(message.number, data=data))
@@ -138,7 +140,8 @@ class Waits:
         self.look(message.stacks, told)
 
     def look(self, stacks: bool, done: Callable[[bytes], None]) -> None:
-        """`done` gets everything, packed."""
+        """Collects this host's waits, and its workers' stacks if `stacks`; `done` gets them
+        packed."""
         found = self.gather()
         if not stacks:
             done(msgspec.msgpack.encode(found))
@@ -150,10 +153,11 @@ class Waits:
 
         self.stacks.ask(told)
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- collecting -----------------------------------------------------------------------------
 
     def gather(self) -> dict[str, Any]:
-        """Everything, as plain values. Each kind: the first WAITS_MAX, and how many there are."""
+        """Everything as plain values; of each kind the first WAITS_MAX entries, and their
+        number."""
         return {
             "node": self.client.number,
             "host": socket.gethostname(),
@@ -182,7 +186,7 @@ class Waits:
         return self.imports.public(oid).hex()
 
     def _waiting(self, oid: int) -> dict[str, Any]:
-        """A task that its submitter has not sent yet: some of its arguments are not there."""
+        """A task that is not queued yet because some of its arguments are not there."""
         found = self._task(oid, self.tasks.submitted_ns(oid))
         missing = []
         try:
@@ -190,7 +194,7 @@ class Waits:
                 where = self.where(need)
                 if where:
                     missing.append({"id": need.hex(), "where": where})
-        except (ValueError, IndexError):  # its record is only just being written
+        except (ValueError, IndexError):  # its record is being written just now
             pass
         owner = self.client.inspect(oid)["owner"]
         found["by"] = self.process(owner)
@@ -219,7 +223,7 @@ class Waits:
         return found
 
     def _running(self) -> Iterable[dict[str, Any]]:
-        """What stands on the stacks of this host's processes."""
+        """The tasks on the stacks of this host's processes."""
         for slot in list(self.clients):
             for event in EVENT.iter_unpack(self.recording.running(slot)):
                 oid, begin_ns, depth = event[0], event[1], event[5]
@@ -260,7 +264,7 @@ class Waits:
             }
 
     def _parts(self) -> Iterable[dict[str, Any]]:
-        """This node's parts of plans, of whichever node's collectives."""
+        """This node's parts of plans, of any node's collectives."""
         plan_executor = self.operations.plan_executor
         for execution in (
             list(plan_executor.executions.values()) if plan_executor is not None else ()
@@ -293,10 +297,10 @@ class Waits:
                 "seconds": self._seconds(info["waiting_ns"]) if oid else None,
             }
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- descriptions in words ------------------------------------------------------------------
 
     def process(self, slot: int) -> str:
-        """A process of this host, for people."""
+        """Describes a process of this host for people."""
         if slot == NODE_SLOT:
             return "the node"
         pid = self.tasks.pid(slot)
@@ -307,7 +311,7 @@ class Waits:
         return f"worker {slot} (pid {pid})"
 
     def _seconds(self, since_ns: int) -> float | None:
-        """How long ago that was; None: it is not known."""
+        """The seconds since then; None if the time is not known."""
         return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, home: int) -> str:
@@ -315,7 +319,7 @@ class Waits:
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
-        """Where an object is that is not ready; "" if it is."""
+        """Where an object is that is not ready; "" if it is ready."""
         oid = self.imports.local(object_id) or None
         if oid is None:
             home, _ = ids.unpack_id(object_id)
@@ -323,7 +327,7 @@ class Waits:
         return self.where_local(oid)
 
     def where_local(self, oid: int) -> str:
-        """The same for one that this host has a header of."""
+        """As `where`, for an object that has a header on this host."""
         header = self.client.inspect(oid)
         state = header["state"]
         if header["id"] != oid or STATE[state] in GONE:
@@ -362,6 +366,6 @@ class Waits:
 
 
 def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The first ones, and how many there are."""
+    """The first WAITS_MAX items, and the number of all."""
     found = list(items)
     return {"count": len(found), "first": found[:WAITS_MAX]}
