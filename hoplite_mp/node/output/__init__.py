@@ -1,1 +1,1 @@
-"""Lines that workers print, on their way to a program."""
+"""Lines that workers print, on their way to the drivers that they are for."""

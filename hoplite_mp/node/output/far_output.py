@@ -1,8 +1,9 @@
-"""Workers' lines that cross hosts: those of this host for drivers elsewhere, and the other way.
+"""Workers' output between hosts: this host's lines for drivers elsewhere, and the reverse.
 
-Why it exists: lines for a driver elsewhere go to its node, a bounded number of bytes ahead of what
-that driver has taken. They go before the end of their task is told, on the same wire, so they are
-there when its result is. A driver that leaves asks for what is still on the way.
+Why it exists: lines for a driver elsewhere are sent to its node, at most a bounded number of bytes
+ahead of what the driver has taken. They are sent before the message that their task has ended, on
+the same connection, so they arrive before the task's result. A driver that leaves asks all nodes
+for the lines that are still on the way.
 It must never know: pipes, what the lines mean, how messages travel.
 """
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FarOutput"]
 
-# Taken bytes are told in such steps: an answer for every line would be as many messages as lines.
+# Taken bytes are acknowledged in steps of this size, because an acknowledgement for every line
+# would double the number of messages.
 TOLD_BYTES_MIN = FAR_BYTES_MAX // 4
 
 
 class Speaker:
-    """Another node, as far as its workers have lines for this host's driver."""
+    """Another node whose workers have lines for a driver of this host."""
 
     def __init__(
         self, home: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
@@ -46,7 +48,8 @@ class Speaker:
         self.untold = 0
 
     def taken(self, nbytes: int) -> None:
-        """This host's driver has taken so much of that node's lines."""
+        """This host's driver has taken this many bytes of that node's lines; acknowledges them in
+        steps."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
             self.tell(self.home, PrintedTaken(self.untold, self.audience))
@@ -54,7 +57,7 @@ class Speaker:
 
 
 class FarOutput:
-    """Both sides of it, on one node."""
+    """Both directions of one node's traffic."""
 
     def __init__(
         self,
@@ -64,25 +67,31 @@ class FarOutput:
         home_of: Callable[[int], int | None],
         busy: Callable[[int], bool],
     ) -> None:
-        """number_of: the node of a home, None if it is gone. home_of: of the host whose driver that
-        is, None if it is gone. busy: does that slot's worker run a task?"""
+        """number_of: the number of a host's node, None if it is gone. home_of: the host of the
+        driver with that name, None if it is gone. busy: whether the worker in that slot runs a
+        task."""
         self.output = output
         self.send = send
         self.number_of = number_of
         self.home_of = home_of
         self.busy = busy
-        self.subscribers: dict[int, Subscriber] = {}  # by name
-        self.speakers: dict[tuple[int, int], Speaker] = {}  # by home, and for which driver here
-        self.others: dict[int, set[int]] = {}  # name of a driver -> who else may have lines for it
-        self.asked: set[int] = set()  # names of drivers elsewhere that wait for their last lines
-        # (a driver here, a home) that has not sent them yet; and all that were asked.
+        self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
+        # By host id and the name of the driver here.
+        self.speakers: dict[tuple[int, int], Speaker] = {}
+        # Name of a driver -> other hosts that may have lines for it, because tasks were sent on to
+        # them.
+        self.others: dict[int, set[int]] = {}
+        # Names of drivers elsewhere that have asked for their last lines.
+        self.asked: set[int] = set()
+        # (Name of a driver here, host): those that have not sent their last lines yet.
         self.asking: set[tuple[int, int]] = set()
+        # As `asking`: all that were asked, so that none is asked twice.
         self.received: set[tuple[int, int]] = set()
 
     # -- lines of this host --------------------------------------------------------------------
 
     def subscriber(self, name: int) -> Subscriber | None:
-        """A driver of another host; None: that is gone."""
+        """A driver of another host as a subscriber; None if it is gone."""
         home = self.home_of(name)
         if home is None:
             return None
@@ -98,23 +107,23 @@ class FarOutput:
         return known
 
     def sent_on(self, audience: int, home: int) -> None:
-        """A task that speaks to that driver was sent from here to another host."""
+        """Notes that a task with that audience was sent from here to another host."""
         if self.home_of(audience) is not None:
             self.others.setdefault(audience, set()).add(home)
 
     def taken(self, home: int, message: PrintedTaken) -> None:
-        """That host's driver has taken some."""
+        """That host's driver has taken some bytes."""
         subscriber = self.subscribers.get(message.audience or home)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, home: int, message: LastLinesAsked) -> None:
-        """A driver of that host's leaves."""
+        """A driver of that host is leaving and asks for its last lines."""
         self.asked.add(message.audience or home)
         self.look()
 
     def look(self) -> None:
-        """Who waits for last lines is answered when there are no more."""
+        """Answers drivers that wait for their last lines, once there are no more."""
         for name in list(self.asked):
             self.output.last_lines(name)
             if not self.output.waits_for(name):
@@ -125,15 +134,15 @@ class FarOutput:
                 others = tuple(self.others.pop(name, ()))
                 if home is not None:
                     self.send(home, LastLinesSent(others, 0 if name == home else name))
-                if name != home:  # the host stays, its attached driver does not
+                if name != home:  # only its attached driver leaves, not the host
                     self.subscribers.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, home: int, message: Printed) -> None:
-        """Lines of that node's workers."""
+        """Passes on lines of that node's workers."""
         name = message.audience
-        if name not in self.output.drivers:  # it has left
+        if name not in self.output.drivers:  # the driver has left
             self.send(home, PrintedTaken(bytes_of(message.lines), name))
             return
         speaker = self.speakers.get((home, name))
@@ -147,8 +156,8 @@ class FarOutput:
         )
 
     def ask_last_lines(self, homes: Iterable[int], name: int = 0) -> None:
-        """This host's driver leaves, or the attached one of that name: what is still on the way to
-        it shall come now."""
+        """Asks these hosts for lines that are still on the way to this host's driver, or to the
+        attached driver of that name, because it is leaving."""
         for home in homes:
             if (name, home) not in self.received:
                 self.received.add((name, home))
@@ -157,7 +166,7 @@ class FarOutput:
                     self.asking.discard((name, home))
 
     def is_asking(self, name: int) -> bool:
-        """Has somebody not sent the last lines for that attached driver yet?"""
+        """Is any host still to send its last lines to that attached driver?"""
         return any(driver == name for driver, _ in self.asking)
 
     def forget(self, name: int) -> None:
@@ -168,7 +177,7 @@ class FarOutput:
             del self.speakers[key]
 
     def last_lines_sent(self, home: int, message: LastLinesSent) -> None:
-        """All of that node's lines have come."""
+        """All of that node's lines have arrived. It names further hosts that may have some."""
         others = [other for other in message.others if other != self.output.home]
         if (message.audience, home) in self.asking:
             self.ask_last_lines(others, message.audience)
@@ -177,7 +186,7 @@ class FarOutput:
     # ------------------------------------------------------------------------------------------
 
     def lose_peer(self, home: int) -> None:
-        """That host is gone, its driver and its workers."""
+        """That host is gone, with its drivers and workers."""
         gone = {name for name in self.subscribers if same_host(name, home)} | {home}
         for name in gone:
             self.subscribers.pop(name, None)
@@ -192,5 +201,5 @@ class FarOutput:
 
     @property
     def quiet(self) -> bool:
-        """Nobody has to send anything more."""
+        """Have all hosts that were asked sent their last lines?"""
         return not self.asking

@@ -1,7 +1,7 @@
-"""Lines out of the bytes of one pipe, and for whom they are.
+"""Splits the bytes of one pipe into lines, and tells for which audience each is.
 
 Why it exists: a pipe is read in pieces that end anywhere; a line may be longer than anybody wants
-to keep, have no end, or be cut off by a mark that says that another audience begins.
+to keep, lack an end, or be cut off by a mark that says that another audience follows.
 It must never know: descriptors, sockets, where lines go.
 """
 
@@ -11,21 +11,22 @@ from hoplite_mp.protocol.output import MARK_BYTES, mark_head
 
 __all__ = ["Lines", "Run"]
 
-# Lines one after another for one audience.
+# Consecutive lines for one audience.
 Run = tuple[int, list[bytes]]
 
 
 class Lines:
-    """What has come through one pipe. `audience`: of what comes next."""
+    """The state of one pipe. `audience` is that of the next bytes."""
 
     def __init__(self, home: int, line_bytes_max: int, audience: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
         self.audience = audience
-        self.rest = b""  # the beginning of a line
+        self.rest = b""  # the beginning of a line whose end has not come
         self._head = mark_head(home)
 
     def feed(self, data: bytes) -> list[Run]:
-        """The lines that are complete now, without their ends; pieces of one that is too long."""
+        """The lines that are complete now, without line ends; a line that is too long is given in
+        pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
         runs: list[Run] = []
@@ -36,7 +37,8 @@ class Lines:
                 runs = [(self.audience, lines)]
             if max(map(len, lines)) > most:
                 runs = [(to, self._pieces(found)) for to, found in runs]
-        if len(rest) >= most + MARK_BYTES:  # what is kept may end with a mark's first bytes
+        # The part that is kept may end with the first bytes of a mark.
+        if len(rest) >= most + MARK_BYTES:
             cut = (len(rest) - MARK_BYTES) // most * most
             pieces = [rest[at : at + most] for at in range(0, cut, most)]
             rest = rest[cut:]
@@ -45,7 +47,7 @@ class Lines:
         return runs
 
     def finish(self) -> list[Run]:
-        """What has come of a line that has no end."""
+        """What has come of a last line that has no end."""
         rest, self.rest = self.rest, b""
         return [(self.audience, self._pieces([rest]))] if rest else []
 
@@ -62,13 +64,13 @@ class Lines:
         return runs
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
-        """A mark ends its line, and the line before it if that had no end."""
+        """Splits off a mark, which ends its own line, and the line before it if that had no end."""
         at = len(line) - MARK_BYTES
         if at < 0 or not line.startswith(self._head, at):
             return line, None
         try:
             return line[:at], int(line[at + len(self._head) :], 16)
-        except ValueError:  # a program has printed what it has read of marks
+        except ValueError:  # the program has printed something that resembles a mark
             return line, None
 
     def _pieces(self, lines: list[bytes]) -> list[bytes]:

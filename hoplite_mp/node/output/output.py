@@ -1,9 +1,9 @@
 """Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
 
-Why it exists: what a task prints belongs in front of its user. Each worker writes to pipes; whole
-lines go to the audience of the task that has printed them, in order. A pipe whose next lines must
-wait is left alone until they can go, so that nothing grows and the loop never waits; its worker
-waits in `print`, if it prints much.
+Why it exists: what a task prints should appear at its user. Each worker writes to pipes; complete
+lines go, in order, to the audience of the task that printed them. When the next lines of a pipe
+must wait, the pipe is not read until they can go, so that memory stays bounded and the loop never
+blocks; a worker that prints much then waits in `print`.
 It must never know: what the lines mean, how they travel to other hosts.
 """
 
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Output"]
 
-# Lines of this host's own workers that wait for its driver. Higher: workers wait less for a driver
-# that reads in bursts. Lower: less memory in the node.
+# Bytes of this host's own workers' lines that may wait for its driver. Higher: workers wait less
+# for a driver that reads in bursts. Lower: less memory in the node.
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
-# Of a pipe at once when everything in it is wanted: what the largest pipe holds. Somebody else may
-# still write into it.
+# How much is read at once from a pipe that is to be emptied: the capacity of the largest pipe.
+# Bounded because another process may still be writing into it.
 DRAIN_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Pipe:
-    """One stream of one worker. `waiting`: lines that cannot go yet, for the first of which the
-    pipe is held."""
+    """One stream of one worker. `waiting`: lines that cannot be sent yet; the pipe is not read
+    until they are gone."""
 
-    fd: int  # -1: the worker is dead, and everything has been read
+    fd: int  # -1: closed, because the writer is gone and everything has been read
     slot: int
     stream: int
     lines: Lines
-    ended: Callable[[int], None]  # told the number of the descriptor that has ended
+    ended: Callable[[int], None]  # called with the number of the descriptor that has ended
     waiting: deque[Run] = field(default_factory=deque)
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room must learn from rooms above it."""
 
     def far_subscriber(self, home: int) -> Subscriber | None:
-        """Drivers of other hosts; None: nobody is there."""
+        """The subscriber for a driver of another host; None if that is gone."""
 
 
 class Output:
-    """Pipes in; out to this host's driver, and to others."""
+    """Reads workers' pipes and sends lines to drivers of this host and of others."""
 
     def __init__(
         self,
@@ -70,17 +70,17 @@ class Output:
         patience_s: float | None,
         above: Above,
     ) -> None:
-        """number: of this node, for the labels. patience_s: how long a driver may take no lines
-        before what is for it is dropped; None: for ever."""
+        """number: this node's number, for the labels. patience_s: how long a driver may take no
+        lines before its lines are dropped; None: no limit."""
         self.loop = loop
         self.home = home
         self.number = number
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
         self.above = above
-        # Drivers of this host by name; 0: the one that has started it.
+        # This host's drivers by name; 0 is the one that started the host.
         self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
-        self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
+        self.pipes: dict[int, Pipe] = {}  # fd -> the pipe that is read from it
         self.held: list[Pipe] = []
         self._watched: set[Subscriber] = set()
         self.attach(0, sock)
@@ -88,8 +88,8 @@ class Output:
     def add(
         self, fd: int, stream: int, slot: int, audience: int, ended: Callable[[int], None]
     ) -> None:
-        """Reads a worker's pipe from now on; audience: of what it says before its first mark.
-        ended: told when the pipe has been closed here because nobody can write into it any more."""
+        """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
+        called after the pipe was closed here because nobody can write into it any more."""
         os.set_blocking(fd, False)
         lines = Lines(self.home, self.line_bytes_max, audience)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
@@ -101,7 +101,7 @@ class Output:
     # -- in ------------------------------------------------------------------------------------
 
     def _ready(self, pipe: Pipe) -> None:
-        """Takes what is there, or learns that the pipe has ended."""
+        """Reads what is there, or notices the pipe's end."""
         if pipe.waiting:
             return  # held since this event was reported
         fd = pipe.fd
@@ -117,14 +117,15 @@ class Output:
             pipe.ended(fd)
 
     def catch_up(self, fd: int) -> None:
-        """What has been written into that pipe so far is on its way, as far as there is room."""
+        """Sends what has been written into that pipe so far, as far as there is room."""
         pipe = self.pipes.get(fd)
         if pipe is not None and not pipe.waiting:
             self._empty(pipe)
             self._push(pipe)
 
     def mark_lines(self, number: int, audience: int) -> None:
-        """Behind what is there for that driver of this host, as far as there was room for it."""
+        """Sends the driver a mark that follows all lines already written for it, as far as there
+        was room for them."""
         for fd in list(self.pipes):
             self.catch_up(fd)
         if audience in self.drivers:
@@ -132,13 +133,13 @@ class Output:
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
-        """The worker is dead: everything that it wrote, and then the end."""
+        """The worker is dead: reads everything that it wrote, and closes the pipe."""
         pipe = self.pipes[fd]
         self._empty(pipe)
         self._close(pipe)
 
     def _empty(self, pipe: Pipe) -> None:
-        """Everything that is in it now."""
+        """Reads everything that is in the pipe now."""
         for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
             try:
                 data = os.read(pipe.fd, READ_BYTES)
@@ -157,9 +158,10 @@ class Output:
         self._push(pipe)
 
     def last_lines(self, audience: int) -> None:
-        """Everything for that one, also lines without an end: its tasks are done."""
+        """Sends everything for that audience, including lines without an end, because its tasks are
+        done."""
         for pipe in list(self.pipes.values()):
-            if not pipe.waiting:  # else more of it may be in the pipe
+            if not pipe.waiting:  # else more lines for it may be in the pipe
                 self._empty(pipe)
                 if pipe.lines.audience == audience:
                     pipe.waiting.extend(pipe.lines.finish())
@@ -168,9 +170,10 @@ class Output:
     # -- out -----------------------------------------------------------------------------------
 
     def _push(self, pipe: Pipe) -> None:
-        """Hands lines over until one must wait; then the pipe is held."""
+        """Hands lines over until some must wait; then the pipe is held."""
         while pipe.waiting:
-            # Taken out first: what is sent may tell that there is room, or nobody any more.
+            # Remove them first: `offer` may call back into this method when there is room, or
+            # nobody left.
             to, lines = pipe.waiting.popleft()
             subscriber = self._subscriber(to)
             if subscriber is not None and not subscriber.offer(
@@ -186,14 +189,15 @@ class Output:
         if home in self.drivers:
             return self.drivers[home][0]
         if same_host(home, self.home):
-            return None  # one that has left
+            return None  # a driver that has left
         return self.above.far_subscriber(home)
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:
             self.held.append(pipe)
             if pipe.fd >= 0:
-                self.loop.unwatch(pipe.fd)  # a paused one would still report its end
+                # Not only paused: epoll would still report that the other end was closed.
+                self.loop.unwatch(pipe.fd)
 
     def _let_go(self, pipe: Pipe) -> None:
         if pipe in self.held:
@@ -202,12 +206,12 @@ class Output:
                 self._listen(pipe)
 
     def push_held(self) -> None:
-        """There may be room again."""
+        """Tries held pipes, because there may be room again."""
         for pipe in list(self.held):
             self._push(pipe)
 
     def waits_for(self, home: int) -> bool:
-        """Whether there may be lines for that audience that cannot go yet."""
+        """May there be lines for that audience that cannot be sent yet?"""
         return any(pipe.fd >= 0 or any(to == home for to, _ in pipe.waiting) for pipe in self.held)
 
     def to_driver(
@@ -219,18 +223,18 @@ class Output:
         taken: Callable[[int], None],
         audience: int,
     ) -> None:
-        """Lines of a worker of that node, for the driver of this host with that name."""
+        """Sends lines of a worker of that node to the driver of this host with that name."""
         if audience in self.drivers:
             _, driver = self.drivers[audience]
             label = f"worker {slot}@h{number}"
             driver.put(frames(stream, label, lines), bytes_of(lines), taken)
-        else:  # it has left: what is for it goes nowhere
+        else:  # the driver has left: its lines are dropped
             taken(bytes_of(lines))
 
-    # -- drivers that come and go --------------------------------------------------------------
+    # -- drivers that attach and leave ----------------------------------------------------------
 
     def attach(self, name: int, sock: socket.socket) -> None:
-        """One more driver of this host."""
+        """Adds a driver of this host."""
         driver = DriverSocket(sock, self.loop)
 
         def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
@@ -243,7 +247,7 @@ class Output:
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
-        """Has that attached driver, which leaves, all that was written for it on this host?"""
+        """Has that leaving driver received everything that was written for it on this host?"""
         listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
@@ -251,16 +255,16 @@ class Output:
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """It is gone, and has what was still under way to it when its socket is closed. `busy`: as
+        """Removes a driver; its socket is closed once what was under way has been sent. `busy`: as
         in `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
         driver.end()
 
-    # -- who listens ---------------------------------------------------------------------------
+    # -- subscribers ----------------------------------------------------------------------------
 
     def taken(self, subscriber: Subscriber, nbytes: int) -> None:
-        """That driver has taken so much."""
+        """A driver has taken this many bytes."""
         if subscriber.taken(nbytes, self.loop.now()):
             self.push_held()
 
@@ -278,8 +282,8 @@ class Output:
             self._watch(subscriber)
 
     def lose(self, home: int, busy: Callable[[int], bool]) -> None:
-        """That driver is gone, and what is for it goes nowhere. Workers that are not `busy` speak
-        to this host's own one."""
+        """That driver is gone, and its lines are dropped. Workers that are not `busy` now write for
+        the driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
             if pipe.lines.audience == home and not pipe.waiting and not busy(pipe.slot):
@@ -292,12 +296,12 @@ class Output:
     # -- the end -------------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """The host ends: everything that the workers wrote."""
+        """The host ends: reads everything that the workers wrote."""
         for fd in list(self.pipes):
             self.drain(fd)
 
     @property
     def quiet(self) -> bool:
-        """Everything has gone."""
+        """Has everything been sent?"""
         drivers = (driver for _, driver in self.drivers.values())
         return not self.held and all(one.broken or not one.backlog for one in drivers)

@@ -1,9 +1,9 @@
-"""A driver as a subscriber of lines: how much is on the way to it, and whether it takes any.
+"""A driver as a subscriber of lines: how much is on its way to it, and whether it takes any.
 
-Why it exists: a driver that reads slowly must lose nothing, one that does not read at all must not
-hold up workers that serve others as well. So lines wait while the driver takes some, however few;
-after a while without any they are dropped, and counted, until it takes lines again; then it is
-told how many it has missed.
+Why it exists: a driver that reads slowly must lose nothing, but one that does not read at all must
+not block workers that also serve others. So lines wait as long as the driver takes some, however
+few; after `patience_s` without progress they are dropped and counted until it reads again, and then
+it is told how many it has missed.
 It must never know: pipes, sockets, clocks.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Subscriber"]
 
 
 class Subscriber:
-    """A driver, here or elsewhere. Times are those of one clock, in seconds."""
+    """A driver, here or elsewhere. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -28,17 +28,17 @@ class Subscriber:
         bytes_max: int,
         patience_s: float | None,
     ) -> None:
-        """deliver: takes (slot, stream, lines) now. patience_s: None waits for ever."""
+        """deliver: sends (slot, stream, lines) now. patience_s: None means no limit."""
         self.deliver = deliver
         self.bytes_max = bytes_max
         self.patience_s = patience_s
-        self.waiting = 0  # bytes that were delivered and are not taken yet
-        self.stalled_at: float | None = None  # since when lines wait and none are taken
-        self.deaf = False
-        self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> lines
+        self.waiting = 0  # bytes delivered and not yet taken
+        self.stalled_at: float | None = None  # since when lines have waited without progress
+        self.deaf = False  # it has taken nothing for too long: its lines are dropped
+        self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """False: they must wait. True: they are on the way, or dropped."""
+        """False: the lines must wait. True: they are on their way, or dropped."""
         if self.deaf:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
@@ -55,7 +55,8 @@ class Subscriber:
         self.deliver(slot, stream, lines)
 
     def taken(self, nbytes: int, now: float) -> bool:
-        """The driver has taken so much. True: there is room again for what had to wait."""
+        """The driver has taken this many bytes. True: there is room again for lines that had to
+        wait."""
         self.waiting -= nbytes
         if self.waiting > self.bytes_max // 2:
             if self.stalled_at is not None:
@@ -67,7 +68,7 @@ class Subscriber:
         return stalled
 
     def confess(self) -> None:
-        """Tells how many lines it has missed."""
+        """Tells the driver how many lines it has missed."""
         dropped, self.dropped = self.dropped, {}
         for (slot, stream), count in dropped.items():
             lines = "1 line was" if count == 1 else f"{count} lines were"
@@ -75,13 +76,13 @@ class Subscriber:
             self._deliver(slot, stream, [text.encode()])
 
     def due(self) -> float | None:
-        """When it counts as one that does not listen; None: nothing waits for it."""
+        """When the driver counts as not reading; None if no lines wait for it."""
         if self.stalled_at is None or self.patience_s is None or self.deaf:
             return None
         return self.stalled_at + self.patience_s
 
     def give_up(self, now: float) -> bool:
-        """Whether that time has come: what waits for it is dropped from now on."""
+        """True if that time has come; from then on its lines are dropped."""
         due = self.due()
         if due is None or now < due:
             return False
