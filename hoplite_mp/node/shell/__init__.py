@@ -1,1 +1,1 @@
-"""The node's only way to the operating system: what implements its ports."""
+"""The node's only access to the operating system: the implementations of its ports."""

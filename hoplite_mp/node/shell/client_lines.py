@@ -1,7 +1,7 @@
-"""The lines between this node and the processes of its host, one for each client slot.
+"""The sockets between this node and the processes of its host, one for each client slot.
 
-Why it exists: a process asks its node over a socket whose packets are requests; answers go back
-over it, and the end of the line is the end of the process, or of its asking.
+Why it exists: a process sends its node requests as packets over a socket (its line) and receives
+replies over it. The end of the line means that the process has ended, or makes no more requests.
 It must never know: what is asked.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientLines"]
 
-# Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
+# Room for the descriptors that come with a request. They are received close-on-exec.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -36,21 +36,21 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Above(Protocol):
-    """Who serves the requests."""
+    """The room that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """Serves it. given: descriptors that came with it; those that are left in the list are
+        """Serves a request. given: descriptors that came with it; those that remain in the list are
         closed afterwards."""
 
     def line_ended(self, slot: int) -> None:
-        """That process asks nothing any more."""
+        """That process makes no more requests."""
 
     def refuse_collective(self, ask: object, why: str) -> None:
-        """A request without an answer of its own could not be read."""
+        """A request that has no reply of its own could not be read: its results must fail."""
 
 
 class ClientLines:
-    """All lines of one host. `by_slot`: those over which answers can be sent."""
+    """All lines of one host. `by_slot` has those over which replies can be sent."""
 
     _above: Above
 
@@ -58,11 +58,11 @@ class ClientLines:
         self.by_slot: dict[int, socket.socket] = {}
         self._loop = loop
         self._decoder = msgspec.msgpack.Decoder(Request)
-        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # the buffer for received packets
         self._encode = msgspec.msgpack.Encoder().encode
 
     def serve(self, above: Above) -> None:
-        """Who takes what is asked over these lines."""
+        """Sets the room that serves the requests."""
         self._above = above
 
     def add(self, slot: int, sock: socket.socket) -> None:
@@ -70,7 +70,7 @@ class ClientLines:
         self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
 
     def forget(self, slot: int) -> None:
-        """That client is gone, or asks nothing any more."""
+        """That client is gone, or makes no more requests."""
         sock = self.by_slot.pop(slot, None)
         if sock is not None:
             self._loop.unwatch(sock.fileno())
@@ -79,11 +79,12 @@ class ClientLines:
     def reply(self, slot: int, reply: Reply) -> None:
         sock = self.by_slot.get(slot)
         if sock is not None:
-            with contextlib.suppress(OSError):  # it has died: its end is on the way
+            with contextlib.suppress(OSError):  # the process has died, which its line will report
                 sock.send(self._encode(reply))
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """For a reply that takes a while: it goes to the process that is there now, or to none."""
+        """A function for a later reply: it goes to the process that is in that slot now, or
+        nowhere."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -109,14 +110,14 @@ class ClientLines:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, CUT_OFF)
             self._above.request(slot, self._decoder.decode(data), given)
-        except Exception as error:  # one client's mistake is not the end of the host
+        except Exception as error:  # one client's mistake must not end the host
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
-        for fd in given:  # nobody has taken them
+        for fd in given:  # descriptors that nobody has taken
             os.close(fd)
 
     def _refuse(self, slot: int, data: memoryview, why: str) -> None:
-        """A request that could not be served: who waits for it is told."""
+        """Reports that a request could not be served to the process that waits for its reply."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)
             if number:
@@ -124,4 +125,4 @@ class ClientLines:
             elif ask and ask[0] == "Collective":
                 self._above.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
-            _log.error("client %d cannot be told", slot)  # it is no request at all
+            _log.error("client %d cannot be told", slot)  # it is not a request at all

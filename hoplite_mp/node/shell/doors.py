@@ -1,7 +1,8 @@
-"""Doors in the node's loop: who has proved that it has the token is handed on by its role.
+"""Listening sockets in the node's loop: admitted connections are handed on by their role.
 
-Why it exists: other nodes come in over TCP, drivers of this host over its socket; both are
-strangers until the handshake is through, and some of them must be sent away when their time is up.
+Why it exists: other nodes connect over TCP, drivers of this host over a UNIX socket. All of them
+are strangers until the handshake has proved that they have the token, and those that take too long
+for it must be disconnected by a timer.
 It must never know: what is said over a connection.
 """
 
@@ -33,8 +34,8 @@ def open_door(
     mine: Introduction,
     roles: Mapping[str, Callable[[Admission], None]],
 ) -> Door:
-    """Lets strangers in from now on. certificate: None without TLS. roles: what takes a connection
-    that comes for that; who comes for anything else is sent away."""
+    """Starts admitting connections. certificate: None without TLS. roles: role -> function that
+    takes the connection; any other role is refused."""
     door = Door(
         listener,
         key=start.key,

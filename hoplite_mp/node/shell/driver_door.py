@@ -1,9 +1,10 @@
-"""How programs of this host find its node, and attach: the socket that has the cluster's name.
+"""Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
 Why it exists: a driver finds the node by the name that `Meeting` keeps, and proves that it has the
-token as a stranger of the network does. It gets a line, both memories and the node's eventfd, over
-a connection whose end, or that of its process, says that it reads nothing any more.
-It must never know: what becomes of a driver that leaves (node/core/drivers.py).
+token, as a stranger on the network does. It receives a line, both memories and the node's eventfd
+over a connection; the end of that, or of the driver's process, means that it no longer reads the
+memories.
+It must never know: what happens to a driver that leaves (node/core/drivers.py).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverDoor"]
 
-# Until the next try to take the cluster's name, which another node of this host may have. Lower
-# costs a few system calls that often; higher is how long drivers find nobody after its end.
+# How often to retry taking the cluster's name while another node of this host has it. Lower: more
+# system calls; higher: after that node's end drivers find nobody for longer.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
 class DriverDoor:
-    """Of one node; see node/ports.py."""
+    """The door of one node; see DriverDoor in node/ports.py."""
 
     def __init__(self, loop: Loop, start: Start, lan: LanStart) -> None:
         self.loop = loop
@@ -57,7 +58,7 @@ class DriverDoor:
             self.loop.call_later(NAME_AGAIN_S, again)
             return
         roles = {"driver": functools.partial(self._admit, drivers)}
-        certificate = None  # no byte leaves this host
+        certificate = None  # no byte leaves this host, so without TLS
         at = self.loop, self.lan, self.meeting.socket
         open_door(*at, cluster, certificate, mine, roles)
 
@@ -69,12 +70,12 @@ class DriverDoor:
         sock = admission.stream.detach()
         try:
             self._attach(drivers, sock)
-        except OSError as error:  # it has gone again, or no descriptor is left
+        except OSError as error:  # the driver has gone again, or no descriptor is left
             _log.info("a driver could not be attached: %s", error)
             sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
-        """One that has proved that it has the token gets a slot, and what belongs to it."""
+        """Gives a driver that has proved that it has the token a slot, and what belongs to it."""
         pid, uid = peer_of(life)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
@@ -116,7 +117,7 @@ class DriverDoor:
         self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
 
     def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
-        """The connection has ended; nothing else is ever said over it."""
+        """The connection has ended; the driver never sends anything else over it."""
         try:
             said = life.recv(1)
         except BlockingIOError:
@@ -131,11 +132,11 @@ class DriverDoor:
         """The process has ended, though a child of it may have kept its sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
-        if poll.poll(0):  # else it was another one's descriptor of the same number
+        if poll.poll(0):  # else the event was for an earlier descriptor of the same number
             drivers.gone(slot)
 
     def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it, though a child may hold the other end
+        with contextlib.suppress(OSError):  # nobody reads, though a child may hold the other end
             output.shutdown(socket.SHUT_RDWR)
         for fd in (life.fileno(), process):
             self.loop.unwatch(fd)

@@ -1,7 +1,7 @@
-"""The way to this host's driver: frames that wait until it takes them.
+"""The socket to one of this host's drivers: a queue of frames that waits until the driver reads.
 
-Why it exists: the driver reads when it likes. What is queued for it belongs to whoever has sent it,
-and each of them hears how much of its own the driver has taken.
+Why it exists: a driver reads when it likes. Each sender is told how much of what it has queued the
+driver has taken, so that it can bound it.
 It must never know: what a frame contains, where lines come from.
 """
 
@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
-    """Lines as the driver reads them: each a length and an OutputLine."""
+    """Lines as the driver reads them: each a length followed by an encoded OutputLine."""
     found: list[bytes] = []
     for line in lines:
         data = _encode(OutputLine(stream, label, line))
@@ -46,28 +46,29 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 
 
 class DriverSocket:
-    """Who puts something in bounds what it has in here."""
+    """A send queue without a limit of its own; each sender bounds what it has in it."""
 
     def __init__(self, sock: socket.socket, loop: Loop) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop
-        # What is to be sent, what it counts for its sender, and whom to tell when it is taken.
+        # (data, bytes that it counts for its sender, function to call when it is taken).
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
-        self._ends = False  # as soon as it has everything
+        self._ends = False  # close as soon as everything has been sent
         loop.watch(sock.fileno(), self.ready, read=False)
 
     def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
-        """`taken(nbytes)` is called when the driver has it, or is gone; perhaps at once."""
+        """Queues data. `taken(nbytes)` is called when it has been sent, or the driver is gone;
+        perhaps at once."""
         self.backlog.append((memoryview(data), nbytes, taken))
         self.send()
 
     def send(self) -> None:
-        """As much as the driver takes now; the loop calls again for the rest."""
+        """Sends as much as the driver takes now; the loop calls again for the rest."""
         if self._sending:
-            return  # somebody who was told has put something in
+            return  # a `taken` function has queued something
         self._sending = True
         try:
             while told := self._send():
@@ -81,8 +82,8 @@ class DriverSocket:
             self._close()
 
     def ready(self) -> None:
-        """The loop's word: there is room, or the driver has hung up, which would be said again and
-        again; or there was room a moment ago, and it is used already."""
+        """The loop reports that there is room or that the driver has hung up. A hang-up would be
+        reported in every turn, so the socket is unwatched then."""
         if not self.backlog and not self.broken:
             look = select.poll()
             look.register(self.sock, 0)
@@ -92,7 +93,7 @@ class DriverSocket:
         self.send()
 
     def end(self) -> None:
-        """Nothing more is put in; the socket is closed after the last byte, or when the driver is
+        """No more will be queued: closes the socket after the last byte, or when the driver is
         gone."""
         self._ends = True
         if not self.backlog:
@@ -122,7 +123,7 @@ class DriverSocket:
             return self.sock.send(data)
         except BlockingIOError:
             raise
-        except OSError:  # the driver is gone: its lines go with it
+        except OSError:  # the driver is gone, and its lines are dropped
             self.broken = True
             self.loop.unwatch(self.sock.fileno())
             return len(data)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class EpollLoop:
-    """See node/ports.py. Whoever runs it calls `call_due`, `wait` and `serve` in turn."""
+    """See Loop in node/ports.py. Its user calls `call_due`, `wait` and `serve` in turn."""
 
     def __init__(self) -> None:
         self.now = time.monotonic
@@ -32,9 +32,11 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer = 0  # of two for the same time the first one is called first
-        self._finished: deque[Callable[[], None]] = deque()  # filled by threads
-        # Threads write it. Made now, because when one is needed there may be no descriptor left.
+        # Counts timers: of two that are due at the same time the earlier one is called first.
+        self._timer = 0
+        # Results of threads, to be handled in the loop.
+        self._finished: deque[Callable[[], None]] = deque()
+        # Threads write it to wake the loop. Made now, because later no descriptor may be left.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, self._finish)
 
@@ -46,7 +48,8 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # The number may be that of one which was closed without a word, or that of its duplicate.
+        # The number may have belonged to a descriptor that was closed without `unwatch`, and that
+        # epoll has dropped; or such a descriptor is still registered through its duplicate.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
             return
@@ -54,15 +57,16 @@ class EpollLoop:
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
-        with contextlib.suppress(OSError, ValueError):  # it was closed, or is watched no more
+        with contextlib.suppress(OSError, ValueError):  # it was closed, or is not watched any more
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
-        """The descriptors that are ready; waits for one at most so long, None: for ever."""
+        """The descriptors that are ready; waits at most `seconds` for one, None: without limit."""
         return [fd for fd, _ in self._epoll.poll(seconds)]
 
     def serve(self, ready: list[int]) -> None:
-        """Calls what was given for these, but for those that the ones before have unwatched."""
+        """Calls the handlers of these descriptors, except those that an earlier handler has
+        unwatched."""
         for fd in ready:
             action = self._ready.get(fd)
             if action is not None:
@@ -75,14 +79,14 @@ class EpollLoop:
         heapq.heappush(self._timers, (self.now() + seconds, self._timer, action))
 
     def call_due(self) -> None:
-        """Calls what is due now."""
+        """Calls the timers that are due."""
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
 
     @property
     def due(self) -> float | None:
-        """When the next timer is due; None: there is none."""
+        """When the next timer is due; None if there is none."""
         return self._timers[0][0] if self._timers else None
 
     # -- threads -------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""A port that leads on to the port of another host.
+"""A port of this host that forwards connections to a port of another host.
 
-Why it exists: two hosts may be unable to reach each other although a third one reaches both. That
-one lends them a port: what arrives there the kernel carries on (splice), byte for byte, and back.
-Both ends speak TLS and prove the token to each other, so the host in the middle vouches for nobody.
-Each connection costs it two threads and six descriptors.
+Why it exists: two hosts may be unable to reach each other although a third one reaches both. The
+third lends them a port: the kernel forwards what arrives there (splice), byte for byte, in both
+directions. Both ends use TLS and prove the token to each other, so the host in the middle need not
+be trusted. Each connection costs it two threads and six descriptors.
 
-This module must never know what is said, nor who asks for a port.
+This module must never know what is sent, nor who asks for a port.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Forward", "reach"]
 
-# How long one address of the host behind may be silent; as for any call (transport/caller.py).
+# How long to wait for one address of the target host; as for any call (transport/caller.py).
 ARRIVE_S = 2.0
-# Connections that one port carries at a time: a peer needs three. Higher: who connects for nothing
-# costs more threads.
+# Connections that one port forwards at a time; a peer needs three. Higher: callers that connect
+# without purpose cost more threads.
 CONNECTIONS_MAX = 64
-# What the kernel holds between the two sockets, each way. Higher: fewer turns of the threads.
+# Buffer in the kernel between the two sockets, for each direction. Higher: fewer wake-ups of the
+# threads.
 PIPE_BYTES = 1 << 20
-AGAIN_S = 0.1  # without descriptors or memory accepting would fail again at once
+# Pause after accept failed: without descriptors or memory it would fail again at once.
+AGAIN_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
 
 def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
-    """A blocking connection to the first of these that answers; None: none does. Waits up to
-    ARRIVE_S for each."""
+    """A blocking connection to the first of these addresses that answers; None if none does. Waits
+    up to ARRIVE_S for each."""
     for endpoint in endpoints:
         try:
             sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -61,7 +63,7 @@ def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
 
 
 class Forward:
-    """One lent port. It is open until `close`, and so are its connections."""
+    """One lent port. It, and its connections, stay open until `close`."""
 
     def __init__(
         self,
@@ -69,21 +71,22 @@ class Forward:
         endpoints: Sequence[Endpoint],
         welcome: Callable[[str], bool],
     ) -> None:
-        """listener: as of `listen`, taken over. endpoints: of the host behind. welcome: whether a
-        caller with that address may use it; asked in a thread."""
+        """listener: as `listen` returns it, taken over. endpoints: of the target host. welcome:
+        whether a caller with that address may use the port; called in a thread."""
         self.port = bound_address(listener).port
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
         self._lock = threading.Lock()
-        self._callers: set[socket.socket] = set()  # also those for whom nobody answers yet
+        # Including those whose target has not answered yet.
+        self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()
         self._closed = False
         listener.setblocking(True)
         self._begin(self._accept)
 
     def close(self) -> None:
-        """Ends the port and every connection over it."""
+        """Closes the port and every connection over it."""
         with self._lock:
             self._closed = True
             for sock in (self._listener, *self._carried):
@@ -91,7 +94,7 @@ class Forward:
 
     @property
     def connections(self) -> int:
-        """That are carried now."""
+        """How many connections are open now."""
         return len(self._callers)
 
     def _begin(self, work: Callable[..., None], *args: object) -> threading.Thread:
@@ -124,7 +127,7 @@ class Forward:
                     caller.close()
 
     def _carry(self, caller: socket.socket) -> None:
-        """One connection, to its end."""
+        """Forwards one connection until its end."""
         try:
             with caller:
                 callee = reach(self._endpoints)
@@ -150,15 +153,16 @@ class Forward:
 
 
 def _pour(source: socket.socket, sink: socket.socket) -> None:
-    """Until one of them ends; an orderly end is passed on, another one ends both ways."""
+    """Forwards one direction until it ends; an orderly end is passed on, an error ends both
+    directions."""
     try:
         come, go = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no descriptor is left: the other way must not wait for this one
+    except OSError:  # no descriptor is left: end the other direction too, which would wait
         _shut(source)
         _shut(sink)
         return
     try:
-        with contextlib.suppress(OSError):  # above the user's limit: it stays as it is
+        with contextlib.suppress(OSError):  # above the user's limit: the pipe keeps its size
             fcntl.fcntl(go, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         while count := os.splice(source.fileno(), go, PIPE_BYTES):
             while count:
@@ -173,6 +177,6 @@ def _pour(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Wakes whoever is in a call on it."""
+    """Wakes every thread that is in a call on the socket."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""Worker processes of this host: started by the supervisor, ended and interrupted by signals.
+"""Worker processes of this host: started by the supervisor, killed and interrupted by signals.
 
-Why it exists: it implements the port Processes (node/ports.py). The supervisor forks a worker; its
-line to the node and its pipes are made here and handed over.
+Why it exists: it implements the port Processes (node/ports.py). The supervisor forks a worker; the
+worker's line to the node and its output pipes are made here and handed over.
 It must never know: which pools need workers, what a worker does.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Processes"]
 
 
 class Processes:
-    """See node/ports.py."""
+    """See Processes in node/ports.py."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Processes:
         connect: Callable[[int, socket.socket, int, int, int], None],
         leave: Callable[[], None],
     ) -> None:
-        """connect: takes a new worker's slot, line and the reading ends of its pipes, and who hears
-        what it prints. leave: the supervisor is gone."""
+        """connect: takes a new worker's slot, line, the reading ends of its pipes, and the audience
+        of its output. leave: called when the supervisor is gone."""
         self._supervisor = supervisor
         self._connect = connect
         self._leave = leave
@@ -48,7 +48,7 @@ class Processes:
             mine, theirs = seqpacket_pair()
             for _ in range(2):
                 made += os.pipe2(os.O_CLOEXEC)
-        except OSError as error:  # no descriptor is left: fewer workers, then
+        except OSError as error:  # no descriptor is left: the host has fewer workers then
             for fd in made:
                 os.close(fd)
             return error.strerror or str(error)

@@ -1,7 +1,7 @@
-"""The spill file: one nameless file on a real disk, with an arena of its own.
+"""The spill file: one unnamed file on a real disk, with an arena of its own.
 
-Why it exists: what does not fit into memory waits here. The file has no name (O_TMPFILE, or
-unlinked at once), so it is gone with the node, however that ends.
+Why it exists: it holds values that do not fit into memory. The file has no name (O_TMPFILE, or
+unlinked at once), so it disappears with the node, however that ends.
 It must never know: objects, who spills what.
 """
 
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tmpfs(path: str) -> bool:
-    """A directory whose files are memory themselves: spilling there would gain nothing."""
+    """Is this a directory whose files are in memory? Spilling there would gain nothing."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return True
@@ -38,7 +38,7 @@ def default_directory() -> str | None:
 
 
 class SpillFile:
-    """Made at the first write. `OSError` means that the disk did not take it."""
+    """Created at the first write. `OSError` means that the disk could not take the data."""
 
     def __init__(self, directory: str | None, bytes_max: int | None) -> None:
         self.directory = directory
@@ -64,7 +64,7 @@ class SpillFile:
         return self._fd
 
     def write(self, data: memoryview) -> int | None:
-        """The position of the bytes; None when spill_bytes_max is reached."""
+        """Writes the data and returns its position; None when spill_bytes_max is reached."""
         fd = self._open()
         start = self.arena.allocate(len(data))
         if start is None:
@@ -87,7 +87,8 @@ class SpillFile:
             done += got
 
     def free(self, position: int) -> None:
-        """The room may be used again; the disk gets it back at once."""
+        """Makes the space available again, and punches a hole so that the disk gets it back at
+        once."""
         size = self.arena.size_of(position)
         self.arena.free(position, warm=False)
         _libc.fallocate(self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))

@@ -1,9 +1,10 @@
-"""Where the threads of this host's workers stand: asked by a signal, read from a file of theirs.
+"""The stacks of this host's workers: requested by a signal, read from a file of each worker.
 
-Why it exists: what a task that hangs is doing only its own process can say, and its interpreter may
-never get to a Python handler. A worker registers a handler of `faulthandler`, in C, which writes
-into a file without a name; this file finds that by the worker's descriptors. A worker whose user
-code has taken the handler away is not signalled: it would die of it.
+Why it exists: only the process of a task that hangs knows where it is, and its interpreter may
+never run a signal handler written in Python. So each worker registers a handler of `faulthandler`,
+written in C, which writes into an unnamed file (memfd); this file finds that among the worker's
+descriptors. A worker whose user code has removed the handler is not signalled, because the signal
+would kill it.
 It must never know: what tasks do.
 """
 
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Stacks"]
 
-# How long workers may take to say where they stand. Higher: those on a loaded host are heard;
-# lower: who asks waits less for one that is stopped.
+# How long workers may take to write their stacks. Higher: workers of a loaded host are included;
+# lower: a stopped worker delays the answer for less long.
 STACKS_PATIENCE_S = 1.0
 LOOK_S = 0.02
-STACK_CHARS_MAX = 8000  # of one worker; deep recursion fills more
+STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
 
 
 class Stacks:
-    """Asks all workers of one node."""
+    """Requests the stacks of all workers of one node."""
 
     def __init__(self, loop: Loop, tasks: _tasks.Tasks, workers: HasWorkers) -> None:
         self.loop = loop
@@ -39,7 +40,7 @@ class Stacks:
         self.workers = workers
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
-        """`done` gets what they have said, in words, one for each worker."""
+        """`done` gets each worker's stacks as text."""
         workers = [(slot, worker.pid) for slot, worker in self.workers.all.items()]
         idle = {slot for slot, pid in workers if pid and not self.tasks.running(slot)}
         files: dict[int, str] = {}
@@ -77,7 +78,7 @@ class Stacks:
 
 
 def _file_of(pid: int) -> str:
-    """The path that leads to a worker's file; "" if it has none that we may see."""
+    """The path to a worker's stacks file; "" if there is none that this process may open."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Connections with other hosts over TCP, with a handshake by the cluster's token and TLS.
 
-Why it exists: it implements the port Connections (node/ports.py) for one process, and knows what
-rooms need not: the token, whether TLS is on, the sockets that listen.
+Why it exists: it implements the port Connections (node/ports.py) for one process, and keeps what
+rooms need not know: the token, whether TLS is on, the listening sockets.
 It must never know: what is said over a connection.
 """
 
@@ -30,12 +30,12 @@ __all__ = ["TcpConnections"]
 
 
 class TcpConnections:
-    """Of one node; see node/ports.py."""
+    """The connections of one node; see Connections in node/ports.py."""
 
     def __init__(self, loop: Loop, start: LanStart) -> None:
         self._loop = loop
         self._start = start
-        self._address = ""  # of this host, where others come in
+        self._address = ""  # the address of this host at which others connect
 
     def call(
         self,

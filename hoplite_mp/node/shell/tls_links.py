@@ -1,8 +1,9 @@
-"""Data links under TLS: two connections of one direction each, a Python thread for either.
+"""Data links under TLS: two one-way connections, each driven by a Python thread.
 
 Why it exists: OpenSSL's state of a connection may be used by one thread at a time, so a link that
-sends and receives at once has two. The threads only carry: which frame goes next and where received
-bytes belong the engine says, block by block, straight from and into shared memory.
+sends and receives concurrently has two connections. The threads only move bytes: the engine decides
+block by block which frame is next and where received bytes belong, directly from and into shared
+memory.
 It must never know: what the frames are about.
 """
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
-LOOK_S = 1.0  # how often a thread that has nothing to do looks whether it is still wanted
+LOOK_S = 1.0  # how often an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
 
 
 class TlsLink:
-    """One link of the engine. What is to be sent waits until its connection stands."""
+    """One link of the engine. Frames wait until the connection for sending is there."""
 
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine
@@ -40,15 +41,15 @@ class TlsLink:
         self._sockets: list[socket.socket] = []
 
     def send_over(self, sock: socket.socket) -> None:
-        """The way out, connected by this side."""
+        """Sends over this connection, which this side has opened."""
         if not self._open:
             sock.close()
             return
         self._begin(sock, self._send, "send")
 
     def receive_over(self, sock: socket.socket) -> None:
-        """The way in, connected by the other side. Once: a second stream is not the first's
-        continuation."""
+        """Receives over this connection, which the other side has opened. Only once, because a
+        second stream would not continue the first."""
         assert not self.receiving
         self.receiving = True
         self._begin(sock, self._receive, "receive")
@@ -80,7 +81,7 @@ class TlsLink:
                 try:
                     while frame:
                         sock.sendall(frame.pop(0))
-                finally:  # nothing here may hold an object's memory while there is nothing to do
+                finally:  # an idle thread must not keep an object's memory in use
                     del frame
                     driver.sent()
         except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended
@@ -111,7 +112,7 @@ class TlsLink:
             self.engine.disconnect(self.link)
 
     def close(self) -> None:
-        """Both threads end."""
+        """Ends both threads."""
         self._end()
         for sock in self._sockets:
             with contextlib.suppress(OSError):
@@ -119,8 +120,8 @@ class TlsLink:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Has the other side, which never sends here, closed the connection? Without a look nobody
-    would notice before the next frame, and the requests of the last ones would be waited for."""
+    """Has the other side, which never sends on this connection, closed it? Without this check that
+    would go unnoticed until the next frame, while the answers to the last requests are awaited."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

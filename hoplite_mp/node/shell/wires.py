@@ -1,7 +1,7 @@
-"""One connection of the node's loop: bytes in, messages out, and the other way round.
+"""One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
 
-Why it exists: the manager and every peer are spoken to in the same way: frames over a stream that
-never blocks. A wire that has ended says so once, whichever side noticed.
+Why it exists: the manager and all peers are served alike, by frames over a stream that never
+blocks. A wire reports its end exactly once, whichever side noticed it first.
 It must never know: what messages mean, who is at the other end.
 """
 
@@ -40,25 +40,26 @@ class Wire:
         *,
         shared: bool = False,
     ) -> None:
-        """shared: another thread writes to the stream too (`beat`)."""
+        """shared: another thread also writes to the stream (`beat`)."""
         self._loop = loop
         self._decoder = decoder
         self._take = take
         self._ended = ended
         self.stream = stream
         self.open = True
-        self.received: Callable[[], None] | None = None  # called when anything comes, a beat too
+        self.received: Callable[[], None] | None = None  # called when anything arrives, also a beat
         self._lock: AbstractContextManager[object] = Lock() if shared else contextlib.nullcontext()
-        self._writes = False  # is it watched for room, too?
+        self._writes = False  # does the loop watch it for writing, too?
         loop.watch(stream.fileno(), self.ready)
 
     def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
-        """What comes from now on is somebody else's."""
+        """Directs all further messages to a new receiver."""
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends what the connection takes; False if it has ended. One that
-        breaks is told by the loop, after what the other side has said last."""
+        """Queues the frame and sends what the connection takes; False if the wire has ended. A
+        connection that breaks here is reported by the loop, after the last messages of the other
+        side."""
         if not self.open:
             return False
         try:
@@ -71,20 +72,22 @@ class Wire:
         return True
 
     def beat(self, frame: bytes) -> None:
-        """As `send`, in another thread. What breaks here the loop learns when it uses the wire."""
+        """As `send`, from another thread. The loop notices a broken connection when it next uses
+        it."""
         with self._lock:
             if self.open:
-                if not self.stream.wants_write:  # else there is more to hear than this
+                # Otherwise bytes are queued already, which are as good as a beat.
+                if not self.stream.wants_write:
                     self.stream.write(frame)
                 self.stream.flush()
 
     @property
     def sending(self) -> bool:
-        """Whether something that was sent is still here."""
+        """Is something that was sent still queued here?"""
         return self.stream.wants_write
 
     def ready(self) -> None:
-        """Something can be read or written."""
+        """The stream can be read or written."""
         flushed = self._flush()
         with self._lock:
             data = self.stream.read()
@@ -103,14 +106,14 @@ class Wire:
             self.close(str(error))
 
     def drain(self) -> None:
-        """The other side has ended: all that it has said is taken, to the end."""
+        """The other side has ended: handles all that it has sent, until the end."""
         while self.open:
             self.ready()
 
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()
-        # One that is broken wakes the loop in any case.
+        # A broken stream wakes the loop in any case, which then closes it.
         wakes = self.stream.wants_write or not flushed
         if wakes != self._writes:
             self._writes = wakes
@@ -118,7 +121,7 @@ class Wire:
         return flushed
 
     def close(self, reason: str) -> None:
-        """The end, told to whoever made this wire."""
+        """Ends the wire, and reports that to its owner."""
         if not self.open:
             return
         with self._lock:
