@@ -1,1 +1,1 @@
-"""What every process of a cluster has: the way to the store, to tasks, and to its node."""
+"""What every process of a cluster has: access to the store, to tasks, and to its host's node."""

@@ -1,6 +1,6 @@
 """Actors as one process sees them: opening, finding, calling.
 
-Why it exists: a handle is a ref to the actor's identity and what is known of its class; this file
+Why it exists: a handle is a ref to the actor's identity, plus what is known of its class. This file
 asks the node for identities, and turns calls into tasks of the actor's own pool, which the
 submitter keeps in order.
 It must never know: what a handle looks like to a user, how a process is started.
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["About", "ActorSetup", "Actors"]
 
 POOL_CLOSING = 2
-RETRIES = 0  # of a call, unless it is told otherwise: an actor's state may have changed
+# Default retries of a call: none, because the first try may have changed the actor's state.
+RETRIES = 0
 
 
 class About(NamedTuple):
@@ -53,8 +54,8 @@ class About(NamedTuple):
     timeout: float | None
     copy: bool
     restarts: int
-    places: tuple[int, ...]  # numbers of the nodes to which it is bound; none: any
-    checkpoint: int  # its state is kept after so many calls; 0: never
+    places: tuple[int, ...]  # numbers of the nodes that it may run on; empty: any
+    checkpoint: int  # its state is saved after this many calls; 0: never
     asyncs: frozenset[str] = frozenset()  # methods that are `async def`
     streams: frozenset[str] = frozenset()  # methods that yield
     concurrency: int = 1
@@ -62,22 +63,22 @@ class About(NamedTuple):
 
 
 class ActorSetup(NamedTuple):
-    """What an actor's process makes its object from, each time that it begins."""
+    """What an actor's process makes its object from, each time that it starts."""
 
     constructor: bytes
     arguments: ObjectRef[Any]
     copy: bool
     checkpoint: int
     concurrency: int = 1
-    again: bytes = b""  # exceptions of its calls that count against `retries`
+    again: bytes = b""  # pickled exception types after which a call is retried
 
 
 class CallNumber(NamedTuple):
-    """Of a call of an actor with checkpoints: by it a call that is tried again is known."""
+    """Identifies a call of an actor with checkpoints, so that a repeated call is recognised."""
 
-    caller: bytes  # the process
-    turn: int  # among its calls of such actors
-    seen: int  # it has the results of all before this one
+    caller: bytes  # the calling process
+    turn: int  # number among that process's calls of such actors
+    seen: int  # the caller has the results of all calls before this one
 
 
 class Actors:
@@ -85,14 +86,15 @@ class Actors:
 
     def __init__(self, runtime: Membership) -> None:
         self._runtime = runtime
-        self._pools: dict[int, int] = {}  # identity's local id -> its pool
-        self._lock = threading.RLock()  # pickling arguments may call actors
-        self._opened: dict[int, None] = {}  # local ids of the last ones made here, undetached
+        self._pools: dict[int, int] = {}  # local id of an identity -> its pool
+        self._lock = threading.RLock()  # reentrant, because pickling arguments may call actors
+        # Local ids of the last actors made here that are not detached.
+        self._opened: dict[int, None] = {}
         self._caller = os.urandom(CALLER_BYTES)
-        # Of calls of actors with checkpoints. Never used twice, whatever is forgotten below.
+        # Numbers calls of actors with checkpoints. Never reused, even if entries below are dropped.
         self._turns = itertools.count(1)
-        # Identity's local id -> those whose results are not known to be here, by their number, with
-        # the local id of the task (0: not sent yet).
+        # Local id of an identity -> its calls whose results may not have arrived yet: number of the
+        # call -> local id of the task (0: not submitted yet).
         self._unseen: dict[int, dict[int, int]] = {}
 
     # -- identities ----------------------------------------------------------------------------
@@ -110,9 +112,10 @@ class Actors:
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
     ) -> tuple[ObjectRef[Any], About]:
-        """A new actor on the first of these nodes that does not leave the cluster, with a `demand`
-        on the first that can meet it now, if there is one; or the one of that name, with what its
-        own handles know. NodeLostError: that one is gone, or all leave."""
+        """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
+        `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
+        actor of that name if there is one, with what its own handles know. Raises NodeLostError if
+        the node is gone or all are leaving."""
         memory = self._runtime.memory
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
@@ -139,8 +142,8 @@ class Actors:
             env=env,
             demand=demand,
         )
-        # What a node has given to others, only that node knows: each is asked whether there is room
-        # now, and if there is none anywhere the actor waits on the first.
+        # Only a node itself knows how much it has given away. Each is asked whether there is room
+        # now; if no node has room, the actor waits on the first.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)
@@ -163,17 +166,18 @@ class Actors:
                     if len(self._opened) > OPENED_KNOWN_MAX:
                         del self._opened[next(iter(self._opened))]
                 return known
-            # With get_if_exists: the actor that had the name has just ended, or could not begin.
+            # Reached with get_if_exists, when the actor that had the name has just ended or could
+            # not start.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
-        """The living actor of that name."""
+        """The living actor of that name, or None."""
         self._runtime.memory.check()
         hold = take_over(self._runtime.memory, FindActor(name), int)
         return None if hold is None else self._known(hold)
 
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], About] | None:
-        """A ref to that identity, and what its handles know. None: the actor that had asked for the
-        name could not begin, and nobody became it."""
+        """A ref to that identity, and what its handles know. None if the actor that claimed the
+        name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
@@ -181,8 +185,8 @@ class Actors:
         return ObjectRef(identity, hold), About(*pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
-        """The pool of that actor's calls on this host. Its number stays the actor's own as long as
-        anybody holds the identity."""
+        """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the
+        actor as long as anybody holds the identity."""
         memory = self._runtime.memory
         oid = memory.local_id(identity)
         pool = self._pools.get(oid)
@@ -211,7 +215,7 @@ class Actors:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """A call, behind all that this process has made before."""
+        """Submits a call; it runs after all earlier calls of this process."""
         runtime = self._runtime
         runtime.memory.check()
         pool = self.pool_of(identity, about)
@@ -247,11 +251,11 @@ class Actors:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """A call of an actor with checkpoints."""
+        """Submits a call of an actor with checkpoints."""
         runtime = self._runtime
         runtime.memory.check()
         oid = runtime.memory.local_id(identity)
-        with self._lock:  # numbers grow in the order of the calls
+        with self._lock:  # numbers must grow in the order of the calls
             if oid not in self._unseen and len(self._unseen) > POOLS_KNOWN_MAX:
                 self._unseen = {one: calls for one, calls in self._unseen.items() if calls}
             open_ = self._unseen.setdefault(oid, {})
@@ -274,7 +278,8 @@ class Actors:
         return future
 
     def handle_dropped(self) -> None:
-        """Takes no lock: the garbage collector may call it anywhere."""
+        """Collects dropped handles soon. Takes no lock, because the garbage collector may call it
+        anywhere."""
         if self._runtime.submitter.pending:
             self._runtime.submitter.collector.notice()
 
@@ -284,12 +289,13 @@ class Actors:
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
     def kill_unheld(self) -> None:
-        """This driver leaves by an exception: the actors that it has made and that nobody else
-        holds are killed when it has gone."""
+        """Called when this driver leaves by an exception: the actors that it has made
+        are killed as soon as nobody holds them any more."""
         if not self._runtime.client.usable:
             return
         for oid in self._opened:
-            with contextlib.suppress(errors.HopliteError):  # the node is gone, and they are
+            # The node may be gone, and its actors with it.
+            with contextlib.suppress(errors.HopliteError):
                 self._runtime.channel.tell(EndActor(oid, True, True))
 
     def restarts(self, identity: ObjectRef[Any]) -> int:
@@ -304,12 +310,12 @@ _REFUSED = {
     POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
 }
 CALLER_BYTES = 8
-# Actors that are killed when the `with` of the driver that made them is left by an exception. Those
-# made before these end after the call that they run. 100 bytes for each.
+# How many actors are killed when the `with` of the driver that made them is left by an exception;
+# those made earlier end after their present call. 100 bytes each.
 OPENED_KNOWN_MAX = 4096
 
 
 def title(about: About) -> str:
-    """As errors name the actor."""
+    """The actor's name as it appears in errors."""
     name, kind = about.name, about.class_name
     return f"actor {name!r} ({kind})" if name else f"actor {kind}"

@@ -1,8 +1,8 @@
-"""Announcements: somebody is told, without a thread of his own, that an object is done.
+"""Watches: callbacks for objects that become done, without a thread for each wait.
 
-Why it exists: an event loop, and an iteration over what becomes done, wait for many objects and
-must not wait for each in a thread. Who looks after completions (`Submitter.drain`, the collector)
-tells them, and wakes each of them once when it has looked after all that were done together.
+Why it exists: an event loop, or an iteration over what becomes done, waits for many objects and
+cannot afford a thread for each. The code that processes completions (`Submitter.drain`, the
+collector) notifies the watches, and wakes each waiter once for all objects that were done together.
 It must never know: what an event loop is, what is done with an object that is done.
 """
 
@@ -19,10 +19,10 @@ __all__ = ["Watch", "watch", "withdraw"]
 
 
 class Watch:
-    """Stands among the tasks that wait for an object (`Submitting.waits`).
+    """An entry among the tasks that wait for an object (`Submitting.waits`).
 
-    `tell` is called when the object is done, or never will be because its cluster has ended; in
-    whichever thread sees that, and perhaps more than once. It must neither raise nor wait.
+    `tell` is called when the object is done, or can never be because its cluster has ended; in any
+    thread, and perhaps more than once. It must neither raise nor block.
     """
 
     __slots__ = ("missing", "oid", "tell")
@@ -34,7 +34,8 @@ class Watch:
 
 
 def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
-    """From now on; at once if it is done. Whoever wants to be told holds the object meanwhile."""
+    """Starts a watch; it fires at once if the object is done. The caller must hold the object
+    meanwhile."""
     memory = submitter.memory
     memory.check()
     made = Watch(oid, tell)
@@ -42,23 +43,25 @@ def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
         with submitter.waits_lock:
             first = not submitter.waits
             submitter.begin_wait(oid, made)
-        # Looked at after it is listed: its news may have come before that.
+        # Check after it is listed, because the completion may have been processed before that.
         if submitter.tasks.done(oid) or memory.lost is not None:
             submitter.release(oid)
             submitter.wake_told()
         else:
             submitter.collector.start()
-            if first:  # later ones are announced by a change of the event word, on which it sleeps
+            # Later watches are noticed by a change of the event word, on which the collector then
+            # sleeps.
+            if first:
                 submitter.collector.notice()
-    except BaseException:  # Ctrl-C: what stands in the list is to be found again
+    except BaseException:  # after Ctrl-C an entry may be left behind, which the collector must find
         submitter.collector.look_again()
         raise
     return made
 
 
 def withdraw(submitter: Submitting, made: Watch) -> None:
-    """Nobody wants to be told any more. The list of those who wait is replaced, not changed:
-    another thread may be going through it."""
+    """Cancels a watch. The list of waiters is replaced instead of changed, because another thread
+    may be iterating over it."""
     oid = made.oid
     with submitter.waits_lock:
         listed = submitter.waits.get(oid)

@@ -1,6 +1,6 @@
-"""What an array is told when it meets the store: its order in memory, and that it is read-only.
+"""Array flags at the border of the store: the memory order, and the read-only flag.
 
-Why it exists: `memory.py` deals in blocks and objects; these two know numpy alone.
+Why it exists: `memory.py` deals with blocks and objects; these two functions only need numpy.
 It must never know: the store.
 """
 
@@ -21,7 +21,7 @@ def checked_order(order: str) -> Any:
 
 
 def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """The array, and what it is a view of, become read-only."""
+    """Makes the array read-only, and every array that it is a view of."""
     base: Any = array
     while type(base) is np.ndarray:
         base.flags.writeable = False

@@ -1,10 +1,10 @@
-"""A driver of a host that has a node of the cluster already attaches to it, as one client more.
+"""Attaches a driver to a node that its host already has, as one more client of that node.
 
 Why it exists: a host has one store and one set of workers; a second node on it would copy every
-object, and costs four processes to start. Which cluster an address leads to only its manager can
-say, so that is asked first; the node is then found by the cluster's id (`transport/rendezvous.py`),
-and both sides prove the token once more. There is nothing to start: it takes a few milliseconds.
-It must never know: who has started the node, what other drivers do.
+object and need four more processes. Only the manager knows which cluster an address leads to, so it
+is asked first; then the node is found by the cluster's id (`transport/rendezvous.py`), and both
+sides prove the token once more. No process is started, so attaching takes a few milliseconds.
+It must never know: who started the node, what other drivers do.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ __all__ = ["AttachedHost", "attach"]
 
 DESCRIPTORS = 5  # control memory, store, the node's eventfd, rpc, output
 TOLD_BYTES_MAX = 4096
-GENERATION_SHIFT = 32  # of the slot, in the numbers of questions: above all of one life
+# Request numbers start with the slot's generation in the bits above, so that they differ from those
+# of earlier clients in the same slot.
+GENERATION_SHIFT = 32
 _log = logging.getLogger("hoplite_mp")
 
 
 def attach(network: Network, config: Config) -> AttachedHost | None:
-    """The node of that cluster on this host; None if it has none, or none with a place.
+    """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
 
-    AuthError, ManagerLostError, ProtocolError: as for who joins with a node of its own.
+    Raises AuthError, ManagerLostError and ProtocolError, as joining with a node of one's own does.
     """
     if not anybody():
         return None
@@ -82,7 +84,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
     except HopliteError:
         life.close()
         raise
-    except (OSError, msgspec.MsgspecError) as error:  # it ends just now, say
+    except (OSError, msgspec.MsgspecError) as error:  # the node is ending just now, for example
         life.close()
         _log.info("this host's node does not let this process attach: %s", error)
         return None
@@ -92,7 +94,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
         return None
     try:
         return AttachedHost(told, fds, life, config, network.address)
-    except BaseException:  # no address space, say
+    except BaseException:  # no address space is left, for example
         life.close()
         raise
 
@@ -100,7 +102,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
 def _prove(
     sock: socket.socket, key: bytes, mine: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
-    """The handshake. The socket is blocking afterwards, with that timeout."""
+    """Performs the handshake. Afterwards the socket is blocking, with that timeout."""
     deadline = time.monotonic() + timeout_s
     stream = TcpStream(sock)
     conversation = Conversation(
@@ -116,7 +118,7 @@ def _prove(
 
 
 def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
-    """What this process is given. ConnectionError: nothing."""
+    """Receives what the node gives this process. ConnectionError if it gives nothing."""
     flags = socket.MSG_CMSG_CLOEXEC
     data, fds, _, _ = socket.recv_fds(life, TOLD_BYTES_MAX, DESCRIPTORS, flags)
     try:
@@ -133,7 +135,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
 
 
 class AttachedHost(Host):
-    """The host as one of its drivers holds it: its processes are not this one's to end."""
+    """The host as an attached driver sees it: the driver must not end its processes."""
 
     attached = True
 
@@ -141,9 +143,10 @@ class AttachedHost(Host):
         self, told: Attached, fds: list[int], life: socket.socket, config: Config, address: str
     ) -> None:
         control_fd, store_fd, event_fd, rpc_fd, output_fd = fds
-        self.workers = 0  # the host's own are shared, and may change
+        self.workers = 0  # the host's workers are shared, and their number may change
         self.limit = told.memory_bytes
-        self._config = dataclasses.replace(  # what has to be alike in all clients is the node's
+        # Settings that must agree in all clients are the node's.
+        self._config = dataclasses.replace(
             config,
             memory_bytes=told.memory_bytes,
             small_object_bytes_max=told.small_object_bytes_max,
@@ -161,7 +164,8 @@ class AttachedHost(Host):
                 os.close(fd)
         self.runtime.submitter.audience = told.audience
         self._joined = address
-        # Arrays are read after the end, too: what is pinned stays so while anything here needs it.
+        # Arrays may be read after the cluster's end, so pins last until nothing in this process
+        # needs them.
         life.setblocking(False)
         watched = Watched(life.fileno()), Watched(event_fd)
         ends = weakref.finalize(self.runtime.client, _end_life, os.getpid(), life, *watched)
@@ -177,7 +181,7 @@ class AttachedHost(Host):
         return error
 
     def end(self) -> None:
-        """Leaves: what is this process's own ends, the host goes on."""
+        """Leaves the cluster: what belongs to this process ends, the host goes on."""
         self._ending = True
         client = self.runtime.client
         try:
@@ -186,11 +190,13 @@ class AttachedHost(Host):
                     self.runtime.memory.collect()
                     self.runtime.memory.give_empty_spans()
         finally:
-            # The client is closed before the line: when the node hears that this process has left,
-            # nothing here changes the shared memory any more.
+            # Close the client before the line: when the node learns that this process has left,
+            # nothing here may still change the shared memory.
             self.runtime.close()
-        self._join_reader()  # the node sends what there is, and closes its end
-        with contextlib.suppress(OSError):  # a forked child has the socket, too: that is no end
+        self._join_reader()  # the node sends the last lines and closes its end
+        # Shut it down, because a forked child may also have the socket, and closing this one would
+        # not end the connection then.
+        with contextlib.suppress(OSError):
             if self._output_line.there():
                 self.output.shutdown(socket.SHUT_RDWR)
         self._join_reader()
@@ -198,7 +204,8 @@ class AttachedHost(Host):
 
 
 def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Nothing in this process reads the store any more. In a forked child nothing is ended."""
+    """Called when nothing in this process reads the store any more. A forked child must not end the
+    connection, which its parent uses."""
     if os.getpid() == pid:
         close_socket(life, line)
     else:

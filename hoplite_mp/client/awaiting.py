@@ -1,11 +1,11 @@
-"""How an event loop waits for objects, without a thread for each.
+"""Lets an event loop wait for objects without a thread for each.
 
 Why it exists: `await future` and `await ref` must neither block the loop nor cancel the task that
-they wait for. Whoever looks after completions puts waiters into the loop's inbox, which wakes the
-loop once for all that were done together; what is then read at once is read in the loop, and what
-is elsewhere, or takes long to read, in one of a few threads.
-It must never know: how completions are found, the public face. It is the only room that imports
-asyncio, and is itself imported when somebody awaits.
+they wait for. The code that processes completions puts waiters into the loop's inbox, which wakes
+the loop once for all objects that were done together. A value that can be read immediately is then
+read in the loop; one that is elsewhere, or takes long to read, in one of a few threads.
+It must never know: how completions are found, the public API. Only this module imports asyncio, and
+it is imported when a program first awaits.
 """
 
 from __future__ import annotations
@@ -64,38 +64,40 @@ class Awaited(Protocol[T_co]):
 
 
 class Inbox:
-    """Waiters of one event loop whose wait is over, as other threads have put them there."""
+    """Waiters of one event loop whose wait is over, put there by other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._news: deque[asyncio.Future[None]] = deque()
-        self._told = False  # the loop will look
+        self._told = False  # the loop has been asked to look
 
     def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
-        """In any thread; who has put all that there is now calls what stands in `to_wake`."""
+        """May be called in any thread. When the caller has added everything that is done, it calls
+        the functions in `to_wake`."""
         self._news.append(waiter)
         to_wake.append(self.wake)
 
     def hand_over(self, waiter: asyncio.Future[None]) -> None:
-        """The same for one alone."""
+        """As `put`, for a single waiter."""
         self._news.append(waiter)
         self.wake()
 
     def wake(self) -> None:
-        """The loop looks; at once, if it does not yet."""
+        """Asks the loop to look at its inbox, unless it has been asked already."""
         if self._told or not self._news:
             return
         try:
             self._told = True
             self.loop.call_soon_threadsafe(self._take)
-        except RuntimeError:  # the loop is closed: nobody waits there any more
+        except RuntimeError:  # the loop is closed, so nobody waits there any more
             self._news.clear()
-        except BaseException:  # Ctrl-C: the next one wakes it
+        except BaseException:  # after Ctrl-C the next `wake` must try again
             self._told = False
             raise
 
     def _take(self) -> None:
-        self._told = False  # first: what comes from here on is seen, or wakes the loop again
+        # Reset first, so that a waiter added from here on is either seen or wakes the loop again.
+        self._told = False
         while self._news:
             waiter = self._news.popleft()
             if not waiter.done():
@@ -103,7 +105,7 @@ class Inbox:
 
 
 def inbox_here() -> Inbox:
-    """That of the running loop. It lives as long as somebody waits there."""
+    """The running loop's inbox. It lives as long as somebody waits there."""
     loop = asyncio.get_running_loop()
     known: weakref.ref[Inbox] | None = getattr(_here, "inbox", None)
     inbox = None if known is None else known()
@@ -115,8 +117,8 @@ def inbox_here() -> Inbox:
 
 @contextlib.contextmanager
 def counted(waiting: Waits) -> Iterator[None]:
-    """In a worker, that a task awaits something counts as `result()` does: another worker stands
-    in for this one after a while."""
+    """In a worker, an `await` of a task counts as blocking, as `result()` does: after a while a
+    stand-in worker is started."""
     if waiting.run_in_place is None:
         yield
         return
@@ -137,8 +139,8 @@ def counted(waiting: Waits) -> Iterator[None]:
 
 
 async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
-    """Until the object is done, or its cluster has ended; False after so many seconds. Cancelling
-    this cancels nothing else."""
+    """Waits until the object is done or its cluster has ended; False after so many seconds.
+    Cancelling this wait cancels nothing else."""
     if submitter.tasks.done(oid):
         return True
     with submitter.waiting.own_waits([oid], True):
@@ -146,7 +148,7 @@ async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -
 
 
 async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
-    """It is not known to be done."""
+    """As `ended`, for an object that is not known to be done."""
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
     made = watch(submitter, oid, functools.partial(inbox.put, waiter, submitter.told))
@@ -176,8 +178,8 @@ async def result_of(future: Awaited[T]) -> T:
 
 
 async def result_of_thread(future: concurrent.futures.Future[T], blocks: Waits | None) -> T:
-    """The same for what a thread of this process settles. `blocks`: of a worker, whose task counts
-    as blocked meanwhile."""
+    """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
+    its waits, so that the task counts as blocked meanwhile."""
     if not future.done():
         inbox = inbox_here()
         waiter: asyncio.Future[None] = inbox.loop.create_future()
@@ -190,7 +192,7 @@ async def result_of_thread(future: concurrent.futures.Future[T], blocks: Waits |
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
-    """What `await ref` gives: as `result_of`."""
+    """What `await ref` gives; see `result_of`."""
     memory = submitter.memory
     oid = memory.local_id(ref)
     await ended(submitter, oid)
@@ -203,14 +205,14 @@ async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
 
 
 def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
-    """Reading it asks nobody and copies little."""
+    """Can it be read without asking another process, and without copying much?"""
     client = submitter.client
     if not client.usable:
         return True  # what is left is in memory, or an error
     got = client.view(oid)
     if isinstance(got, int):
         return got not in AWAY
-    if client.flags(oid)[0]:  # refs inside it may be of other hosts, which are asked
+    if client.flags(oid)[0]:  # its refs may belong to other hosts, which must be asked
         return False
     mem = memoryview(got)
     if mem.nbytes <= submitter.memory.config.await_read_bytes_max:
@@ -219,7 +221,7 @@ def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
 
 
 async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -> T:
-    """`call(*args)` in one of a few threads of this process."""
+    """Runs `call(*args)` in one of a few threads of this process."""
     readers = submitter.readers
     if readers is None:
         most = submitter.memory.config.await_threads_max
@@ -234,4 +236,4 @@ async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -
     try:
         return found.result()
     finally:
-        del found  # no cycle through the traceback
+        del found  # avoids a reference cycle through the traceback

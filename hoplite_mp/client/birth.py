@@ -1,9 +1,9 @@
-"""What the program that makes a host hands to its workers, as to spawned processes.
+"""Settings that a program passes to its host's workers, as multiprocessing does to its children.
 
 Why it exists: see `protocol/birth.py`. multiprocessing is imported only after the host's processes
-have been started, so that no program waits for it: until then it has no authkey that anybody could
-know, and gets the one that the workers have.
-It must never know: how it gets there.
+have been started, so that no program waits for it. If the program has not imported it before, it
+has no authkey that anything could depend on yet, and is given the workers' key.
+It must never know: how the settings reach the workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AUTHKEY_BYTES = 32
 
 
 def birth_here() -> Birth:
-    """Of workers of this program."""
+    """The settings for workers of this program."""
     process: Any = sys.modules.get("multiprocessing.process")
     context: Any = sys.modules.get("multiprocessing.context")
     key = os.urandom(AUTHKEY_BYTES) if process is None else process.current_process().authkey
@@ -39,8 +39,8 @@ def birth_here() -> Birth:
 
 
 def share_authkey(birth: Birth) -> None:
-    """This process has the key that its workers were given, also when multiprocessing comes
-    later."""
+    """Gives this process the authkey that its workers have, if multiprocessing was not imported
+    before."""
     if "multiprocessing.process" not in sys.modules:
         import multiprocessing.process
 

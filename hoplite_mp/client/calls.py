@@ -1,11 +1,11 @@
-"""Several calls that run in one process: what belongs to which, and which may wait for which.
+"""Concurrent calls in one process: what belongs to which call, and which may wait for which.
 
-Why it exists: what belongs to a task (the Groups that it has joined, what it waits for) is the
-process's as long as one task runs there. Where several run beside one another, in threads or in an
-event loop, it belongs to the call in whose context it happens.
-An actor that waits for a later call to itself may wait for ever: that is refused, once all places
-where that call could begin are held by calls that wait like this one.
-It must never know: who runs calls, how a wait is done.
+Why it exists: state of a task (the Groups that it has joined, what it waits for) belongs to the
+process as long as only one task runs there. Where several calls run concurrently, in threads or in
+an event loop, it belongs to the call in whose context it arises.
+An actor's call that waits for a later call of the same actor may wait for ever. That is refused
+once every place where the later call could run is held by a call that waits in the same way.
+It must never know: who runs calls, how a wait is implemented.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Call", "OwnCalls", "current_call"]
 
 
 class Call:
-    """One of several that run in this process."""
+    """One of several calls that run in this process."""
 
     def __init__(self, oid: int) -> None:
         self.oid = oid
-        self.leaves: list[Any] = []  # called at its end
+        self.leaves: list[Any] = []  # functions to call at its end
 
 
 current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
@@ -38,22 +38,22 @@ class OwnCalls:
     """The waits of an actor's calls for other calls of the same actor."""
 
     def __init__(self, tasks: Tasks, pool: int, places: int) -> None:
-        """places: how many of its calls run at a time."""
+        """places: how many of the actor's calls may run at the same time."""
         self._tasks = tasks
         self._pool = pool
         self._places = places
-        self._thread = threading.get_ident()  # which runs them, if they run one at a time
-        self._loop = 0  # the thread of their event loop
+        self._thread = threading.get_ident()  # the thread that runs calls, if one runs at a time
+        self._loop = 0  # the thread of the calls' event loop
         self._async_flag = 0
-        self._waiting: dict[int, int] = {}  # call -> in how many waits it is
+        self._waiting: dict[int, int] = {}  # call -> number of waits that it is in
         self._lock = threading.Lock()
 
     def loop_runs_in(self, thread: int, async_flag: int) -> None:
-        """Calls with that flag run in that thread."""
+        """Calls with that flag run in the event loop of that thread."""
         self._loop, self._async_flag = thread, async_flag
 
     def _first_of(self, oids: list[int]) -> int:
-        """One of this actor's calls, which has not ended; 0: there is none among them."""
+        """The first of these that is an unfinished call of this actor; 0 if there is none."""
         for oid in oids:
             ours = self._tasks.pool_of(oid) == self._pool and not self._tasks.done(oid)
             if ours and self._tasks.name(oid):
@@ -62,7 +62,7 @@ class OwnCalls:
 
     @contextlib.contextmanager
     def waits(self, oids: list[int], awaits: bool = False) -> Iterator[None]:
-        """Around a wait. RuntimeError: it would never end."""
+        """Surrounds a wait. RuntimeError if the wait would never end."""
         here = threading.get_ident()
         call = current_call.get()
         oid = 0 if call is None and here != self._thread else self._first_of(oids)

@@ -1,11 +1,11 @@
-"""Large arrays that functions carry along, as objects of the store: each value once.
+"""Large arrays that functions carry along are stored as objects of their own, each value once.
 
-Why it exists: a function by value brings its globals, closure and defaults to every worker, and
-what is large in them is an array most of the time. It is put like any other object, the function
-names it, and as long as the array is what it was nothing is read, copied or sent again. The stored
-copy is compared with the array itself: pages that were written where the kernel can tell, else all
-of it; so there is no digest that could be wrong, and none to be kept.
-It must never know: functions, tasks, how a stream names what stands beside it.
+Why it exists: a function sent by value brings its globals, closure and defaults to every worker,
+and what is large among them is usually an array. The array is put like any other object and the
+function refers to it; as long as the array is unchanged nothing is copied or sent again. To detect
+a change, the stored copy is compared with the array itself: only the pages that were written, where
+the kernel can tell, else all of it. No digest is needed, which could collide.
+It must never know: functions, tasks, how a stream names objects beside it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Carried", "Copy", "Kept", "Look"]
 
-REWRITTEN_LOOKS = 3  # so often in a row mostly written, or unwatched and the same
-NAMED_MAX = 1000  # global variables of which something was said
-SAME_LOOKS_MAX = 8  # copies of the same size with which a new array is compared
+# So many checks in a row: a watched array was mostly rewritten, or an unwatched one unchanged.
+REWRITTEN_LOOKS = 3
+NAMED_MAX = 1000  # how many global variables are warned about
+SAME_LOOKS_MAX = 8  # how many copies of the same size a new array is compared with
 
 _log = logging.getLogger("hoplite_mp")
 _numbers = itertools.count(1)
 
 
 class Copy:
-    """A value that an array had: an object of its bytes, and a mark that no other value has."""
+    """A value that an array had: an object with its bytes, and a mark that no other value has."""
 
     __slots__ = ("__weakref__", "mark", "nbytes", "ref")
 
@@ -51,9 +52,9 @@ class Copy:
 
 
 class Kept:
-    """What is known of an array at one place in memory. It lives as long as a function that has
-    been sent with it. There is no reference to the array itself: numpy refuses to resize one that
-    anybody refers to, even weakly. None is needed: what is watched, and compared, is the memory."""
+    """What is known of the array at one place in memory; lives as long as a function that was sent
+    with it. It has no reference to the array, not even a weak one, because numpy refuses to resize
+    an array that is referred to. None is needed: the memory is what is watched and compared."""
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
@@ -63,30 +64,33 @@ class Kept:
         self.gone = gone
         self.number = next(_numbers)
         self.copy: Copy | None = None
-        self.looks = 0  # in a row that would have been better without the watch, or with it
-        self.frozen: weakref.ref[Array] | None = None  # an array that nobody can write to
+        # Checks in a row after which the opposite choice, to watch or not, would have been cheaper.
+        self.looks = 0
+        # Set if the array is one that nobody can write to.
+        self.frozen: weakref.ref[Array] | None = None
 
     def __del__(self) -> None:
         if self.watch is not None:
-            self.gone.append(self.watch)  # this may run anywhere, in the middle of everything
+            # Leave the watch to `_forget`, because this may run anywhere.
+            self.gone.append(self.watch)
 
 
 class Carried:
-    """The copies of one process's arrays in one store."""
+    """The stored copies of one process's arrays."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
-        self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size, the newest last
+        self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size in bytes, the newest last
         self._gone: list[written.Watch] = []
         self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
         self.nbytes_min = memory.config.carried_array_bytes_min
         self._named: set[tuple[str, str]] = set()
-        self.bytes_compared = 0  # so far: what was read to find out what has changed
+        self.bytes_compared = 0  # bytes that were read to find changes
 
     def copy_of(self, array: Array) -> tuple[Copy, Kept]:
-        """The copy of the array as it is now; and what is another object for another array, or
-        when this one has become another view of its bytes."""
+        """The copy that equals the array now, and its Kept. The Kept differs for another array, and
+        after this array became another view of its memory."""
         with written.lock:
             self._forget()
             kept = self._kept_of(array)
@@ -94,8 +98,8 @@ class Carried:
             if now is not None and kept.frozen is not None:
                 return now, kept
             watch = kept.watch
-            # First the look, which protects, then the reading: what is written meanwhile is found
-            # by the next look.
+            # `look` write-protects the pages before they are read here, so a write that happens
+            # meanwhile is found by the next look.
             ranges = None if watch is None else watch.look()
             if now is None or (ranges != [] and self._differs(array, now, ranges)):
                 now = kept.copy = self._same(array) or self._put(array)
@@ -108,7 +112,7 @@ class Carried:
             return now, kept
 
     def named(self, module: str, name: str, array: Array) -> None:
-        """Says once of each global variable what it costs."""
+        """Warns once for each global variable what it costs."""
         key = module, name
         if key in self._named or len(self._named) >= NAMED_MAX:
             return
@@ -139,10 +143,10 @@ class Carried:
         return kept
 
     def hold(self, fn: Any, kept: list[Kept]) -> None:
-        """What is known of its arrays stays as long as the function does."""
+        """Keeps what is known of a function's arrays as long as the function lives."""
         key, users = id(fn), self._users
         if kept:
-            with contextlib.suppress(TypeError):  # there are no weak references to it
+            with contextlib.suppress(TypeError):  # the function cannot be referred to weakly
                 users[key] = weakref.ref(fn, lambda _: users.pop(key, None)), kept
         else:
             users.pop(key, None)
@@ -152,7 +156,7 @@ class Carried:
             self._gone.pop().close()
 
     def close(self) -> None:
-        """At the end of the cluster: no page is protected for it any longer."""
+        """At the end of the cluster: removes all write protection."""
         with written.lock:
             self._forget()
             for kept in list(self._kept.values()):
@@ -161,11 +165,11 @@ class Carried:
             self._kept.clear()
             self._users.clear()
 
-    # -- is it worth its price? ----------------------------------------------------------------
+    # -- watch an array or compare all of it? -----------------------------------------------------
 
     def _hectic(self, kept: Kept, watch: written.Watch, ranges: written.Ranges) -> None:
-        """The first write to a protected page costs a fault: what is written anew between all
-        submits is cheaper to read."""
+        """Stops watching an array that is mostly rewritten between submits: the first write to each
+        protected page costs a fault, so comparing all of it is cheaper."""
         much = sum(high - low for low, high in ranges) > watch.nbytes // 2
         kept.looks = kept.looks + 1 if much else 0
         if kept.looks >= REWRITTEN_LOOKS:
@@ -182,7 +186,7 @@ class Carried:
     # -- copies --------------------------------------------------------------------------------
 
     def _stored(self, copy: Copy) -> Array | None:
-        """Its bytes; None if they are gone."""
+        """The copy's bytes; None if they are gone."""
         try:
             stored: Array = self._memory.read(self._memory.local_id(copy.ref), FOREVER_NS, False)
         except ObjectLostError:
@@ -202,7 +206,7 @@ class Carried:
         return False
 
     def _same(self, array: Array) -> Copy | None:
-        """A copy that happens to hold the same bytes."""
+        """An existing copy that has the same bytes by chance, or None."""
         copies = self._copies.get(array.nbytes, [])
         for ref in copies[: -SAME_LOOKS_MAX - 1 : -1]:
             copy = ref()
@@ -225,8 +229,8 @@ class Carried:
 
 
 class Look:
-    """One look at all that a function carries: each array is compared once, however often it is
-    met, and what is written is what was compared."""
+    """One pass over everything that a function carries. Each array is compared once, however often
+    it occurs, so that what is written is what was compared."""
 
     def __init__(self, carried: Carried) -> None:
         self._carried = carried
@@ -235,19 +239,20 @@ class Look:
 
     @property
     def kept(self) -> list[Kept]:
-        """To be held as long as the same arrays may be looked at again."""
+        """To be held as long as the same arrays may be checked again."""
         return [kept for _, kept in self._seen.values()]
 
     def used_by(self, fn: Any) -> None:
-        """What has been looked at so far is used by this function."""
+        """Everything checked so far is used by this function."""
         self._carried.hold(fn, self.kept)
 
     def keeps(self, array: Array) -> bool:
-        """Is it one of those that are kept as objects?"""
+        """Is this array stored as an object of its own?"""
         return array.nbytes >= self.nbytes_min and is_bytes_alone(array)
 
     def named(self, module: str, name: str, array: Array) -> None:
-        """It is a global variable of this process: its user hears once what that costs."""
+        """The array is a global variable of this process; its user is warned once about the
+        cost."""
         self._carried.named(module, name, array)
 
     def copy_of(self, array: Array) -> tuple[Copy, Kept]:
@@ -258,7 +263,7 @@ class Look:
 
 
 def _flat(array: Array) -> Array:
-    """Its bytes, in the order in which they lie in memory; of a strided one, a copy."""
+    """The array's bytes in memory order; a copy if the array is not contiguous."""
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.array(array, order="C", copy=True, subok=False)
@@ -271,7 +276,7 @@ def _address(array: Array) -> int:
 
 
 def _immutable(array: Array) -> bool:
-    """Bytes, and values of the store, cannot be written by anybody."""
+    """Is the memory that of bytes or of a stored value, which nobody can write to?"""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

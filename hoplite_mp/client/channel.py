@@ -1,9 +1,9 @@
-"""A client's line to its node: one request, one reply, any thread.
+"""A client's line to its node: one request, one reply, from any thread.
 
-Why it exists: the few things that shared memory cannot answer. Each message is one packet, so an
+Why it exists: a few things cannot be answered from shared memory. Each message is one packet, so an
 interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
-known by their number. Before anything is said it is looked whether the number of the line still is
-the line: user code may have closed it, and opened a file of its own.
+recognised by their number. Before each request it is checked that the descriptor is still the line,
+because user code may have closed it and opened a file of its own under the same number.
 It must never know: what is asked.
 """
 
@@ -43,21 +43,25 @@ class Channel:
     """Requests to the node over a SEQPACKET socketpair."""
 
     def __init__(self, sock: socket.socket, first: int = 0) -> None:
-        """first: what questions are numbered from; another client may have had the slot before."""
+        """first: requests are numbered from here, because another client may have had the slot
+        before."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
-        self.taken_away: Callable[[], None] = lambda: None  # called when the line is not there
+        # Called when the descriptor is no longer the line.
+        self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
+        # An RLock because that knows its owner (see `_check_not_inside`); it is never taken twice.
+        self._lock = threading.RLock()
         self._number = first
-        self._seen = [first]  # what the node need not keep for whoever was interrupted
+        # Number of the last reply that has arrived; the node takes back what a lost later one gave.
+        self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
-        # Kept: a new one for each packet would be mapped by the system, and taken back.
+        # Allocated once, because each new buffer of this size would be mapped and unmapped again.
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: Ask) -> None:
-        """A request without a reply."""
+        """Sends a request that has no reply."""
         try:
             self._check_not_inside()
             with self._lock:
@@ -72,11 +76,13 @@ class Channel:
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
     ) -> Any:
-        """A request and its Reply; the node gets these descriptors, too. ValueError carries the
-        node's complaint; NodeLostError: it is about another node, which is gone.
+        """Sends a request and returns its Reply; `descriptors` are passed along. ValueError carries
+        the node's complaint; NodeLostError: the request concerns another node, which is gone.
 
-        `take(value, number, seen)` makes an owner of what was given, which is returned, and says in
-        the same step that it was seen: else Ctrl-C between the two would leave it to nobody."""
+        `take(value, number, seen)` makes an owner of what the node gave, which is returned, and
+        records in the same step that the reply was seen; otherwise Ctrl-C between the two would
+        leave it without an owner.
+        """
         try:
             self._check_not_inside()
             with self._lock:
@@ -106,8 +112,8 @@ class Channel:
         return reply
 
     def _check_not_inside(self) -> None:
-        """A finalizer that the garbage collector calls, or a signal handler, may come here in the
-        middle of a call of its own thread, which it would wait for for ever."""
+        """A finalizer run by the garbage collector, or a signal handler, may get here in the middle
+        of a call of its own thread, and would wait for that call for ever."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(INSIDE)
 
@@ -132,7 +138,8 @@ class Channel:
         return errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
-        """A call of another thread ends, and for the node the line does, whoever was forked."""
+        """Ends the line, also if a forked child has the socket; a call in another thread ends,
+        too."""
         self._closed = True
         close_socket(self._sock, self.line)
 
@@ -141,7 +148,7 @@ class Channel:
 
 
 def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends with room for large packets."""
+    """A pair of connected sockets with room for large packets."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,9 +1,9 @@
-"""How the items of a map are cut into tasks.
+"""Cuts the items of a map into tasks.
 
-Why it exists: a task costs as much as a thousand tiny items, and nobody knows before what an item
-costs. So chunks begin small, and grow while the workers are done with them at once. Items travel as
-columns, one list for each argument of the function, because a list of numbers is written and read
-ten times as fast as one of tuples.
+Why it exists: a task costs as much as a thousand tiny items, and nobody knows in advance what an
+item costs. So chunks begin small, and grow as long as the workers finish them at once. Items travel
+as columns, one list for each argument of the function, because a list of numbers is written and
+read ten times as fast as a list of tuples.
 It must never know: what a task is, how results are read.
 """
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunks", "Items", "rows_of"]
 
-GROWS_WITHIN_S = 0.005  # from sending a chunk to its end: then the next ones have twice the items
-_SIZED = {list, tuple, range}  # are read again and again with the same items, and never wait
+# If a chunk is done this soon after it was sent, the next ones have twice as many items.
+GROWS_WITHIN_S = 0.005
+# These have a length, and iterating over them neither changes them nor waits.
+_SIZED = {list, tuple, range}
 
 
 def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The arguments of each call."""
+    """Yields the arguments of each call."""
     return zip(*columns, strict=True)
 
 
@@ -34,7 +36,7 @@ class Items:
     """The arguments of a map, in the order of its iterables."""
 
     def __init__(self, iterables: Sequence[Iterable[Any]], at_once: bool) -> None:
-        """at_once: all are read now, and counted."""
+        """at_once: read and count all items now."""
         self.count: int | None = None
         self._alone = len(iterables) == 1
         self._left: Iterator[Any]
@@ -49,11 +51,11 @@ class Items:
         self._width = len(iterables)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The arguments of each call that is left."""
+        """Yields the arguments of the remaining calls."""
         return zip(self._left, strict=True) if self._alone else self._left
 
     def take(self, size: int) -> list[list[Any]]:
-        """The columns of the next ones; none at the end."""
+        """The columns of the next `size` items; an empty list at the end."""
         rows = list(itertools.islice(self._left, size))
         if not rows:
             return []
@@ -63,18 +65,19 @@ class Items:
 
 
 class Chunks:
-    """Iterates over (Future, number of items) of the tasks, which are sent on the way."""
+    """Iterates over (Future, number of items), sending each task when it is asked for."""
 
     def __init__(
         self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int
     ) -> None:
-        """send: a task with these columns. size: items of the first chunk; later ones have more, up
-        to size_max, while others are done so soon that the sender is what all wait for."""
+        """send: submits a task with these columns. size: items of the first chunk; later ones have
+        more, up to size_max, while chunks are done so soon that sending is the bottleneck."""
         self._items = items
         self._send = send
         self._size = size
         self._size_max = size_max
-        self._watched: Future[Any] | None = None  # one of the present size
+        # A task of the present size, whose duration is measured.
+        self._watched: Future[Any] | None = None
         self._since = 0.0  # when it was sent
 
     def __iter__(self) -> Chunks:

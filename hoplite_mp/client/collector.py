@@ -1,11 +1,11 @@
-"""The collector: the thread that looks for completions when nobody waits in a call.
+"""The collector: a thread that processes completions when no call waits for them.
 
-Why it exists: a result is looked after by the thread that waits for it or submits next. Callbacks,
-the standard library's waiters and dependencies between tasks have no such thread; for them this one
-runs, and sleeps otherwise. It survives whatever a callback or a full store does to it. Those who
-wake it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread
-of the standard library: interrupted inside, they keep their inner locks for ever.
-It must never know: what looking after a result means.
+Why it exists: a result is processed by the thread that waits for it or submits next. Callbacks, the
+standard library's waiters and dependencies between tasks have no such thread; for them this one
+runs, and otherwise sleeps. It survives errors of callbacks and a full store. The threads that wake
+it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread of the
+standard library, whose inner locks an interrupt can leave locked for ever.
+It must never know: what processing a result means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector"]
 
 STOP_PATIENCE_S = 1.0
-AWAY = -1  # in the place of a thread's ident
+AWAY = -1  # in place of a thread's ident: no thread is to be started
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -38,15 +38,17 @@ class Collector:
         self._armed = 0
         self._tell: Callable[[int], None] | None = None
         self._look_again = False
-        self._resting = False  # until somebody wakes it
+        self._resting = False  # it sleeps until somebody wakes it
         self._closed = False
-        self._lock = threading.RLock()  # the garbage collector may run inside, and come here again
+        # Reentrant, because the garbage collector may run inside and get here again.
+        self._lock = threading.RLock()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started
 
     def arm(self) -> None:
-        """Somebody waits with the standard library's means: completions must be looked for."""
+        """A waiter of the standard library exists from now on, so completions must be looked
+        for."""
         with self._lock:
             self._armed += 1
             if self._armed == 1 and self._tell is not None:
@@ -61,49 +63,51 @@ class Collector:
                 self._tell(-1)
 
     def tell_armed(self, tell: Callable[[int], None]) -> None:
-        """Tells it 1 when somebody waits with the standard library's means, await among them, and
-        -1 when nobody does any more."""
+        """Calls tell(1) when the first waiter of the standard library, which includes await,
+        begins, and tell(-1) when the last one ends."""
         with self._lock:
             if self._tell is None and self._armed:
                 tell(1)
             self._tell = tell
 
     def look_again(self) -> None:
-        """News were taken and not looked after: everything must be looked at."""
+        """Some completions were taken but perhaps not processed, so everything must be checked."""
         self._look_again = True
         self.start()
         self.notice()
 
     def start(self) -> None:
-        """The thread runs from here on."""
+        """Starts the thread if it does not run."""
         if not self._thread:
             with self._lock:
                 if not self._thread and not self._closed:
                     self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
-        """No thread is started: whoever runs this process looks after completions by itself."""
+        """Starts no thread: the code that runs this process looks after completions itself."""
         self._thread = AWAY
         self._ended.put(None)
 
     def notice(self) -> None:
-        """There is something to be looked after now and then."""
+        """Wakes the thread from an unlimited sleep, because there is something to process from time
+        to time."""
         if self._woken.empty():
             self._woken.put(None)
 
     def look_soon(self) -> None:
-        """What nobody waits for is to be looked after within drain_interval_s of its end."""
+        """Makes sure that completions nobody waits for are processed within drain_interval_s."""
         self.start()
         if self._resting:
             self.notice()
 
     def wake(self) -> None:
-        """There is something new to wait for."""
+        """Wakes the thread in any case, because there is something new to wait for."""
         self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
     def stop(self) -> None:
-        """The thread ends; returns when it has, unless it is the caller or busy in a callback."""
+        """Ends the thread; waits for that, unless the caller is that thread, or it is busy in a
+        callback."""
         self._closed = True
         if self._thread and self._thread != threading.get_ident():
             self.wake()
@@ -122,11 +126,12 @@ class Collector:
 
     def _turns(self) -> None:
         memory = self._submitter.memory
-        # Once the node is gone, who has learned of it ends what is pending (client/losing.py).
+        # Once the node is gone, the thread that notices it fails what is pending
+        # (client/losing.py).
         while not self._closed and memory.client.usable and memory.lost is None:
             try:
                 self._turn()
-            except BaseException:  # of a callback, say SystemExit: the others must not wait
+            except BaseException:  # a callback may raise SystemExit, say; others must not suffer
                 if not self._closed:
                     _log.exception("in the collector thread")
                     self._look_again = True
@@ -144,13 +149,14 @@ class Collector:
         if self._look_again:
             self._look_again = False
             submitter.look_at_all()
-            if self._look_again:  # nothing can be done about it now
+            if self._look_again:  # it cannot be processed now
                 self._sleep(interval)
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
             return
-        self._resting = True  # first: who adds something from here on sees it, or is seen
+        # Set first: whoever adds something from here on is seen by the check, or sees the flag.
+        self._resting = True
         if submitter.pending or memory.inner:
             self._resting = False
             self._sleep(interval)

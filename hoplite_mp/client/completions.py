@@ -1,9 +1,9 @@
-"""Completions: Futures and refs as they become done, for a thread or an event loop that takes them.
+"""Futures and refs in the order in which they become done, for threads and event loops.
 
-Why it exists: who wants the next one of many must not look at all of them each time, and `map`,
-`as_completed`, and a bar that shows progress want the same. Each item is watched; whoever sees its
-end puts its number into a queue, from which the items are taken in that order.
-It must never know: what is done with what is done.
+Why it exists: a thread that wants the next of many must not check all of them each time; `map`,
+`as_completed` and progress bars all need this. Each item is watched; when it is done its number is
+put into a queue, from which the items are taken in that order.
+It must never know: what callers do with the items.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["Completions", "as_completed"]
 T = TypeVar("T")
 F = TypeVar("F", bound="concurrent.futures.Future[Any] | ObjectRef[Any]")
 _NOTHING: Any = object()
-_NUDGE = -1  # in the queue: look again, no item
-SLICE_S = 0.5  # between two looks whether this process still has its cluster
+_NUDGE = -1  # in the queue instead of a number: no item, but waiters must check again
+SLICE_S = 0.5  # how often a wait checks whether this process still has its cluster
 
 
 class Completions(Generic[T]):
@@ -55,15 +55,15 @@ class Completions(Generic[T]):
         check_timeout(timeout)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._numbers = itertools.count()
-        self._items: dict[int, T] = {}  # not given out yet
+        self._items: dict[int, T] = {}  # not given out yet, by number
         self._known: dict[T, int] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ahead: deque[int] = deque()  # taken out of the queue, not given out
+        self._ahead: deque[int] = deque()  # taken out of the queue, not given out yet
         self._added = 0
         self._lock = threading.Lock()
         self._submitters: dict[Submitting, None] = {}
-        self._others = False  # Futures that are not of this library
-        self._sleeping = 0  # threads that wait on the event word
+        self._others = False  # are there Futures of another library?
+        self._sleeping = 0  # threads that sleep on the event word
         self._loops: dict[asyncio.Future[None], Inbox] = {}
         self.add(items)
 
@@ -122,11 +122,11 @@ class Completions(Generic[T]):
             return
         submitter.memory.check()
         self._submitters[submitter] = None
-        # The watch does not keep this: it may be dropped before everything is done.
+        # The watch must not keep this object alive, which may be dropped before everything is done.
         watch(submitter, oid, functools.partial(_tell, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
-        """Whoever waits looks; as soon as those are told who are told together."""
+        """Wakes all that wait here, together with others that are notified at the same time."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -137,13 +137,13 @@ class Completions(Generic[T]):
             told.popleft()()
 
     def _take(self) -> Any:
-        """The next one, or _NOTHING."""
+        """The next item that is done, or _NOTHING."""
         while True:
             if not self._ahead and self._ended.empty():
                 return _NOTHING
             try:
                 number = self._ahead.popleft() if self._ahead else self._ended.get_nowait()
-            except (queue.Empty, IndexError):  # another one has taken it
+            except (queue.Empty, IndexError):  # another thread has taken it
                 return _NOTHING
             with self._lock:
                 item = self._items.pop(number, _NOTHING)
@@ -151,13 +151,13 @@ class Completions(Generic[T]):
                     continue
                 self._known.pop(item, None)
                 last = not self._items
-            if last:  # others who wait have nothing to wait for
+            if last:  # other waiters have nothing left to wait for
                 self._ended.put(_NUDGE)
                 self._wake(None)
             return item
 
     def take(self) -> T | None:
-        """The next one that is known to be done, without waiting; None: there is none."""
+        """The next item that is known to be done, without waiting; None if there is none."""
         item = self._take()
         return None if item is _NOTHING else item
 
@@ -184,7 +184,7 @@ class Completions(Generic[T]):
     # -- waiting -------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Is there something to be taken, or nothing to wait for? Looks after what is done."""
+        """Processes completions. Is there an item to take now, or nothing left to wait for?"""
         for submitter in list(self._submitters):
             if submitter.client.usable:
                 submitter.drain()
@@ -201,7 +201,7 @@ class Completions(Generic[T]):
         return left
 
     def _wait(self) -> None:
-        """Until there may be something in the queue."""
+        """Waits until there may be something in the queue."""
         submitters = list(self._submitters)
         with self._own_waits(submitters, False):
             self._wait_for_news(submitters)
@@ -209,7 +209,8 @@ class Completions(Generic[T]):
     def _own_waits(
         self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """RuntimeError: this would wait for later calls of the actor that waits."""
+        """Surrounds a wait in an actor. RuntimeError if it would wait for later calls of the same
+        actor."""
         with contextlib.ExitStack() as stack:
             for submitter in submitters:
                 if submitter.waiting.own_calls is not None:
@@ -238,7 +239,7 @@ class Completions(Generic[T]):
                 if not counted:
                     until = min(until, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._wait_in_queue()  # who ends the cluster tells everybody
+                    self._wait_in_queue()  # the thread that ends the cluster notifies everybody
                     return
                 if not counted and time.monotonic_ns() >= until:
                     counted = blocked = True
@@ -250,14 +251,15 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_in_queue(self) -> None:
-        """By the collectors: for items of several clusters, or of the standard library."""
+        """Waits for news from the collectors: for items of several clusters, or of the standard
+        library."""
         left = self._left()
         with contextlib.suppress(queue.Empty):
             self._ahead.append(
                 self._ended.get(timeout=SLICE_S if left is None else min(left, SLICE_S))
             )
             return
-        # Nothing for a while: a forked child has nobody who would tell it.
+        # Nothing has come for a while. In a forked child nothing ever would.
         if self._submitters and not any(one.client.usable for one in self._submitters):
             next(iter(self._submitters)).memory.check()
 
@@ -275,7 +277,7 @@ class Completions(Generic[T]):
         self._loops[waiter] = inbox
         handle = None if left is None else inbox.loop.call_later(left, inbox.hand_over, waiter)
         try:
-            if self._look():  # it came before the waiter stood there
+            if self._look():  # an item came before the waiter was registered
                 return
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._own_waits(submitters, True))
@@ -294,7 +296,7 @@ class Completions(Generic[T]):
 def _tell(
     weak: weakref.ref[Completions[Any]], number: int, submitter: Submitting | None, *_: Any
 ) -> None:
-    """This item is done; in any thread."""
+    """Called when this item is done, in any thread."""
     completions = weak()
     if completions is not None:
         completions._ended.put(number)

@@ -1,7 +1,7 @@
-"""Resources that a process asks for: what a user may write, where there is enough of them.
+"""Resources that a process asks for: which demands are valid, and which nodes can meet them.
 
 Why it exists: a demand that no node can ever meet is an error at the call, and workers and actors
-with resources go where these are. What is there, the node of this host knows; the answer is kept
+with resources go where these are. The node of this host knows what there is; its answer is cached
 until the cluster's nodes change.
 It must never know: who holds what, when a task begins.
 """
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Demands", "check_demands", "refuse_demands"]
 
-KNOWN_MAX = 256  # different demands whose places are remembered
+KNOWN_MAX = 256  # how many different demands are cached
 
 
 def check_demands(changes: dict[str, Any]) -> None:
-    """The options priority= and resources=, as numbers and units. ValueError, TypeError."""
+    """Checks the options priority= and resources=, and replaces them by numbers and units.
+    ValueError, TypeError."""
     if "priority" in changes:
         changes["priority"] = checked_priority(changes["priority"])
     if changes.get("resources") is not None:
@@ -35,7 +36,7 @@ def check_demands(changes: dict[str, Any]) -> None:
 
 
 def refuse_demands(changes: dict[str, Any]) -> None:
-    """Of a view of an executor."""
+    """Refuses resources= for a view of an executor."""
     if changes.get("resources") is not None:
         raise ValueError(
             "resources= of an executor belong to its workers, each for life: give them where it is "
@@ -44,7 +45,7 @@ def refuse_demands(changes: dict[str, Any]) -> None:
 
 
 class Demands:
-    """What one process knows of where resources are."""
+    """What one process knows about where resources are."""
 
     def __init__(self, runtime: Membership) -> None:
         self._runtime = runtime
@@ -52,8 +53,8 @@ class Demands:
         self._version = -1
 
     def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
-        """(node, workers, how often it fits, how often just now) in order of joining, this host
-        first."""
+        """(node, workers, how often the demand fits, how often just now) in order of joining, but
+        this host first."""
         self._runtime.memory.check()
         found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
         own = self._runtime.tasks.node_number
@@ -61,12 +62,12 @@ class Demands:
         return found
 
     def common_workers(self) -> int:
-        """How many workers all nodes have for all tasks."""
+        """The number of workers that run anybody's tasks, over all nodes."""
         return sum(workers for _, workers, *_ in self._places(()))
 
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the named nodes on which such a task can run; None for None: it can run
-        somewhere. ValueError: nowhere."""
+        """Those of the named nodes on which such a task can run; None if none are named and it can
+        run somewhere. ValueError: nowhere."""
         version = self._runtime.submitter.queues.ranked.resources_version
         if version != self._version or len(self._known) > KNOWN_MAX:
             self._known, self._version = {}, version
@@ -101,9 +102,9 @@ class Demands:
     def places_for_workers(
         self, demand: Demand, count: int, numbers: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """(node, workers) for so many processes with that demand each: spread over these nodes; if
-        none are named, as many on each as there is enough for, this host first. ValueError: it is
-        not there so often."""
+        """(node, workers) for so many processes with that demand each: spread over the named nodes;
+        if none are named, as many on each node as fit, this host first. ValueError: they do not all
+        fit."""
         fits = {number: times for number, _, times, _ in self._places(demand)}
         able = [one for one in numbers or fits if fits.get(one)]
         if not able:
@@ -124,15 +125,15 @@ class Demands:
         return [place for place in places if place[1]]
 
     def most_workers(self, demand: Demand, count: int, numbers: Sequence[int]) -> int:
-        """At most so many, and at least one: as many as there is enough for."""
+        """As many workers as fit, at least one and at most `count`."""
         fits = [
             times for number, _, times, _ in self._places(demand) if number in (numbers or [number])
         ]
         return max(1, min(count, sum(fits)))
 
     def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
-        """Of these nodes, each in turn, or of all: first those where there is enough just now, then
-        those where there is enough at all. ValueError: nowhere."""
+        """Candidate nodes for an actor, first those with room now, then those that have the
+        resources at all; named nodes take turns at being first. ValueError: nowhere."""
         known = [
             (number, now)
             for number, _, times, now in self._places(demand)
@@ -145,7 +146,8 @@ class Demands:
         return _turned(able, turn) + _turned(others, turn) if nodes else able + others
 
     def assigned(self) -> dict[str, list[int]]:
-        """Indices that were given to the task that runs here, or to this process for life."""
+        """Indices of resources that were assigned to the task that runs here, or to this process
+        for life."""
         call = current_call.get()
         oid = self._runtime.running if call is None else call.oid
         found = self._runtime.channel.call(AssignedAsked(oid)).value
@@ -153,6 +155,6 @@ class Demands:
 
 
 def _turned(numbers: list[int], turn: int) -> list[int]:
-    """The same from another one on."""
+    """The list rotated, so that another number is first."""
     first = turn % len(numbers) if numbers else 0
     return numbers[first:] + numbers[:first]

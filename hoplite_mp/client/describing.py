@@ -1,8 +1,8 @@
-"""What a ref and a cluster are, in one line, for people: at a prompt, in a debugger, in a list.
+"""One-line descriptions of a ref and of a cluster, for prompts, debuggers and lists.
 
-Why it exists: a repr is looked at when something is wrong, so it must be there then. It reads what
-this process has, its own fields and shared memory, and asks nobody: it does not wait for a node
-that stands still, fetches nothing, and does not raise, after the end of the cluster either.
+Why it exists: people look at a repr when something is wrong, so it must work then. It reads only
+what this process has, its own fields and shared memory: it does not wait for a node that hangs,
+fetches nothing, and does not raise, not even after the end of the cluster.
 It must never know: who prints it.
 """
 
@@ -32,7 +32,7 @@ _ENDED = {
 
 
 def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
-    """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading raises."""
+    """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading the ref raises."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)
     state = client.state(oid)
@@ -42,11 +42,11 @@ def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
         return _ENDED[state]
     where = f"ready on h{runtime.tasks.node_number}"
     if state in AWAY:
-        # What kind of object it is stands in its bytes, and they are not here.
+        # What kind of object it is can only be read from its bytes, which are not here.
         size = client.inspect(oid)["size"]
         return f"{format_bytes(size)}, ready on another host or on disk"
     got = client.view(oid)
-    if isinstance(got, int):  # it has changed since
+    if isinstance(got, int):  # its state has changed since it was read
         return _ENDED.get(got, "ready")
     mem = memoryview(got)
     return f"{_kind(mem)}, {format_bytes(mem.nbytes)}, {where}"
@@ -61,7 +61,7 @@ def _kind(mem: memoryview) -> str:
 
 
 def cluster_words(cluster: Any) -> str:
-    """What this process knows of its cluster."""
+    """What this process knows about its cluster."""
     fields = cluster.__dict__
     runtime, host, network = (fields.get(f"_{name}") for name in ("runtime", "host", "network"))
     base = fields.get("_base", cluster)

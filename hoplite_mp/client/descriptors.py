@@ -1,8 +1,8 @@
-"""Descriptors that user code does not know of: out of its way, and watched.
+"""File descriptors of this library: given high numbers, and checked before each use.
 
-Why it exists: code that makes daemons closes all descriptors, also ours, and the numbers come again
-as its own files. So ours get high numbers, which are neither in the way nor soon used again, and a
-`Line` knows whether its number still is what it was.
+Why it exists: code that makes daemons closes all descriptors, including ours, and the numbers are
+then reused for its own files. So ours get high numbers, which are rarely closed or reused, and
+`Watched` knows whether its number is still the same file.
 It must never know: what is sent.
 """
 
@@ -18,14 +18,14 @@ from hoplite_mp import _shm
 
 __all__ = ["Watched", "close_socket", "lift", "lift_socket"]
 
-# Numbers begin here, or at half of what the process may open. Higher: code that closes "all" up to
-# a number of its own misses ours. Lower: a fork copies a smaller table.
+# Our numbers begin here, or at half of the process's limit. Higher: less likely to be closed by
+# code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller table.
 NUMBER_MIN = 1000
 
 
 def lift(fd: int) -> int:
-    """The same file under a high number, closed on exec; the old number is closed. The old one if
-    there is no high one left."""
+    """Duplicates a descriptor to a high number, close-on-exec, and closes the old one. Returns the
+    old one if no high number is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = NUMBER_MIN if soft == resource.RLIM_INFINITY else min(NUMBER_MIN, soft // 2)
     try:
@@ -37,7 +37,7 @@ def lift(fd: int) -> int:
 
 
 def lift_socket(sock: socket.socket) -> socket.socket:
-    """The same socket under a high number; the object given is closed."""
+    """Moves a socket to a high number; the given object is detached."""
     timeout = sock.gettimeout()
     lifted = socket.socket(fileno=lift(sock.detach()))
     lifted.settimeout(timeout)
@@ -45,8 +45,8 @@ def lift_socket(sock: socket.socket) -> socket.socket:
 
 
 def close_socket(sock: socket.socket, line: Watched) -> None:
-    """For the other side it ends, whoever was forked meanwhile; a number that is another file's by
-    now is left alone."""
+    """Ends the connection for the other side, even if a forked child has the socket, too. If the
+    number is another file's by now, that file is left alone."""
     if line.there():
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -56,7 +56,7 @@ def close_socket(sock: socket.socket, line: Watched) -> None:
 
 
 class Watched:
-    """A descriptor, and which file it was."""
+    """A descriptor, and the identity of its file."""
 
     __slots__ = ("device", "fd", "number")
 
@@ -65,11 +65,11 @@ class Watched:
         self.fd, self.device, self.number = fd, found.st_dev, found.st_ino
 
     def there(self) -> bool:
-        """Is it still that file? Costs one system call."""
+        """Is it still the same file? Costs one system call."""
         return _shm.same_file(self.fd, self.device, self.number)
 
     def close(self) -> None:
-        """Unless the number is another file's by now."""
+        """Closes it, unless the number is another file's by now."""
         if self.there():
             with contextlib.suppress(OSError):
                 os.close(self.fd)

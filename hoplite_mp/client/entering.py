@@ -1,8 +1,8 @@
-"""How a process comes into a cluster: with a host of its own, or through the node that is there.
+"""How a process enters a cluster: with a host of its own, or through the node that its host has.
 
-Why it exists: a cluster of one host, one that others join, one that is joined, and one that this
-host is part of already are four ways to the same thing: a runtime that puts, gets and submits.
-It must never know: the face above it.
+Why it exists: a cluster of one host, one that others join, one that is joined, and one of which
+this host is already part are four ways to the same thing: a runtime that puts, gets and submits.
+It must never know: the public API above it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["NoNodeHere", "enter"]
 
 
 class NoNodeHere(HopliteError):
-    """This host has no node of that cluster, and this process is not to bring one."""
+    """This host has no node of that cluster, and this process must not start one."""
 
 
 def enter(
@@ -42,12 +42,12 @@ def enter(
     stays: bool,
     standby: Sequence[str] = (),
 ) -> tuple[Host, Network | None]:
-    """The host, and what is known of its network if there is one; arguments as of `Cluster`.
+    """Returns the host, and its network if there is one; arguments as of `Cluster`.
 
-    attaches: to the node of this host, if it has one of the cluster. joins: with a node of its own
-    if not; else NoNodeHere. stays: this process is there
-    for its node, so drivers of this host may rely on that. standby: with listen=, where it is to
-    be; with address=, where the manager may be, too. Raises why the cluster could not be joined.
+    attaches: use the node of this host, if it has one of the cluster. joins: otherwise start a
+    node; else NoNodeHere. stays: this process runs for the sake of its node, so drivers of this
+    host may rely on it. standby: with listen=, where the standby is to be; with address=, further
+    addresses at which the manager may be. Raises why the cluster could not be joined.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -82,7 +82,7 @@ def enter(
 
 
 def _await_standing(host: Host) -> None:
-    """Raises why the cluster could not be joined."""
+    """Waits until the node has joined. Raises why it could not."""
     try:
         standing = host.runtime.channel.call(Standing()).value
         if isinstance(standing[0], str):

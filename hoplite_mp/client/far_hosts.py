@@ -1,9 +1,9 @@
-"""Nodes on other hosts that a program starts itself: `Cluster(hosts=[...])`, over the system's ssh.
+"""Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 
 Why it exists: nobody should need a second terminal. Each host gets one process of
-Config.hosts_command, which runs `hoplite-mp join` there. The token goes through its standard input,
-never through arguments; the end of that input is the end of the node, so a connection that breaks
-leaves nothing behind.
+Config.hosts_command, which runs `hoplite-mp join` there. The token is sent through its standard
+input, never through arguments; the end of that input ends the node, so a broken connection leaves
+nothing behind.
 It must never know: what nodes do once they have joined.
 """
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["FarHosts", "checked_hosts"]
 
 LOOK_S = 0.05
-END_PATIENCE_S = 5.0  # for what ends by itself when the cluster does
-ERROR_BYTES_MAX = 4096  # of what a host says when it cannot join
+END_PATIENCE_S = 5.0  # for processes that end by themselves when the cluster does
+ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
 class FarHosts:
     """One process for each host."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
-        """addresses: of each host, where it joins. ConfigError: the command cannot be run."""
+        """addresses: for each host, the address that it joins. ConfigError: the command cannot be
+        run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._said: dict[str, IO[bytes]] = {}
         try:
@@ -55,18 +56,19 @@ class FarHosts:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                start_new_session=True,  # Ctrl-C is for the program, which ends them in order
+                # Ctrl-C must reach only the program, which ends them in order
+                start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(f"hosts_command={template!r} cannot be run: {error}") from error
         self.processes[host] = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: `wait` says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` reports why
             process.stdin.write(token.encode("utf-8", "surrogatepass") + b"\n")
             process.stdin.flush()
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
-        """Until that many nodes have joined. NodeLostError: one could not, or not in time."""
+        """Waits until all these nodes have joined. NodeLostError: one could not, or not in time."""
         deadline = time.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
@@ -91,7 +93,8 @@ class FarHosts:
         return text or "it said nothing"
 
     def end(self) -> None:
-        """After the end of the cluster, which is theirs too; what does not end is killed."""
+        """Called after the end of the cluster, which also ends these processes; what remains is
+        killed."""
         for process in self.processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -109,7 +112,7 @@ class FarHosts:
 
 
 def checked_hosts(hosts: Any) -> list[str]:
-    """The names, or a ValueError."""
+    """The names as a list; ValueError if they are not valid."""
     if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):

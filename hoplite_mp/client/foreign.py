@@ -1,9 +1,10 @@
-"""Refs that another engine carries as bytes: who pickles one has its node hold the object.
+"""Refs that another engine carries as bytes: before pickling one, the node must hold the object.
 
 Why it exists: acquire before release. The engine may keep the bytes for long and load them late,
-often or never, and who has pickled the ref may drop it at once, or end. So before the bytes are
-handed out the node of this host holds the object, for Config.foreign_hold_s (the leases of Gray and
-Cheriton: what may be forgotten has a term). Only processes that take part for an engine do that.
+often or never, while the process that pickled the ref may drop it at once, or end. So before the
+bytes are handed out, the node of this host takes a lease on the object for Config.foreign_hold_s
+(leases: Gray and Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do
+that.
 It must never know: which engine that is, how long the node holds it.
 """
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeignRefs", "held_too_short"]
 
-# Objects whose last pickling is remembered. Higher: fewer round trips of processes that pickle the
-# same many refs again and again. Lower: less memory, some 200 bytes each.
+# How many objects' last pickling is remembered. Higher: fewer round trips for processes that pickle
+# the same many refs repeatedly. Lower: less memory, some 200 bytes each.
 REMEMBERED_MAX = 10_000
 
 
 class ForeignRefs:
-    """What one process has told its node of refs that it has pickled."""
+    """The leases that one process has asked its node for."""
 
     def __init__(
         self,
@@ -39,25 +40,27 @@ class ForeignRefs:
         passes_on: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """node: the number of the node of this host. passes_on: what this process loads is for
-        others; that an object is gone is for them to learn."""
+        """node: returns the number of this host's node. passes_on: this process loads refs on
+        behalf of others, which are to learn themselves if an object is gone."""
         self.passes_on = passes_on
         self._memory = memory
         self._node = node
         self._now = now
-        self._held: dict[int, tuple[float, float]] = {}  # object -> (told when, for how long)
+        # Object -> (when it was last held, for how long).
+        self._held: dict[int, tuple[float, float]] = {}
 
     def hold_for(self, ref: ObjectRef[Any]) -> tuple[int, float] | None:
-        """(number of the node that holds it from now on, for so many seconds); None: nobody does,
-        as the object, or this process's cluster, is gone. Who loads it then learns that."""
+        """(number of the node that holds the object from now on, for so many seconds). None if the
+        object, or this process's cluster, is gone; whoever loads the ref learns that then."""
         memory = self._memory
-        # A cluster that has ended holds nothing: to pickle the ref is no error, to load it is one.
+        # In a cluster that has ended, pickling a ref is no error; loading it is one.
         with contextlib.suppress(HopliteError):
             oid = memory.local_id(ref)
             begun = self._now()
             told, seconds = self._held.get(oid, (begun, 0.0))
             if begun - told < seconds / 2:
-                # The node still holds it, and reads this before the time is over, so it need not
+                # The node still holds it, and will read this request before the lease is over, so
+                # its reply need not be waited for.
                 # be waited for.
                 memory.channel.tell(HoldForeign(oid))
             else:
@@ -69,15 +72,15 @@ class ForeignRefs:
 
     def _remember(self, oid: int, told: float, seconds: float) -> None:
         held = self._held
-        held.pop(oid, None)  # the order is that of telling
+        held.pop(oid, None)  # dict order must be the order of holding
         while len(held) >= REMEMBERED_MAX:
-            with contextlib.suppress(KeyError):  # another thread was quicker
+            with contextlib.suppress(KeyError):  # another thread has removed it
                 del held[next(iter(held))]
         held[oid] = told, seconds
 
 
 def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLostError:
-    """What who loads a ref too late is told."""
+    """The error for whoever loads a ref too late."""
     return ObjectLostError(
         f"{ref} is gone: node h{node} held it for {seconds:g} s after it was pickled "
         "(Config.foreign_hold_s), unless that node has left before, and nobody else held it when "

@@ -1,9 +1,9 @@
-"""Functions on their way to workers: each travels once, as long as it stays what it is.
+"""Functions on their way to workers: each is sent once, as long as it does not change.
 
-Why it exists: a function that readers can import is a name. One that travels by value carries its
-defaults, its closure and the globals that it uses, and those may change between two calls; then it
-has to be written again. Writing takes ten times as long as all the rest of a submit, so what is
-carried along is compared first, and bytes that are what they were are not sent again.
+Why it exists: a function that readers can import is sent as a name. One that is sent by value
+carries its defaults, its closure and the globals that it uses, and those may change between two
+calls; then it must be pickled again. Pickling takes ten times as long as the rest of a submit, so
+what the function carries is compared first, and bytes that have not changed are not sent again.
 It must never know: tasks, workers.
 """
 
@@ -38,18 +38,19 @@ _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
 _ABSENT = object()
-NOTHING = object()  # is to be held, but the function's object is to go soon after its task
-# What was sent last: the object, what it carried if a change would be seen, its digest, and what is
-# known of its large arrays.
+# Marks a function that needs nothing held, but whose object is to be freed soon after its task.
+NOTHING = object()
+# What was sent last for a function: (the object; what it carried, or None if a change of that could
+# go unnoticed; its digest; what is known of its large arrays).
 Known = weakref.WeakKeyDictionary[
     Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
 ]
-# Of a function that is tried again, those that count as the death of its worker does.
+# Exceptions after which a task is tried again, as after the death of its worker.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
-# One for each argument, of the same length.
+# One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
-FORMS_MAX = 64  # (chunked, exceptions) whose functions are remembered apart
-_BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
+FORMS_MAX = 64  # how many (chunked, exceptions) have tables of their own
+_BY_NAME: list[Any] = []  # carried along by a function that readers import: nothing
 
 
 class Functions:
@@ -58,7 +59,8 @@ class Functions:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
-        self._in_form: dict[tuple[bool, Exceptions], Known] = {}  # as anything but plain
+        # Tables for functions that are Chunked or Tried.
+        self._in_form: dict[tuple[bool, Exceptions], Known] = {}
         self._arrays = arrays = Arrays(memory)
         memory.keep = lambda: Look(arrays)
 
@@ -79,11 +81,11 @@ class Functions:
     def send(
         self, fn: Any, chunked: bool = False, again: Exceptions = ()
     ) -> tuple[ObjectRef[Any], Any]:
-        """The function as an object in the store; and, if that object is to go soon after the task
-        is done, what to hold until then: refs that the function carries along are held by nobody
-        else on the way. Without refs nothing is held, so that what the function is bound to goes
-        when its owner drops it. `chunked`: as a function of a list of arguments. `again`: it is
-        tried again after these."""
+        """Returns the function as an object in the store; and, if that object is to be freed soon
+        after the task is done, what to hold until then, because nobody else holds refs that the
+        function carries. Without refs nothing is held, so that objects to which the function is
+        bound are freed when their owner drops them. `chunked`: as a function of columns of
+        arguments. `again`: the task is tried again after these exceptions."""
         kind = type(fn)
         if kind is Fixed:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
@@ -94,7 +96,7 @@ class Functions:
         if known is not None and known[1] is _BY_NAME:
             return known[0], None
         look = Look(self._arrays)
-        if kind not in _BY_IDENTITY:  # it may have a state, and an equality of its own
+        if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
             sending = _in_form(fn, chunked, again)
             encoded, beside, refs = serial.encode_with_aside(sending, look)
             ref = self._put(encoded, beside)
@@ -121,12 +123,12 @@ class Functions:
         return ref, (fn, now) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
-        """With the objects beside it: they live as long as this one does."""
+        """Puts it together with the objects beside it, which live as long as it does."""
         return self._memory.put((encoded, beside) if beside else encoded)
 
 
 class Fixed:
-    """A function as it is at one call that makes many tasks: it is looked at for the first."""
+    """A function for one call that makes many tasks: sent as it is when the first task is made."""
 
     def __init__(self, fn: Any, chunked: bool = False, again: Exceptions = ()) -> None:
         self.fn = fn
@@ -144,8 +146,8 @@ def _in_form(fn: Any, chunked: bool, again: Exceptions) -> Any:
 
 
 class Tried:
-    """A function of which some exceptions count as the death of its worker does; made anew in the
-    worker, which looks at them."""
+    """Wraps a function of which some exceptions count like the death of its worker; unpickled as a
+    Tried, whose `again` the worker reads."""
 
     def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn
@@ -160,11 +162,11 @@ class Tried:
 
 
 class Chunked:
-    """A function of columns of arguments, one call for each row; made anew in the worker."""
+    """Wraps a function so that it takes columns of arguments and makes one call for each row."""
 
     def __init__(self, fn: Any, again: Exceptions = ()) -> None:
         self.fn = fn
-        self.again = again  # an item that raises one of these is tried again, and no other one
+        self.again = again  # only an item that raises one of these is tried again
         self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
     def __reduce__(self) -> Any:
@@ -174,7 +176,7 @@ class Chunked:
         fn = self.fn
         if is_async(fn):
             return self._one_by_one(columns)
-        if len(columns) == 1:  # not map(), which would take a StopIteration for the end
+        if len(columns) == 1:  # not map(), which would mistake a StopIteration for its own end
             return [fn(item) for item in columns[0]]
         return [fn(*args) for args in rows_of(columns)]
 
@@ -182,8 +184,9 @@ class Chunked:
         return [await self.fn(*args) for args in rows_of(columns)]
 
     def with_tries(self, may: Callable[[int], bool], anew: Callable[[], Columns]) -> Any:
-        """In place of this one. may: may an item be tried again that has failed so often? anew: the
-        columns as they were sent, since an item may have changed its arguments."""
+        """To be called in place of this object. may: may an item that has failed so often be tried
+        again? anew: reads the columns again as they were sent, because an item may have changed its
+        arguments."""
         if is_async(self.fn):
             return functools.partial(self._one_by_one_tried, may, anew)
         return functools.partial(self._tried, may, anew)
@@ -224,7 +227,7 @@ class Chunked:
 
 
 def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
-    """What travels with a function by value, and whether a change of it would be seen."""
+    """What travels with a function by value, and whether comparing it would reveal every change."""
     if type(fn) is not types.FunctionType:
         return [], False
     found: list[Any] = []
@@ -237,7 +240,7 @@ def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
         for value in _values(function):
             kind = type(value)
             if kind is types.FunctionType:
-                found.append(weakref.ref(value))  # the same object for the same function
+                found.append(weakref.ref(value))  # a function always gives the same weakref object
                 if value not in seen and not importable(value):
                     seen.add(value)
                     ahead.append(value)
@@ -256,13 +259,13 @@ def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
 
 
 def _contents(cell: types.CellType) -> Iterator[Any]:
-    """Nothing if the cell is empty."""
+    """Yields the cell's contents; nothing if it is empty."""
     with contextlib.suppress(ValueError):
         yield cell.cell_contents
 
 
 def _values(function: types.FunctionType) -> Iterator[Any]:
-    """Defaults, closure, and the globals that the code names."""
+    """Yields the defaults, the closure's values, and the globals that the code names."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():

@@ -1,7 +1,7 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
-Why it exists: the header's state word is the truth, so a Future is a window on it. What a standard
-Future makes at birth (a condition, lists) is made here only when somebody asks for it; asking also
+Why it exists: the header's state word is the truth, and a Future only reads it. What a standard
+Future creates at once (a condition, lists) is created here when it is first used; that use also
 tells the submitter that a thread must watch for this result.
 It must never know: how tasks are sent, who runs them.
 """
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["Future"]
 
 T = TypeVar("T")
-# Guards the first use of a Future's condition against its completion. Reentrant, because the
-# garbage collector may run inside, and what it drops may cancel other Futures: a map, say.
+# Guards the creation of a Future's condition against its completion. Reentrant, because the garbage
+# collector may run inside, and what it drops (a map, say) may cancel other Futures.
 _making = threading.RLock()
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 
 
 class _Lent(weakref.ref[Any]):
-    """An array in the store that somebody has read: while it lives it is what `result` gives. A
-    strong reference would pin its bytes, so that a list of Futures could fill the store."""
+    """A weak reference to an array in the store that `result` has returned; while the array lives
+    `result` returns it again. A strong reference would pin its bytes, and a list of Futures could
+    fill the store."""
 
     __slots__ = ()
 
@@ -67,17 +68,18 @@ class Future(concurrent.futures.Future[T]):
         self._made: threading.Condition | None = None
         self._value: Any = _NOTHING
         self._error: BaseException | None = None
-        self._kept: memoryview | None = None  # the payload of a cluster that has closed since
-        self._unkept = ""  # why there is none
+        self._kept: memoryview | None = None  # the payload, kept when its cluster closed
+        self._unkept = ""  # why it could not be kept
 
     @property
     def unread(self) -> bool:
-        """The result is not in this process for good: nobody has fetched it, or it is lent."""
+        """Does this process not have the result for good? It was not fetched yet, or is in the
+        store."""
         if self._error is not None:
             return False
         return self._value is _NOTHING or type(self._value) is _Lent
 
-    # -- what the standard library's functions look at -----------------------------------------
+    # -- attributes that the standard library uses ------------------------------------------------
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -96,13 +98,13 @@ class Future(concurrent.futures.Future[T]):
         return made
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
-        """The submitter has seen the header done."""
+        """Called by the submitter when the header is done."""
         if self._settle(cancelled, failed):
             self._tell()
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """The end of this Future, for whoever waits. True: its callbacks are to be called. `error`:
-        nothing comes any more, because of this."""
+        """Completes this Future, and wakes its waiters. True: the caller must then call its
+        callbacks. `error`: the result will never come, because of this."""
         with _making:
             if self._state is not _PENDING:
                 return False
@@ -113,7 +115,7 @@ class Future(concurrent.futures.Future[T]):
                 self._state = _CANCELLED if cancelled else _FINISHED
                 return False
         with made:
-            if self._state is not _PENDING:  # two threads have seen it done
+            if self._state is not _PENDING:  # two threads have seen that it is done
                 return False
             self._state = _CANCELLED if cancelled else _FINISHED
             for waiter in self._waiters:
@@ -130,7 +132,7 @@ class Future(concurrent.futures.Future[T]):
     def _tell(self) -> None:
         self._invoke_callbacks()  # type: ignore[attr-defined]
 
-    # -- the face ------------------------------------------------------------------------------
+    # -- the public API -------------------------------------------------------------------------
 
     @property
     def ref(self) -> ObjectRef[T]:
@@ -249,7 +251,7 @@ class Future(concurrent.futures.Future[T]):
             try:
                 raise self._error
             finally:
-                self = None  # type: ignore[assignment]  # no cycle through the traceback
+                self = None  # type: ignore[assignment]  # no reference cycle through the traceback
         return value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -281,7 +283,7 @@ class Future(concurrent.futures.Future[T]):
         return self._error
 
     def _fetch(self, timeout: float | None) -> Any:
-        """The value; what there is instead is the error from then on."""
+        """The value; or None, and then `_error` is what the task raised."""
         if self._error is not None:
             return None
         if (value := self._value) is not _NOTHING:
@@ -310,7 +312,7 @@ class Future(concurrent.futures.Future[T]):
             value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a class that cannot be rebuilt here: this result's error
+        except BaseException as error:  # a class that cannot be rebuilt here, say: its error
             self._error = error
             return None
         self._value = _Lent(value) if kind == serial.ARRAY and not self._writable else value
@@ -331,7 +333,8 @@ class Future(concurrent.futures.Future[T]):
         return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
 
     def _raised(self) -> str:
-        """ " raised ValueError" of a task that failed, as far as this process has it at hand."""
+        """ " raised ValueError" for a task that failed, if this process can tell without
+        waiting."""
         if self._error is not None:
             return f" raised {type(self._error).__name__}"
         client = self._submitter.client
@@ -342,19 +345,19 @@ class Future(concurrent.futures.Future[T]):
             if client.state(self._oid) != STATE["FAILED"]:
                 return ""
             got = client.view(self._oid)
-            if isinstance(got, int):  # it has changed since
+            if isinstance(got, int):  # its state has changed since it was read
                 return ""
             mem = memoryview(got)
         try:
             failed = serial.payload_kind(mem) == serial.ERROR
             return f" raised {serial.error_name(mem)}" if failed else ""
-        except Exception:  # a repr does not raise: the bytes contradict themselves
+        except Exception:  # a repr must not raise: the bytes are not a valid error
             return ""
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future does not pickle; send its .ref")
 
-    # set_result and friends are for executors of the standard library; the header decides here.
+    # The header decides the result, not these methods, which the standard library's executors call.
     def set_result(self, result: Any) -> None:
         raise concurrent.futures.InvalidStateError("the result of a task is set by its worker")
 

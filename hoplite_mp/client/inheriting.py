@@ -1,10 +1,10 @@
-"""Arguments of an initializer that only a new process can have: locks, queues, pipes, values.
+"""Arguments of an initializer that only a new process can receive: locks, queues, pipes, values.
 
-Why it exists: the standard library's own objects of that kind refuse to be pickled except while a
+Why it exists: the standard library's objects of these kinds refuse to be pickled except while a
 process is spawned, because they are file descriptors, or names that live as long as the object.
-Here the initializer's arguments are pickled under the same mark; descriptors are numbered and go
-along with the order for the pool, from where each of its workers inherits them, also one that is
-started later.
+Here an initializer's arguments are pickled as if for a spawned process. Their descriptors are
+numbered and sent along with the request for the pool; each of its workers inherits them, including
+those that are started later.
 It must never know: how descriptors travel, what pools are.
 """
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["DESCRIPTORS_MAX", "Inheritance", "Inherited", "forget", "put_setup", "receive"]
 
-DESCRIPTORS_MAX = 200  # the kernel takes 253 in one message
-_here: list[int] = []  # what this worker has inherited
+DESCRIPTORS_MAX = 200  # the kernel accepts 253 in one message
+_here: list[int] = []  # descriptors that this worker has inherited
 
 
 class Inherited:
-    """A descriptor by its number in the inheritance."""
+    """A descriptor, named by its number in the inheritance."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def detach(self) -> int:
-        """As `multiprocessing.reduction.DupFd` has it: one of the caller's own."""
+        """Returns a duplicate for the caller, as `multiprocessing.reduction.DupFd.detach` does."""
         return os.dup(_here[self.number])
 
 
 class Inheritance:
-    """In place of the standard library's Popen while arguments are pickled for new processes."""
+    """Stands in for the standard library's Popen while arguments for new processes are pickled."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -54,9 +54,9 @@ class Inheritance:
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[None]:
-        """What is pickled here by this thread is for processes that inherit it."""
+        """What this thread pickles inside is for processes that inherit the descriptors."""
         context: Any = sys.modules.get("multiprocessing.context")
-        if context is None:  # then there is nothing of the kind
+        if context is None:  # then no such objects exist
             yield
             return
         before = context.get_spawning_popen()
@@ -68,12 +68,12 @@ class Inheritance:
 
 
 def receive(descriptors: list[int]) -> None:
-    """This worker has inherited these."""
+    """Stores the descriptors that this worker has inherited."""
     _here[:] = descriptors
 
 
 def forget() -> None:
-    """The initializer has its arguments."""
+    """Closes them, once the initializer has its arguments."""
     while _here:
         os.close(_here.pop())
 
@@ -84,7 +84,8 @@ def put_setup(
     initargs: tuple[Any, ...],
     inheritance: Inheritance | None,
 ) -> Any:
-    """The initializer and its arguments, for all workers. inheritance: all are on this host."""
+    """Stores the initializer and its arguments for all workers. inheritance: given if all workers
+    are on this host."""
     function = serial.encode_function(initializer)
     if inheritance is not None and "multiprocessing.context" in sys.modules:
         with inheritance.collected():

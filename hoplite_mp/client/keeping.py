@@ -1,10 +1,10 @@
-"""What stays readable after the end: results that nobody has asked for before the cluster closes.
+"""Keeps unread results readable after the end of the cluster.
 
-Why it exists: a finished Future may be asked after its cluster has gone, as in the standard
-library. What lies in the store is pinned where it is. What was moved to disk is not brought back
-into the store, which may be full of what was just pinned: the node reads it piece by piece into
-private memory. That has a deadline and a limit, so that leaving `with` always ends; what does not
-make it says so when it is asked for.
+Why it exists: as in the standard library, a finished Future may be read after its cluster has gone.
+Results in memory are pinned where they are. Spilled results are not restored into the store, which
+may be full of what was just pinned: the node reads them piece by piece into this process's private
+memory. That has a deadline and a size limit, so that leaving `with` always ends; a result that was
+not kept says so when it is read.
 It must never know: who closes, what a result is.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["keep_results"]
 
-ALIGN = 64  # of buffers in a payload, and so of private memory that takes one
+ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
 
 
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
-    """Pins or copies what these finished Futures have not read; at most `bytes_max` bytes are
+    """Pins or copies the unread results of these finished Futures; at most `bytes_max` bytes are
     copied, within `Config.shutdown_timeout_s`."""
     away = [future for future in futures if future.unread and not _pin(memory, future)]
     deadline = time.monotonic() + memory.config.shutdown_timeout_s
@@ -54,7 +54,7 @@ def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> 
 
 
 def _pin(memory: Memory, future: Settles) -> bool:
-    """False: its bytes are elsewhere."""
+    """Pins the result; False if its bytes are not in memory here."""
     if future.cancelled():
         return True
     got = memory.client.view(future._oid)
@@ -64,27 +64,28 @@ def _pin(memory: Memory, future: Settles) -> bool:
 
 
 def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
-    """Reads it from the disk; False if that does not come to an end."""
+    """Copies the result from the spill file; False if that fails."""
     oid = future._oid
     while time.monotonic() < deadline:
         try:
             data = _pieces(memory, oid, size, deadline)
-        except (HopliteError, ValueError):  # the node has ended, or a disk does not give it back
+        except (HopliteError, ValueError):  # the node has ended, or its disk failed
             return False
-        # What was read is the object only if it was there all the time: its room in the file is
-        # another's as soon as it has gone back into the store.
+        # The bytes are the object's only if it was spilled all the time: once it is restored, its
+        # place in the file may be given to another object.
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True
-        if _pin(memory, future):  # somebody else wanted it in the store meanwhile
+        if _pin(memory, future):  # restored meanwhile, because another process asked for it
             return True
         if data is None and memory.client.state(oid) == STATE["SPILLED"]:
-            return False  # on another host
+            return False  # it is on another host
     return False
 
 
 def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview | None:
-    """The payload in private memory; None if it is no longer in the file, or it takes too long."""
+    """The payload in private memory; None if it is not in the spill file, or reading took too
+    long."""
     room = np.empty(size + ALIGN, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGN
     data = memoryview(room.data)[start : start + size]

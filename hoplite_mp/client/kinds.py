@@ -1,8 +1,8 @@
-"""Plain, async, or a generator: what kind of function is to be submitted.
+"""The kind of a submitted function: plain, async, or a generator.
 
-Why it exists: a worker runs an `async def` function in its event loop, beside others, and must know
-that before it takes the task; a function that yields belongs to `stream`. For a function it is a
-look at its code's flags, which costs less than keeping the answer would.
+Why it exists: a worker runs `async def` functions concurrently in its event loop and must know that
+before it takes a task; generator functions belong to `stream`. For a plain function the check is
+one look at its code's flags, which costs less than caching the answer would.
 It must never know: tasks, workers.
 """
 
@@ -29,7 +29,8 @@ __all__ = [
 
 FLAG_ASYNC: int = _tasks.ASYNC_FLAG
 FLAG_STREAM = 16  # its items are a stream
-CONCURRENCY_SHIFT = 16  # of a task's flags: how many such tasks one worker may run at a time
+# In a task's flags: above it, how many such tasks one worker may run at a time.
+CONCURRENCY_SHIFT = 16
 CONCURRENCY_MAX = 0xFFFF
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
 _MARKS = {"_is_coroutine_mark", "_is_coroutine"}  # inspect.markcoroutinefunction, and asyncio's
@@ -38,22 +39,22 @@ _ANY = _YIELDS | inspect.CO_COROUTINE
 
 
 def is_async(fn: Any) -> bool:
-    """Does calling it give a coroutine? An object with an async `__call__`, too."""
+    """Does calling it return a coroutine? Also true for an object with an async `__call__`."""
     fn = _inner(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_called(fn))
 
 
 def yields(fn: Any) -> bool:
-    """Is it a generator function, or an async one?"""
+    """Is it a generator function, plain or async?"""
     call = _called(_inner(fn))
     return inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
 
 
 def flags_of(fn: Any) -> int:
-    """Of a task that runs it, without the number of those that may run at a time. TypeError: its
-    items come from stream()."""
+    """Flags of a task that runs it, without its concurrency. TypeError if it is a generator
+    function."""
     kind = type(fn)
-    if kind is _FUNCTION:  # most are plain, and this is said with every submit
+    if kind is _FUNCTION:  # most functions are plain, and this runs at every submit
         marks = fn.__dict__
         if not (fn.__code__.co_flags & _ANY or (marks and _MARKS & marks.keys())):
             return 0
@@ -65,7 +66,7 @@ def flags_of(fn: Any) -> int:
 
 
 def check_counts(changes: dict[str, Any]) -> None:
-    """The options concurrency= and buffersize=, as whole numbers. ValueError."""
+    """Checks the options concurrency= and buffersize=, and makes them integers. ValueError."""
     if "concurrency" in changes:
         given = changes["concurrency"]
         changes["concurrency"] = count = whole(given)
@@ -87,7 +88,7 @@ def _refuse_generator(fn: Any) -> None:
 
 
 def _called(fn: Any) -> Any:
-    """A function, or the method by which an object that is none is called."""
+    """The function itself, or the `__call__` of a callable object."""
     if inspect.isroutine(fn) or isinstance(fn, type):
         return fn
     return inspect.getattr_static(type(fn), "__call__", None)

@@ -1,6 +1,7 @@
-"""The error of a task in a store that has no room for it.
+"""The error of a task when the store has no room for the error itself.
 
-Why it exists: whoever waits for a task must learn that it has failed; a few words always fit.
+Why it exists: whoever waits for a task must learn that it failed, and a short text always fits into
+the task's record.
 It must never know: tasks, the store.
 """
 
@@ -11,13 +12,13 @@ from hoplite_mp.errors import HopliteError
 
 __all__ = ["last_resort"]
 
-ERROR_CHARS_MAX = 40  # which must fit into a record
+ERROR_CHARS_MAX = 40  # so that it fits into a record
 NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
 
 def last_resort(error: BaseException) -> serial.Encoded:
-    """An error for which there was no room, in a few words, which fit into the record. One of this
-    library keeps its type: its name is what `except` clauses look for."""
+    """Describes an error that found no room in a text that fits into the record. An error of this
+    library keeps its type, because `except` clauses look for that."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
         return serial.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")

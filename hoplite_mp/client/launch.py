@@ -1,7 +1,8 @@
-"""Starts a host: shared memory, sockets, the supervisor; and ends it.
+"""Starts a host (shared memory, sockets, the supervisor) and ends it.
 
-Why it exists: the driver makes the control memory itself, so it can submit before any other process
-is up. Everything is handed to the supervisor by descriptor and by value; no name is made anywhere.
+Why it exists: the driver creates the control memory itself, so it can submit before any other
+process runs. The supervisor receives everything as descriptors and values; no name is created
+anywhere.
 It must never know: what the supervisor starts.
 """
 
@@ -42,24 +43,24 @@ if TYPE_CHECKING:
 __all__ = ["Host"]
 
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
-STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
-PROCESSES_BESIDE = 2  # that put small objects, beside the workers: driver and node
-SPANS_SHARE = 2  # spans of all processes take at most one of so many parts of the store
-# Of the process that starts a host: both ends of a worker's line and of its two outputs, and the
-# rest, with a network.
+STORE_FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
+PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
+SPANS_SHARE = 2  # the spans of all processes take at most 1/2 of the store
+# Descriptors in the process that starts a host: for each worker both ends of its line and of its
+# two output pipes; and all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
-READER_PATIENCE_S = 1.0  # for the thread that prints: the user's stdout may take no more
+READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
 _log = logging.getLogger("hoplite_mp")
 
 
 class Host:
-    """The processes of one host, as the driver that has started them holds them."""
+    """The processes of one host, as seen by the driver that started them."""
 
-    attached = False  # to a node that is another process's child
-    standby: tuple[str, ...] = ()  # where the cluster's standby is
-    holds_standby = ""  # where, if it is on this host
+    attached = False  # true if the node is another process's child
+    standby: tuple[str, ...] = ()  # addresses of the cluster's standby
+    holds_standby = ""  # the standby's address, if it is on this host
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class Host:
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
         )
-        # The node starts by leasing just this span to the driver, which need not wait for it.
+        # The node starts by leasing exactly this span to the driver, so the driver need not ask for
+        # it.
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
@@ -137,12 +139,12 @@ class Host:
         self._watch()
 
     def _watch(self) -> None:
-        """Follows the node's output, and so its end, in a thread."""
+        """Starts a thread that reads the node's output, whose end is the node's end."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
-        channel = self.runtime.channel  # not this host: the thread alone is to keep it
+        channel = self.runtime.channel  # the thread must keep the channel alive, but not this host
         self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
         self._printer.follow_cells()
         self._reader = threading.Thread(
@@ -151,7 +153,7 @@ class Host:
         self._reader.start()
 
     def _read_output(self) -> None:
-        """Prints workers' lines; its end is the node's end."""
+        """Prints the workers' lines until the node's end."""
         try:
             self._forward_output()
         except Exception:
@@ -174,7 +176,8 @@ class Host:
                 if not self.runtime.tasks.pid(NODE_SLOT):
                     waited = self._config.start_timeout_s
                     _log.error("the host did not start within %g s (start_timeout_s)", waited)
-                    os.kill(self.process.pid, signal.SIGKILL)  # not reaped yet: it is ours
+                    # The process has not been reaped, so its pid is still ours.
+                    os.kill(self.process.pid, signal.SIGKILL)
                 continue
             except OSError:
                 piece = b""
@@ -189,7 +192,7 @@ class Host:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Nothing that is pending will ever be done, also if `end()` was interrupted half way."""
+        """Fails everything that is pending, even if `end()` was interrupted half way."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -208,7 +211,7 @@ class Host:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(READER_PATIENCE_S)
-        if self._joined and code != NODE_DIED:  # its manager decides when it ends
+        if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
@@ -219,7 +222,7 @@ class Host:
         return errors.NodeLostError("the node of this host has ended")
 
     def end(self) -> None:
-        """Ends all processes; returns when they are gone."""
+        """Ends all processes and waits until they are gone."""
         self._ending = True
         client = self.runtime.client
         if client.usable:
@@ -227,10 +230,11 @@ class Host:
             self.runtime.tasks.wake_pool_all()
         try:
             with contextlib.suppress(OSError):
-                if self._line.there():  # else it has seen that, and ends
+                # Otherwise user code has closed the line; the supervisor notices that, and ends.
+                if self._line.there():
                     self.supervisor.send(dump(Shutdown()))
             self._wait_gone()
-        finally:  # Ctrl-C does not leave it half closed: the processes end by themselves
+        finally:  # even after Ctrl-C nothing stays half closed: the processes end by themselves
             with contextlib.suppress(OSError):
                 if self.output.fileno() >= 0 and self._output_line.there():
                     self.output.shutdown(socket.SHUT_RDWR)
@@ -243,12 +247,12 @@ class Host:
 
     @property
     def given_up(self) -> bool:
-        """After `end`: the cluster has lost this host, and the host lives."""
+        """After `end`: has the cluster given up this host, although it lives?"""
         return self.process.returncode == GIVEN_UP
 
     @property
     def node_died(self) -> bool:
-        """After `end`: its node was killed, or has failed."""
+        """After `end`: was the node killed, or has it failed?"""
         return self.process.returncode == NODE_DIED
 
     def _join_reader(self) -> None:
@@ -263,7 +267,7 @@ class Host:
             # Its children die with it (PDEATHSIG).
             self._kill()
             self.process.wait()
-        except BaseException:  # Ctrl-C: nobody will wait for them again
+        except BaseException:  # after Ctrl-C nobody would wait for them again
             self._kill()
             raise
 
@@ -273,8 +277,9 @@ class Host:
 
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
-    """Every process that puts needs a span of its own: of a small store each takes less, so that
-    half of it is left for large objects and for what stands in for workers that wait."""
+    """Every process that puts needs a span of its own. In a small store spans are made smaller, so
+    that half of the store is left for large objects and for workers that stand in for blocked
+    ones."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -289,7 +294,7 @@ def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
 
 
 def _check_spill_dir(config: Config) -> None:
-    """ConfigError: nothing can be written to the directory that was named. It is not made."""
+    """ConfigError if the given directory cannot be written. The directory is not created."""
     where = config.spill_dir
     if where is None or config.spill_bytes_max == 0:
         return
@@ -300,7 +305,8 @@ def _check_spill_dir(config: Config) -> None:
 
 
 def _check_descriptors(workers: int) -> None:
-    """What a host opens while it starts must be allowed: later a lack of it is only a delay."""
+    """Checks that the descriptors needed at the start are allowed; a lack of them later only causes
+    a delay."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,10 +1,10 @@
-"""The large arrays that a series of calls passes again and again: each is stored once.
+"""Large arrays that a series of calls passes repeatedly are stored once.
 
 Why it exists: a library that sends the same array with every task (joblib) means one array, and
-promises that its tasks only read it. The same store as for the globals of functions is used
-(`carried`): it knows an array by its memory, which the kernel watches, so neither a changed array
-nor a new one at the address of an old one is taken for what was stored. Where the kernel cannot
-watch, an array is compared once for each call of the library.
+promises that its tasks only read it. Copies are made as for the globals of functions (`carried`):
+an array is identified by its memory, which the kernel watches, so neither a changed array nor a new
+one at an old one's address is mistaken for a stored one. Where the kernel cannot watch, an array is
+compared once for each call of the library.
 It must never know: that library, tasks, how a stream names an array.
 """
 
@@ -27,24 +27,25 @@ class Lending:
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
         self.nbytes_min: Any = nbytes_min
         self._memory = memory
-        # id of an array -> the array, weakly, and what is known of it. An entry goes with its
-        # array, so the id is never that of another one.
+        # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
+        # removed with its array, so an id never stands for another array.
         self._held: dict[int, tuple[weakref.ref[Array], Copy, Kept]] = {}
-        self._compared: set[int] = set()  # ids, in the call that is under way
+        self._compared: set[int] = set()  # ids of arrays that were compared during the present call
         self._call: object = None
 
     def begin(self, call: object) -> None:
-        """Another call of the library begins: arrays may have been changed since the last one."""
+        """Another call of the library begins, since which arrays may have changed."""
         if call != self._call:
             self._call = call
             self._compared.clear()
 
     def end(self) -> None:
-        """Nothing is stored for these calls any longer, except for tasks that still run."""
+        """Stores nothing for these calls any longer; copies live on only in tasks that still
+        run."""
         self._held.clear()
         self._compared.clear()
 
-    # -- what `serial` asks of who keeps arrays ------------------------------------------------
+    # -- the interface `serial.Keep` -------------------------------------------------------------
 
     def copy_of(self, array: Array) -> tuple[Copy, Kept]:
         key = id(array)
@@ -56,7 +57,7 @@ class Lending:
         if known is None:
             held, compared = self._held, self._compared
 
-            def forget(_: object) -> None:  # the collector of garbage may call this anywhere
+            def forget(_: object) -> None:  # the garbage collector may call this anywhere
                 held.pop(key, None)
                 compared.discard(key)
 
@@ -67,12 +68,12 @@ class Lending:
         return copy, kept
 
     def used_by(self, fn: Any) -> None:
-        """Functions keep nothing: what is stored is held here."""
+        """Does nothing, because the copies are held here and not by functions."""
 
     def named(self, module: str, name: str, array: Array) -> None:
-        """It is an argument, not a global variable."""
+        """Does nothing, because the array is an argument, not a global variable."""
 
 
 def _watched(kept: Kept) -> bool:
-    """Is a look at it cheap, because the kernel knows which pages were written?"""
+    """Is checking the array cheap, because the kernel knows which pages were written?"""
     return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

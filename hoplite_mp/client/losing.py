@@ -1,8 +1,8 @@
-"""The end of everything that a process waits for: its node is gone, or its cluster was closed.
+"""Fails everything that a process waits for, when its node is gone or its cluster was closed.
 
-Why it exists: a task that was sent just then must fail as all others do. So the end is a state,
-`Memory.lost`, that is set once and before anything is emptied; who adds something pending looks at
-it afterwards, and empties again if it is set. Whichever of the two comes last ends the Future.
+Why it exists: a task that is submitted at that very moment must fail, too. So the end is a state,
+`Memory.lost`, set once and before anything is emptied; a thread that adds something pending checks
+it afterwards, and empties again if it is set. Whichever of the two comes last fails the Future.
 It must never know: why a node ends, who watches it.
 """
 
@@ -24,8 +24,9 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class UnlessEnded:
-    """Suppresses what a call raises because its node is gone or its cluster is closed. The class of
-    NodeLostError is made only when something was raised: most programs never need it."""
+    """Suppresses errors that mean that the node is gone or the cluster is closed. Naming
+    NodeLostError creates its class, so that is done only when something was raised: most programs
+    never need it."""
 
     def __enter__(self) -> None:
         pass
@@ -37,9 +38,9 @@ class UnlessEnded:
 
 
 def abandon(submitter: Submitting, error: BaseException) -> None:
-    """What is not done fails with `error`, and with the first one if there have been several; what
-    is done keeps its result. Callbacks are called when every Future has ended: one of them may wait
-    for another Future."""
+    """Fails everything that is not done with `error`, or with the first error if there have been
+    several; what is done keeps its result. Callbacks are called after every Future has ended,
+    because one of them may wait for another Future."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
@@ -51,7 +52,8 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
             future = one.future
             if future is not None and future._settle(False, True, memory.lost_again()):
                 ended.append(future)
-            pending.pop(oid, None)  # last: what Ctrl-C stops before it is found again
+            # Last, so that entries are found again if Ctrl-C interrupts this.
+            pending.pop(oid, None)
             one.holds, one.needs = None, []
         if not finished_too and pending:
             submitter.look_at_all()
@@ -60,7 +62,7 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
     for future in ended:
         try:
             future._tell()
-        except BaseException as problem:  # of a callback, say SystemExit: others are to be called
+        except BaseException as problem:  # SystemExit of a callback, say: call the others, too
             _log.exception("in a callback of a Future whose cluster has ended")
             interrupt = problem
     if isinstance(interrupt, KeyboardInterrupt):

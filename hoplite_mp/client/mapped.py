@@ -1,7 +1,8 @@
-"""Which parts of the store this process has mapped, and which it has written through the file.
+"""Tracks which parts of the store this process has mapped, and which it wrote through the file.
 
-Why it exists: a large write through a mapping costs one copy, but the first one pays for the
-mapping's pages. So a place is written through the file once, and through a mapping from then on.
+Why it exists: a large write through a mapping costs one copy, but the first write to a place also
+pays for the page faults. So a place is first written through the file, and through a mapping when
+it is written again.
 It must never know: what is written.
 """
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["POPULATE_BYTES_MIN", "Mapped"]
 
-POPULATE_BYTES_MIN = 1 << 20  # smaller payloads are written through a mapping always
+POPULATE_BYTES_MIN = 1 << 20  # smaller payloads are always written through a mapping
 UNIT_BYTES = 1 << 20
 
 
 class Mapped:
-    """Of one process, in units of a MiB."""
+    """One process's mappings, in units of 1 MiB."""
 
     def __init__(self, client: _shm.Client) -> None:
         self._client = client
@@ -27,15 +28,15 @@ class Mapped:
         self._written: set[int] = set()
 
     def add(self, payload: int, nbytes: int) -> None:
-        """Maps these bytes of the store, unless they are."""
+        """Maps these bytes of the store, unless they are mapped already."""
         units = _units(payload, nbytes)
         if not self.units.issuperset(units):
             self._client.populate(payload, nbytes)
             self.units.update(units)
 
     def serves(self, payload: int, nbytes: int) -> bool:
-        """Whether a write there is to go through the mapping, which is made if it pays for itself
-        from here on."""
+        """Should a write there go through the mapping? The mapping is made when it begins to pay
+        off."""
         if nbytes < POPULATE_BYTES_MIN:
             return True
         units = _units(payload, nbytes)

@@ -1,8 +1,8 @@
-"""The results of `map`, one after the other, while more tasks are sent.
+"""The results of `map`, one after the other, while further tasks are sent.
 
-Why it exists: `map` is an iterator over Futures that are made as it goes on, for threads and for
-event loops; whatever ends it, what has not begun is cancelled, and no Future is held longer than
-needed.
+Why it exists: `map` is an iterator over Futures that are made as it advances, for threads and for
+event loops. Whatever ends it, tasks that have not begun are cancelled, and no Future is held longer
+than needed.
 It must never know: where tasks run, how they are made.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """One call of map: the Futures under way, and those that are still to be made."""
+    """One call of map: the Futures in progress, and those that are still to be made."""
 
     def __init__(
         self,
@@ -38,20 +38,23 @@ class Run:
         executor: object,
         bar: Any,
     ) -> None:
-        """futures: each with the number of its items. executor: held. bar: of tqdm, or None."""
+        """futures: each with the number of its items. executor: kept alive. bar: a tqdm bar, or
+        None."""
         self._more = futures
         self._deadline = deadline
         self._executor = executor
         self._bar = bar
         self._ordered = ordered
-        self._ahead: deque[Future[Any]] = deque()  # if ordered: the next one is the first
-        self._under_way: dict[Future[Any], int] = {}  # if ends are followed: not seen done
+        # If ordered: Futures in order, the next one first.
+        self._ahead: deque[Future[Any]] = deque()
+        # If completions are followed: those not known to be done.
+        self._under_way: dict[Future[Any], int] = {}
         self._ends: Completions[Future[Any]] | None = None
         try:
             if bar is not None or not ordered:
                 self._ends = Completions([], self.left())
             self._send(ahead_max)
-        except BaseException:  # an argument that does not pickle, Ctrl-C
+        except BaseException:  # an argument that cannot be pickled, or Ctrl-C
             self.end()
             raise
 
@@ -68,11 +71,11 @@ class Run:
                 self._ends.add(future)
 
     def __bool__(self) -> bool:
-        """Something is under way."""
+        """Are any Futures in progress?"""
         return bool(self._ahead or self._under_way)
 
     def next(self) -> Future[Any]:
-        """The next one, which need not be done if nobody follows the ends."""
+        """The next Future; it need not be done unless completions are followed."""
         if self._ends is None:
             return self._ahead.popleft()
         try:
@@ -86,7 +89,7 @@ class Run:
             raise self._late() from None
 
     async def next_in_loop(self) -> Future[Any]:
-        """The next one, when it is done. Cancelling this loses nothing."""
+        """The next Future, once it is done. Cancelling this call loses nothing."""
         if self._ends is None:
             from hoplite_mp.client.awaiting import ended
 
@@ -105,7 +108,7 @@ class Run:
             raise self._late() from None
 
     def _catch_up(self) -> None:
-        """The bar shows what is done by now."""
+        """Updates the bar with what is done by now."""
         assert self._ends is not None
         while (future := self._ends.take()) is not None:
             self._ended(future)
@@ -128,11 +131,11 @@ class Run:
         )
 
     def go_on(self) -> None:
-        """A result has been read: another task is sent."""
+        """Sends another task, because a result has been read."""
         self._send(1)
 
     def end(self) -> None:
-        """What has not begun is cancelled."""
+        """Cancels tasks that have not begun."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
@@ -149,19 +152,20 @@ class Results(Generic[T]):
         self._run = run
         self._chunked = chunked
         self._results = results = _results_of(run)
-        self._turns: list[list[int]] = []  # of the chunk that is read now
+        # Drives the iterator over the present chunk, and ends it when cleared (see `_poppers`).
+        self._turns: list[list[int]] = []
         self._iterator: Iterator[T] = results
         if chunked:
             self._iterator = itertools.chain.from_iterable(_poppers(results, self._turns))
 
     def __iter__(self) -> Iterator[T]:
-        return self._iterator  # compiled, so its steps cost less than ours
+        return self._iterator  # implemented in C, so it is faster than our __next__
 
     def __next__(self) -> T:
         return next(self._iterator)
 
     def close(self) -> None:
-        """Cancels what has not begun."""
+        """Cancels tasks that have not begun."""
         self._results.close()
         for turns in self._turns:
             turns.clear()
@@ -172,18 +176,19 @@ class Results(Generic[T]):
 
 
 def _results_of(run: Run) -> Generator[Any, None, None]:
-    """Yields results; whatever ends this, what has not begun is cancelled."""
+    """Yields results; whatever ends the generator, tasks that have not begun are cancelled."""
     try:
         while run:
             future = run.next()
             try:
                 result = [future.result(run.left())]
-                future._submitter.drain()  # it need not keep the Future, and so the result
+                # So that the submitter drops the Future, and with it the result.
+                future._submitter.drain()
             finally:
-                future.cancel()  # without effect once it is done
+                future.cancel()  # has no effect once the task is done
                 del future
             run.go_on()
-            yield result.pop()  # it is the reader's alone from here on
+            yield result.pop()  # from here on only the reader holds it
     finally:
         run.end()
 
@@ -191,9 +196,9 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
 def _poppers(
     results: Generator[list[Any], None, None], turns: list[list[int]]
 ) -> Generator[Iterator[Any], None, None]:
-    """For each chunk an iterator over its items, which takes them out: nothing here holds what the
-    reader has been given. It takes no Python code for an item, and ends when the list in `turns`
-    has no more of them."""
+    """Yields for each chunk an iterator that removes the items from it, so nothing here holds what
+    the reader was given. No Python code runs for an item; the iterator ends when the list in
+    `turns` is used up or cleared."""
     for chunk in results:
         chunk.reverse()
         turns[:] = [[-1] * len(chunk)]
@@ -201,13 +206,14 @@ def _poppers(
 
 
 class _InLoop(Generic[T]):
-    """The results in an event loop. No asynchronous generator, so no loop has to close it."""
+    """The results in an event loop. Not an asynchronous generator, which a loop would have to
+    close."""
 
     def __init__(self, run: Run, chunked: bool) -> None:
         self._run = run
         self._chunked = chunked
-        self._chunk: list[T] = []  # its last item is the next one
-        self._future: Future[Any] | None = None  # done, and not read yet
+        self._chunk: list[T] = []  # reversed: its last item is the next one
+        self._future: Future[Any] | None = None  # a Future that is done and not read yet
         self._busy = False
 
     def __aiter__(self) -> _InLoop[T]:
@@ -226,8 +232,8 @@ class _InLoop(Generic[T]):
         except asyncio.CancelledError:
             if self._future is not None and self._future.cancelled():
                 self._end()
-            raise  # else the step was cancelled, and can be taken again
-        except BaseException:  # the end, or the error of a task
+            raise  # else only this step was cancelled, and may be repeated
+        except BaseException:  # the end, or a task's error
             self._end()
             raise
         finally:
@@ -251,7 +257,7 @@ class _InLoop(Generic[T]):
         self._run.end()
 
     async def aclose(self) -> None:
-        """Cancels what has not begun."""
+        """Cancels tasks that have not begun."""
         self._end()
 
     def __del__(self) -> None:

@@ -1,7 +1,8 @@
-"""A process's face of the store: values in, values out, arrays made in place.
+"""One process's access to the store: put, get, and arrays made in place.
 
-Why it exists: put and get are serialisation, one copy at most, and a few words; this file joins the
-three. Small objects need nobody; for big blocks, spilled objects and fresh spans the node is asked.
+Why it exists: put and get are serialisation, at most one copy, and a few words of shared memory;
+this file joins the three. Small objects involve no other process; the node is asked for big blocks,
+spilled objects and new spans.
 It must never know: tasks, futures, plans.
 """
 
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 FOREVER_NS = 1 << 62
-PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page
+PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
 PREFIX_SMALL = 256
 SPILLING_LOOK_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
@@ -64,7 +65,7 @@ WaitOne = Callable[[int, int], None]
 
 
 def deadline_ns(timeout: float | None) -> int:
-    """Seconds from now as a point of the monotonic clock; None: never; <= 0: a poll."""
+    """A timeout in seconds as a time of the monotonic clock; None: never; <= 0: a poll."""
     check_timeout(timeout)
     if timeout is None:
         return FOREVER_NS
@@ -74,7 +75,7 @@ def deadline_ns(timeout: float | None) -> int:
 
 
 def check_timeout(timeout: Any) -> None:
-    """TypeError for what is no number of seconds, ValueError for what is not a number."""
+    """TypeError if it is not a number of seconds, ValueError for NaN."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
@@ -84,7 +85,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number, numpy's too, as int; None for anything else, bool among it."""
+    """An integer, also numpy's, as int; None for anything else, including bool."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         return None
     return int(value)
@@ -108,33 +109,34 @@ class Memory:
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
-        self.keep: Callable[[], serial.Keep] | None = None  # for large globals of functions
-        self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
-        self.pending: Container[int] = ()  # results of this process that were not looked after
-        self.ended: Callable[[int], None] = lambda oid: None  # looks after one of these
+        # For large arrays that functions carry along.
+        self.keep: Callable[[], serial.Keep] | None = None
+        self.drain: Callable[[], None] = lambda: None  # drops what finished tasks have held
+        self.pending: Container[int] = ()  # results of this process that were not processed yet
+        self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
-        self.attached = 0  # refs that came in foreign pickles, functions among them
-        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
+        self.attached = 0  # refs unpickled otherwise than by `decode`, as in functions
+        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         self.mapped = Mapped(client)
 
     # -- refs ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """ClosedError after close, and in a forked child."""
+        """Raises ClosedError after close, and in a forked child."""
         if not self.client.usable:
             raise ClosedError(
                 "this cluster is closed, or this process was forked from the one that opened it"
             )
 
     def check_lost(self) -> None:
-        """As check(); once the node is gone, the error that says so."""
+        """As check(), but once the node is gone raises the error that says so."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
 
     def lost_again(self) -> BaseException:
-        """Why nothing comes any more, for one more to whom it is raised: with a traceback of its
-        own."""
+        """A copy of the error that says why everything pending has failed, so that each raise has a
+        traceback of its own."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
 
@@ -142,7 +144,7 @@ class Memory:
         return ids.pack_id(self.client.home, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
-        """For messages: as its ref shows it."""
+        """The object as its ref is shown in messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
@@ -152,7 +154,7 @@ class Memory:
         return oid
 
     def _local_id_of_foreign(self, ref: ObjectRef[Any]) -> int:
-        """Of an object of another host: where it lies on this one as long as the ref holds it."""
+        """The local id of another host's object, valid as long as the ref's hold exists."""
         hold: Any = ref._hold
         if type(hold) is not _shm.Hold or hold.home != self.client.home:
             raise ObjectLostError(
@@ -161,11 +163,11 @@ class Memory:
         return hold.oid
 
     def own_ref(self, oid: int) -> ObjectRef[Any]:
-        """A ref over the hold that new() has made."""
+        """A ref that takes over the hold of `client.new`."""
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
-        """A ref with a hold of its own; without one if the object is gone."""
+        """A ref with a hold of its own; without a hold if the object is gone."""
         home, oid = ids.unpack_id(object_id)
         hold = None
         if home == self.client.home:
@@ -176,13 +178,13 @@ class Memory:
         return ObjectRef(object_id, hold)
 
     def _import(self, object_id: bytes) -> Any:
-        """Holds an object of another host; None if it is gone, or there are no other hosts."""
+        """A hold on another host's object; None if it is gone, or there are no other hosts."""
         return take_over(self, Import([object_id]), lambda oids: oids[0])
 
     # -- writing -------------------------------------------------------------------------------
 
     def put(self, value: Any) -> ObjectRef[Any]:
-        """A sealed object with this process's ref."""
+        """Stores a value; returns a ref to the sealed object."""
         self.check()
         if self.client.news():
             self.collect()
@@ -193,7 +195,7 @@ class Memory:
         return self.put_encoded(serial.encode(value, self.keep))
 
     def put_encoded(self, encoded: serial.Encoded, held: bool = False) -> ObjectRef[Any]:
-        """`held`: the caller holds the refs inside it as long as somebody may read them."""
+        """`held`: the caller holds the refs inside the object as long as it may be read."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
             hold = self.client.put_inline(
@@ -207,9 +209,9 @@ class Memory:
         return ObjectRef(self.public_id(oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
-        """Plain values, the one at `place` a text, without waiting for room: in a store that has
-        none, what the text says is cut until it fits beside the header. What tells others of a
-        full store must not need room itself."""
+        """Stores plain values, of which the one at `place` is a text, without waiting for room. If
+        there is none, the text is cut until everything fits beside the header, because an error
+        that reports a full store must not need room itself."""
         encoded = serial.encode(values)
         if encoded.nbytes > _shm.INLINE_BYTES_MAX:
             lease = self.client.lease_small(encoded.nbytes)
@@ -221,8 +223,8 @@ class Memory:
         return self.put_encoded(encoded)
 
     def write(self, encoded: serial.Encoded, error: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block with the payload in it; of an error from the reserve, if need be. what: as
-        errors name it."""
+        """A LEASED block with the payload in it; for an error from the reserve, if necessary. what:
+        the operation's name for errors."""
         if error and encoded.nbytes <= self.config.error_bytes_max:
             lease = self.allocate_error(encoded.nbytes)
         else:
@@ -233,9 +235,9 @@ class Memory:
         return lease
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block, which goes back with what is returned, unless it becomes an object;
-        StoreFullError without room for put_wait_s. written: its pages are not asked for here, since
-        who writes them all at once knows a better way."""
+        """A LEASED block, returned to the node with the last reference to the result unless it
+        becomes an object. StoreFullError if there is no room for put_wait_s. written: the caller
+        writes all pages at once and maps them in a better way, so they are not mapped here."""
         lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
             lease = self.client.lease_small(nbytes)
@@ -246,7 +248,8 @@ class Memory:
             deadline = time.monotonic() + self.config.put_wait_s
             while lease is None:
                 self._ask(LeaseSpan(), nbytes, deadline, what)
-                lease = self.client.lease_small(nbytes)  # spilling may have made room in old spans
+                # Spilling may have made room in older spans.
+                lease = self.client.lease_small(nbytes)
                 if lease is None:
                     self.give_empty_spans()
             return lease
@@ -261,7 +264,8 @@ class Memory:
         return lease
 
     def allocate_error(self, nbytes: int) -> _shm.Lease:
-        """The same for an error: it does not wait for room, but may use what is kept for errors."""
+        """As `allocate`, for an error: does not wait for room, but may use the reserve for
+        errors."""
         if nbytes <= self.config.small_object_bytes_max:
             for _ in range(2):
                 lease = self.client.lease_small(nbytes)
@@ -276,8 +280,8 @@ class Memory:
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """A block, or a span that is added to those of this process; None: there is none yet, but
-        what was given back may do."""
+        """Asks for a block, or for a span, which is added to those of this process. None if there
+        is none yet and the caller should try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -296,23 +300,23 @@ class Memory:
             self.channel.tell(GiveSpans(spans))
 
     def collect(self) -> None:
-        """Takes back what nobody holds any more, and drops the refs that were inside."""
+        """Frees objects that nobody holds any more, and drops the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
 
     def delete(self, ref: ObjectRef[Any]) -> None:
-        """Drops it for everybody; waits while the node is just moving it to disk."""
+        """Deletes an object for everybody; waits if the node is just spilling it."""
         oid = self.local_id(ref)
         if ids.unpack_id(ref._id)[0] != self.client.home:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
-            self.check_lost()  # the node would not come to the end of it
+            self.check_lost()  # raises if the node is gone, which would never finish
             time.sleep(SPILLING_LOOK_S)
 
     # -- arrays made in the store --------------------------------------------------------------
 
     def empty(self, shape: Any, dtype: Any, order: str) -> Array:
-        """A writable array over a LEASED block."""
+        """A writable array in a LEASED block."""
         self.check()
         kind = np.dtype(dtype)
         if kind.hasobject:
@@ -332,13 +336,13 @@ class Memory:
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
-        """A writable copy of a large buffer: in a block of the store, whose pages are warm, rather
-        than in fresh memory of the process; there too if the store has no room."""
+        """A writable copy of a large buffer, in a block of the store, whose pages have been touched
+        already; in ordinary memory if the store has no room."""
         nbytes = part.nbytes
         if not self.client.usable:
             return bytearray(part)
         lease = self.channel.call(Lease(PREFIX_BIG + nbytes), self.client.take_lease)
-        if isinstance(lease, Reply):  # there is no room
+        if isinstance(lease, Reply):  # the store has no room
             return bytearray(part)
         payload = lease.payload
         self.mapped.add(payload, PREFIX_BIG + nbytes)
@@ -347,7 +351,8 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if it was made by empty() and is not an object yet."""
+        """The block that this array fills, if empty() made it and it is not an object yet; else
+        None."""
         base: Any = array.base
         while type(base) is np.ndarray:
             base = base.base
@@ -357,12 +362,12 @@ class Memory:
         if len(base) != prefix + array.nbytes or not (
             array.flags.c_contiguous or array.flags.f_contiguous
         ):
-            return None  # a part of it, or strided
+            return None  # only a part of the array, or strided
         start = self.client.store_address + base.payload + prefix
         return base if array.__array_interface__["data"][0] == start else None
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
-        """The payload's head before the array; None if it does not fit there."""
+        """The payload's head, which precedes the array; None if it does not fit there."""
         prefix = len(block) - array.nbytes
         order = "C" if array.flags.c_contiguous else "F"
         try:
@@ -383,7 +388,7 @@ class Memory:
     # -- reading -------------------------------------------------------------------------------
 
     def payload(self, oid: int, deadline: int) -> memoryview:
-        """The payload of a finished object (a value's, or an error's), pinned while it is used."""
+        """The payload of a finished object (a value or an error), pinned while it is used."""
         while True:
             self.check()
             got = self.client.view(oid)
@@ -391,7 +396,8 @@ class Memory:
                 return memoryview(got)
             if got in PENDING:
                 self.wait_one(oid, deadline)
-            elif got == STATE["SPILLING"]:  # done for those who wait; it ends with the write
+            # SPILLING counts as done; it ends when the node has written the bytes
+            elif got == STATE["SPILLING"]:
                 if time.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way to the spill file")
                 self.check_lost()
@@ -418,7 +424,7 @@ class Memory:
                     return
                 if time.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way from another host")
-                continue  # there may be no room for it now
+                continue  # there may just be no room for it
             if deadline == 0 or time.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if time.monotonic_ns() >= limit:
@@ -427,43 +433,44 @@ class Memory:
             self.give_empty_spans()
 
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
-        """The value; raises what the object failed with."""
+        """The object's value; raises the error that it failed with."""
         mem = self.payload(oid, deadline)
-        if oid in self.pending:  # what it was made from is to go now, not at the next call
+        if oid in self.pending:  # free what it was made from now, not at the next call
             self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:
             raise self.failure(mem)
         return serial.decode(mem, make_ref=self.make_ref, writable=writable)
 
     def error(self, oid: int, deadline: int) -> BaseException | None:
-        """What the object failed with; None if it has a value."""
+        """The error that the object failed with; None if it has a value."""
         mem = self.payload(oid, deadline)
         return self.failure(mem) if serial.payload_kind(mem) == serial.ERROR else None
 
     def failure(self, mem: memoryview) -> BaseException:
-        """The exception of an error payload; a ReduceError is caused by what its source failed
-        with, which only the reader can fetch: the node does not unpickle."""
+        """The exception in an error payload. The cause of a ReduceError, the error of its source,
+        is read here, because the node never unpickles."""
         error = serial.decode_error(mem, self.make_ref)
         source = getattr(error, "source", None) if isinstance(error, ReduceError) else None
         if isinstance(source, ObjectRef):
             try:
                 cause = self.error(self.local_id(source), 0)
-            except Exception as lost:  # cancelled, deleted, gone
+            except Exception as lost:  # cancelled, deleted or gone
                 cause = lost
             if cause is not None:
                 error.__cause__ = cause
         return error
 
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
-        """Refs listed inside a sealed object, each with a hold of this process."""
+        """The refs inside a sealed object, each with a hold of this process."""
         try:
-            mem = self.payload(oid, FOREVER_NS)  # reads it back if it has been spilled
+            mem = self.payload(oid, FOREVER_NS)  # restores it if it has been spilled
         except (CancelledError, ObjectLostError):
             return []
         return [self.make_ref(object_id) for object_id in serial.read_refs(mem)]
 
     def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
-        """The indices of a reduction's sources; None before it is ready, and for other objects."""
+        """The indices of the sources of a reduction's result; None if it is not ready, or is
+        another kind of object."""
         oid = self.local_id(ref)
         got = self.client.view(oid)
         if isinstance(got, int) and got != STATE["SPILLED"]:

@@ -1,8 +1,8 @@
-"""What a host of a LAN needs before its processes start: token, sockets, addresses, certificate.
+"""What a host in a LAN needs before its processes start: token, sockets, addresses, certificate.
 
-Why it exists: what can be wrong with an address, a port or a token is found in the user's process,
-where it can be raised at once. The processes get descriptors and values, never names to look up.
-It must never know: what is said over the network.
+Why it exists: mistakes in an address, a port or a token are found in the user's process, where they
+can be raised at once. The other processes receive descriptors and values, never names to resolve.
+It must never know: what is sent over the network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Network:
-    """The listening sockets and secrets of one host, until its processes have them."""
+    """The listening sockets and secrets of one host, until they are passed to its processes."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Network:
         stays: bool = False,
         standby: Sequence[str] = (),
     ) -> None:
-        """standby: with listen_at, where the standby is to be; with address, where a manager may
-        be, too. stays: this process is there for the node, not the other way round, so drivers of
-        this host may rely on it. AuthError, ConfigError: what was wrong with the arguments."""
+        """standby: with listen_at, where the standby is to be; with address, further addresses at
+        which the manager may be. stays: this process exists for the node, not the other way round,
+        so drivers of this host may rely on it. AuthError, ConfigError: an argument is wrong."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
         self.config = config
@@ -73,12 +73,13 @@ class Network:
                 self._add_standby(parse_address(other))
             if listen_at is not None:
                 self._listen(parse_address(listen_at))
-                # Last: where nobody could listen no new token is left behind.
+                # Last, so that no token is created if the address cannot be listened at.
                 self.token = load_token(token, make=True)
             else:
                 assert address is not None
                 where = parse_address(address)
-                self.token = load_token(token)  # this host's own mistakes before any other host's
+                # Report this host's own mistakes before contacting another host.
+                self.token = load_token(token)
                 self._find(where)
         except BaseException:
             self.close()
@@ -127,13 +128,13 @@ class Network:
 
     def open(self) -> None:
         """Listens for the other nodes of the cluster that this host joins with a node of its own.
-        ConfigError: no port is free."""
+        ConfigError if no port is free."""
         peers = self._open(self._routed, self._wanted)
         self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 
     def address_for(self, host: str) -> str:
-        """Where that host can join: this host's address on the way to it, as far as it is known
-        here by its name (else the first that is advertised)."""
+        """The address at which that host can join: this host's address on the route to it, if its
+        name can be resolved here; else the first one that is advertised."""
         name = host.rpartition("@")[2]
         own = parse_address(self.address)
         try:
@@ -148,7 +149,7 @@ class Network:
         return sock
 
     def start(self, home: int) -> LanStart:
-        """What this host's processes are told."""
+        """The message that configures this host's processes."""
         certificate = b""
         if self.tls and self._manager_socket is not None:
             from hoplite_mp.transport.certificates import make_certificate
@@ -177,11 +178,11 @@ class Network:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the sockets that the host's processes take over."""
+        """Descriptors of the sockets that the host's processes take over."""
         return [sock.fileno() for sock in self.sockets]
 
     def close(self) -> None:
-        """This process needs them no more."""
+        """Closes the sockets in this process, which no longer needs them."""
         for sock in self.sockets:
             sock.close()
 

@@ -1,8 +1,8 @@
-"""A Cluster in a notebook: its nodes, their workers, and memory as bars.
+"""How a Cluster is shown in a notebook: its nodes, their workers, and memory as bars.
 
-Why it exists: a notebook shows HTML where a terminal shows a repr. It is plain HTML without a
-script; everything that comes from outside is escaped. Unlike the repr it asks the nodes; one that
-does not answer soon is not waited for, and nothing is raised.
+Why it exists: a notebook shows HTML where a terminal shows a repr. It is plain HTML without
+scripts, and everything from outside is escaped. Unlike the repr it asks the nodes; it does not wait
+for one that does not answer soon, and raises nothing.
 It must never know: what a notebook is.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWER_WAIT_S", "cluster_html", "in_time"]
 
-# How long a cell waits for the nodes. Higher: nodes that are slow are shown; lower: a cell that
-# shows a cluster in trouble ends sooner.
+# How long a cell waits for the nodes. Higher: slow nodes are shown; lower: a cell ends sooner when
+# the cluster is in trouble.
 ANSWER_WAIT_S = 2.0
 _BAR = (
     '<div style="width:12em;height:.8em;border:1px solid currentColor;border-radius:3px;'
@@ -34,7 +34,7 @@ _FULL = 0.9
 
 
 def in_time(ask: Callable[[], Any]) -> Any:
-    """What it returns; None if it raises, or takes longer than ANSWER_WAIT_S."""
+    """What `ask` returns; None if it raises, or takes longer than ANSWER_WAIT_S."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
@@ -51,8 +51,8 @@ def in_time(ask: Callable[[], Any]) -> Any:
 
 
 def cluster_html(words: str, address: str | None, nodes: Sequence[Any] | None, here: str) -> str:
-    """words: what can be said without asking. nodes: None if they have not answered. here: the id
-    of this process's node."""
+    """words: what is known without asking. nodes: None if they have not answered. here: the id of
+    this process's node."""
     title = "hoplite_mp.Cluster"
     if address is not None:
         title += f" at {address}"

@@ -1,6 +1,6 @@
-"""The options `retry_exceptions=` and `env=`, checked, in the form in which they travel.
+"""Checks the options `retry_exceptions=` and `env=`, and brings them into the form that is sent.
 
-It must never know: who makes use of them.
+It must never know: who uses them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["check_values", "refuse_env"]
 
 
 def check_values(changes: dict[str, Any]) -> None:
-    """Those that are among the changes. TypeError, ValueError."""
+    """Checks those of the two that are given. TypeError, ValueError."""
     if "retry_exceptions" in changes:
         changes["retry_exceptions"] = _exceptions(changes["retry_exceptions"])
     if "env" in changes:
@@ -24,7 +24,7 @@ def check_values(changes: dict[str, Any]) -> None:
 
 
 def _exceptions(given: Any) -> tuple[type[Exception], ...]:
-    """As `except` takes them: a class, or a tuple or list of classes."""
+    """A class or a tuple or list of classes, as `except` takes them; returned as a tuple."""
     found = given if isinstance(given, (tuple, list)) else () if given is None else (given,)
     for one in found:
         if not (isinstance(one, type) and issubclass(one, Exception)):
@@ -59,7 +59,7 @@ def _environment(given: Any) -> Environment:
 
 
 def refuse_env(env: Environment, call: str) -> None:
-    """ValueError: that call uses processes that run already."""
+    """ValueError, because that call uses processes that are already running."""
     if env:
         raise ValueError(
             f"env= is for processes of their own, which executor(), actor() and spmd() start; "

@@ -1,7 +1,8 @@
-"""What the submitter keeps of a task.
+"""What the submitter keeps for each task that is not done.
 
 Why it exists: a task that waits for its arguments, or for room in a queue, is listed in several
-places; this is what stands there. It must never know: who lists it, and when it is sent.
+places; all of them list this record.
+It must never know: who lists it, and when it is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ __all__ = ["Pending"]
 
 
 class Settles(Protocol):
-    """A Future, for what looks after the end of its task."""
+    """A Future, as seen by the code that processes the end of its task."""
 
     _oid: int
-    _kept: memoryview | None  # its payload, of a cluster that has closed since
-    _unkept: str  # why there is none
+    _kept: memoryview | None  # the payload, kept when its cluster closed
+    _unkept: str  # why it could not be kept
 
     def cancelled(self) -> bool:
         """Was the task cancelled?"""
@@ -29,14 +30,14 @@ class Settles(Protocol):
         """The task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """The same, or it never will; True: callbacks are to be called."""
+        """The task has ended, or never will. True: the caller must then call `_tell`."""
 
     def _tell(self) -> None:
-        """Calls them."""
+        """Calls the Future's callbacks."""
 
     @property
     def unread(self) -> bool:
-        """The result is not in this process for good."""
+        """Does this process not have the result for good?"""
 
 
 class Pending:
@@ -51,5 +52,7 @@ class Pending:
         self.holds = holds
         self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
-        self.rank: tuple[int, int] | None = None  # (priority, floor): its hint stands in a bag
-        self.demand: Demand | None = None  # resources: its node decides when it begins
+        # (priority, floor) of a task whose hint is in a bag
+        self.rank: tuple[int, int] | None = None
+        # Resources that it needs: its node decides when it begins.
+        self.demand: Demand | None = None

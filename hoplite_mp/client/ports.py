@@ -1,8 +1,8 @@
-"""What the rooms of a process know of its submitter and of its membership in a cluster.
+"""Interfaces of a process's submitter and membership, for the modules that both are built from.
 
-Why it exists: Futures, waits and announcements are made by the submitter, and ask it in turn;
-actors, demands and descriptions belong to the membership, and ask that. They are given these
-interfaces, so no file needs another one that needs it.
+Why it exists: Futures, waits and watches are created by the submitter and call it in turn; actors,
+demands and descriptions are created by the membership and call that. They depend on these
+interfaces instead, so there are no circular imports.
 It must never know: who implements them (client/submitter.py, client/runtime.py).
 """
 
@@ -27,22 +27,22 @@ __all__ = ["Collecting", "Membership", "Submitting", "Waits"]
 
 
 class Collecting(Protocol):
-    """The thread that looks after completions when nobody waits in a call."""
+    """The thread that processes completions when no call waits for them."""
 
     def arm(self) -> None:
-        """Somebody waits with the standard library's means."""
+        """A waiter of the standard library begins."""
 
     def disarm(self) -> None:
-        """The same does so no more."""
+        """A waiter of the standard library ends."""
 
     def start(self) -> None:
-        """It runs from here on."""
+        """Starts the thread."""
 
     def notice(self) -> None:
-        """There is something to be looked after now and then."""
+        """There is something to process from time to time."""
 
     def look_again(self) -> None:
-        """Everything must be looked at."""
+        """Everything must be checked."""
 
 
 class Waits(Protocol):
@@ -50,26 +50,26 @@ class Waits(Protocol):
 
     @property
     def run_in_place(self) -> Callable[[int], bool] | None:
-        """In a worker: runs that task here if nobody has begun it."""
+        """In a worker: runs that task here if no other worker has begun it."""
 
     @property
     def own_calls(self) -> OwnCalls | None:
-        """Of an actor: calls for which it must not wait."""
+        """In an actor: checks that a wait is not for a later call of the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Around a wait. RuntimeError: it is for a later call of the actor that waits."""
+        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Until the object is done; HopliteTimeoutError at the deadline."""
+        """Waits until the object is done; HopliteTimeoutError at the deadline."""
 
     def count_blocked(self, change: int) -> None:
-        """So many more threads of this worker's task wait."""
+        """`change` more threads of this worker's task wait."""
 
 
 class Submitting(Protocol):
-    """What sends tasks and looks after their ends, for one process."""
+    """Sends tasks and processes their completions, for one process."""
 
-    readers: Any  # threads that read what is elsewhere for event loops; made when first needed
+    readers: Any  # reads values for event loops that cannot be read at once; made when first needed
 
     @property
     def memory(self) -> Memory: ...
@@ -91,41 +91,41 @@ class Submitting(Protocol):
     def waits_lock(self) -> threading.RLock: ...
     @property
     def waits(self) -> dict[int, list[Any]]:
-        """Object -> tasks that need it, and whoever wants to be told."""
+        """Object -> tasks that need it, and watches on it."""
 
     @property
     def wants_news(self) -> bool:
-        """Somebody must look for completions though nobody waits."""
+        """Must completions be looked for although nobody waits?"""
 
     def begin_wait(self, oid: int, one: Any) -> None:
-        """One more who waits for the object; under the lock."""
+        """Adds a task or watch that waits for the object; called under the lock."""
 
     def release(self, oid: int) -> None:
-        """It is done: all who wait for it are told."""
+        """The object is done: notifies all that wait for it."""
 
     def end_waits(self, oid: int) -> None:
-        """Nobody waits for it any more; under the lock."""
+        """Nobody waits for the object any more; called under the lock."""
 
     def drain(self) -> None:
-        """Looks after everything of this process that has become done."""
+        """Processes everything of this process that has become done."""
 
     def look_at_all(self) -> None:
-        """The same, without being told which."""
+        """As `drain`, but checks everything instead of the tables' news."""
 
     def look_at_others(self) -> None:
-        """Dependencies that others own."""
+        """Processes dependencies that other processes own."""
 
     def wake_told(self) -> None:
-        """One wake-up for each who was told something since the last call."""
+        """Wakes everyone that was notified since the last call, once each."""
 
     def is_done(self, oid: int) -> bool:
         """Has the object's task ended?"""
 
     def cancel(self, oid: int, force: bool) -> bool:
-        """Cancels the task; False: it runs, without force, or has ended."""
+        """Cancels the task; False if it runs (without force) or has ended."""
 
     def forget_waiting(self) -> None:
-        """Nobody sends what waits for arguments, or for room in a queue."""
+        """Drops what waits for arguments or for room in a queue, because it will not be sent."""
 
 
 class Membership(Protocol):

@@ -1,10 +1,10 @@
-"""Lines of workers on the user's stdout and stderr, and below the right cell of a notebook.
+"""Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
 
-Why it exists: a thread writes the lines, and lines come by another way than results. In a notebook
-both matter: a kernel files what is written under the cell that the writing thread's context names,
-and a result may end its cell before the lines that were printed ahead of it have come. So each cell
-hands its context over as it begins, and as it ends waits until everything that workers have printed
-so far is written. It uses nothing of a kernel's own: only IPython's events and contextvars.
+Why it exists: a thread writes the lines, which arrive independently of results. A notebook's kernel
+files output under the cell named by the writing thread's context, and a cell may end with a result
+before the lines printed earlier have arrived. So each cell hands its context over when it begins,
+and when it ends waits until everything that workers have printed so far is written. Only IPython's
+events and contextvars are used, nothing of a particular kernel.
 It must never know: how lines travel.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Printer"]
 
-# At the end of a cell, for lines that are on their way. Higher: more of them stand below their cell
-# when the node is slow; lower: a cell ends sooner when it stands still.
+# How long the end of a cell waits for lines on their way. Higher: with a slow node more lines
+# appear below their own cell; lower: a cell ends sooner when the node hangs.
 CELL_WAIT_S = 1.0
 
 
@@ -35,7 +35,7 @@ class Printer:
     """Writes the lines of one host's workers for this process."""
 
     def __init__(self, ask: Callable[[int], None]) -> None:
-        """ask(number): wants the mark of that number behind all lines that were printed so far."""
+        """ask(number): requests the mark of that number behind all lines printed so far."""
         self._ask = ask
         self._numbers = itertools.count(1)
         self._awaited: dict[int, threading.Event] = {}
@@ -43,7 +43,7 @@ class Printer:
         self._events: Any = None
 
     def take(self, stream: int, label: str, line: bytes) -> None:
-        """One line, or a mark; in the thread that reads them, and in no other one."""
+        """Handles one line or mark; called only by the thread that reads them."""
         if stream == LINES_MARK:
             event = self._awaited.pop(int(label), None)
             if event is not None:
@@ -56,13 +56,13 @@ class Printer:
     # -- cells ---------------------------------------------------------------------------------
 
     def follow_cells(self) -> None:
-        """From now on, if this is an interactive session of IPython."""
+        """Follows the session's cells from now on, if this is an interactive session of IPython."""
         events = _events_of_the_shell()
         if events is None:
             return
         self.cell_begins()
         self._events = events
-        # The shell does not keep the cluster: it may be dropped without a shutdown.
+        # The shell must not keep the cluster alive, which may be dropped without a shutdown.
         weak = weakref.ref(self)
         hooks = {"pre_run_cell": _call(weak, "cell_begins"), "post_run_cell": _call(weak, "wait")}
         for name, hook in hooks.items():
@@ -71,29 +71,29 @@ class Printer:
         self._forget.atexit = False
 
     def cell_begins(self) -> None:
-        """The calling context is the one of the lines that come now."""
+        """Lines that arrive from now on are written in the calling context."""
         self._context = contextvars.copy_context()
 
     def wait(self) -> None:
-        """Everything that workers had printed before this call is written, unless that takes
-        longer than CELL_WAIT_S."""
+        """Waits until everything that workers printed before this call is written, at most
+        CELL_WAIT_S."""
         number, event = next(self._numbers), threading.Event()
         self._awaited[number] = event
 
         def ask() -> None:
             try:
                 self._ask(number)
-            except Exception:  # closed, or its node is gone: nothing comes any more
+            except Exception:  # closed, or its node is gone: no line comes any more
                 event.set()
 
-        # In a thread, as another one may be in the middle of a question to the node, for long.
-        with contextlib.suppress(RuntimeError):  # there is none: lines come when they come
+        # In a thread, because another thread may be in a long request to the node.
+        with contextlib.suppress(RuntimeError):  # without a thread, lines appear when they come
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(CELL_WAIT_S)
         self._awaited.pop(number, None)
 
     def end(self) -> None:
-        """No lines come any more. In any thread."""
+        """No more lines will come. May be called in any thread."""
         for event in list(self._awaited.values()):
             event.set()
         if self._events is not None:
@@ -101,7 +101,7 @@ class Printer:
 
 
 def _events_of_the_shell() -> Any:
-    """IPython's, if it runs this session; nothing is imported for that."""
+    """IPython's events, if it runs this session; imports nothing."""
     found = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = found() if found is not None else None
     return getattr(shell, "events", None)
@@ -124,7 +124,7 @@ def _unregister(events: Any, hooks: dict[str, Callable[[Any], None]]) -> None:
 
 def _write(stream: int, label: str, line: bytes) -> None:
     target: Any = sys.stdout if stream == 1 else sys.stderr
-    # A closed or broken stdout of the user's is not ours.
+    # A closed or broken stdout is the user's concern.
     with contextlib.suppress(Exception), bars_aside(target):
         target.write(f"({label}) {line.decode(errors='replace')}\n")
         target.flush()

@@ -1,8 +1,7 @@
 """The bar of `map(progress=)`.
 
-Why it exists: tqdm draws bars in terminals and in notebooks; it comes with an extra and is imported
-when somebody asks for a bar.
-Lines of workers that come while one is drawn are written above it.
+Why it exists: tqdm draws bars in terminals and in notebooks; it is an optional dependency, imported
+when a bar is first asked for. Workers' lines that come while a bar is shown are written above it.
 It must never know: what is counted.
 """
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["bars_aside", "length_of", "open_bar"]
 
-_bars: weakref.WeakSet[Any] = weakref.WeakSet()  # `disable` is set when one is closed
+_bars: weakref.WeakSet[Any] = weakref.WeakSet()  # tqdm sets `disable` when a bar is closed
 
 
 def open_bar(progress: bool | str, total: int | None) -> Any:
-    """A bar of tqdm, with a text before it; None for False. ModuleNotFoundError: there is no
-    tqdm."""
+    """A tqdm bar with a text before it; None if progress is False. ModuleNotFoundError if tqdm is
+    not installed."""
     if not isinstance(progress, (bool, str)):
         raise TypeError(f"progress={progress!r}: it must be True, False or a text")
     if progress is False:
@@ -45,13 +44,13 @@ def open_bar(progress: bool | str, total: int | None) -> Any:
 
 
 def bars_aside(file: Any) -> Any:
-    """A context in which a line can be written: bars are cleared before and drawn again after."""
+    """A context in which a line can be written: bars are cleared before and redrawn after it."""
     bar = next((one for one in list(_bars) if not one.disable), None)
     return contextlib.nullcontext() if bar is None else bar.external_write_mode(file)
 
 
 def length_of(iterables: Iterable[Any]) -> int | None:
-    """How many items zip() gives, as far as that can be known without reading them."""
+    """How many items zip() would give; None if that is unknown without reading them."""
     lengths = []
     for one in iterables:
         try:

@@ -1,10 +1,10 @@
-"""Promises: objects that are pending until the process that has made them keeps them, or dies.
+"""Promises: objects that stay pending until the process that made them keeps them, or dies.
 
-Why it exists: one process waits for something that another one will do at a time that nobody knows.
-A promise is an object that its maker has claimed. Whoever holds it, on any host, waits for it as
-for every object; when its maker dies, or the host of its maker, it fails as every object does that
-was being written. So the death of a process is learned by whoever waits for a promise of it: a
-process that wants its own death to be known makes one that it never keeps, its *life*.
+Why it exists: sometimes a process waits for something that another one will do at an unknown time.
+A promise is an object that its maker has claimed. Any process on any host that holds it can wait
+for it as for every object; when its maker or its maker's host dies, it fails like every object that
+was being written. So waiting for a promise also reveals the death of its maker: a process that
+wants its own death to be known makes one that it never keeps, its *life*.
 It must never know: what is promised, who waits.
 """
 
@@ -29,31 +29,31 @@ _lock = threading.Lock()
 
 
 def promise(runtime: Runtime) -> ObjectRef[Any]:
-    """A new one of this process."""
+    """A new promise of this process."""
     client = runtime.client
     oid = client.new(KIND_PUT, STATE["CLAIMED"], client.slot, 0)
     return runtime.memory.own_ref(oid)
 
 
 def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
-    """Whoever waits for that promise of this process goes on, with a small value without refs."""
+    """Keeps a promise of this process: seals it with a small value without refs."""
     oid = runtime.memory.local_id(promised)
     runtime.submitter.store_result(oid, serial.encode(value), False)
 
 
 class Life:
-    """What others need to learn of the death of this process."""
+    """What other processes need in order to notice the death of this one."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.process = os.urandom(PROCESS_BYTES)
         self.promise = promise(runtime)
         self.turns = itertools.count(1)
         self.lock = threading.RLock()
-        self.known_to: set[bytes] = set()  # identities of the actors that have been told
+        self.known_to: set[bytes] = set()  # identities of the actors that have received it
 
 
 def life_of(runtime: Runtime) -> Life:
-    """That of this process."""
+    """The Life of this process."""
     life: Life | None = runtime.life
     if life is None:
         with _lock:
@@ -64,7 +64,7 @@ def life_of(runtime: Runtime) -> Life:
 
 
 def _forked() -> None:
-    """A child in which user code opens a cluster of its own: the lock may have been held."""
+    """In a forked child the lock may be held by a thread that does not exist there."""
     global _lock
     _lock = threading.Lock()
 

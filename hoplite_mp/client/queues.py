@@ -1,8 +1,8 @@
-"""The hint queues of one process, and what waits for room, or for its turn, in them.
+"""The hint queues of one process, and tasks that wait for room in them, or for their turn.
 
 Why it exists: a queue is a ring of bounded length, so what does not fit waits here, in order. Calls
-of an actor keep their order: one that waits for its arguments holds back those behind it.
-It must never know: what a task is made of, who runs it.
+of an actor keep their order: one that waits for its arguments delays those behind it.
+It must never know: what a task consists of, who runs it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HERE", "PLACE", "Queues"]
 
-# In place of a pool's number: the common pool, but only its workers on this host.
+# Instead of a pool's number: the common pool, but only its workers on this host.
 HERE = -1
-POOL_ENDED = 4  # an actor's
-PLACE = 0  # among what a call waits for, until all its arguments have been looked at
+POOL_ENDED = 4  # state of an actor's pool
+# Stands among a call's missing arguments until all of these have been looked at.
+PLACE = 0
 
 
 class Queues:
-    """From this process to each pool that it sends tasks to."""
+    """The queues from this process to each pool that it sends tasks to."""
 
     def __init__(
         self, memory: Memory, tasks: Tasks, lock: threading.RLock, pending: Container[int]
@@ -42,10 +43,10 @@ class Queues:
         self._lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        self._bags: dict[int, int] = {}  # the same, for tasks with a rank
+        self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
-        self._ordered: dict[int, int] = {}  # queue -> pool, of actors
-        # queue -> tasks that wait for room in its ring, or behind a call that is not ready
+        self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
+        # Queue -> tasks that wait for room in its ring, or behind a call that is not ready.
         self.overflow: dict[int, deque[Pending] | Best] = {}
 
     def of(self, pool: int) -> int:
@@ -74,19 +75,19 @@ class Queues:
             return {one[pool] for one in (self._queues, self._bags) if pool in one}
 
     def close(self, pool: int) -> None:
-        """Nothing more is sent to that pool from here."""
+        """Closes the queues to that pool, to which nothing more is sent."""
         with self._lock:
             for queues in (self._queues, self._bags):
                 queue = queues.pop(pool, None)
                 if queue is None:
                     continue
-                self.overflow.pop(queue, None)  # cancelled, all of them
+                self.overflow.pop(queue, None)  # these tasks are all cancelled
                 if self._memory.client.usable:
                     self._tasks.close_queue(queue)
 
     def opened(self, pool: int) -> None:
-        """That number has been given to a new pool: a queue that this process had to the one
-        before, an actor's, was closed when that one ended."""
+        """That number has been given to a new pool. A queue from this process to an earlier pool of
+        that number, an actor's, was closed when that actor ended."""
         with self._lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)
@@ -94,14 +95,14 @@ class Queues:
                     del queues[pool]
 
     def has_room(self, queue: int) -> bool:
-        """Nothing waits for room in it."""
+        """Is there room, so that nothing waits for it?"""
         return queue not in self.overflow
 
     def post_later(self, pending: Pending) -> None:
-        """Posts it behind what waits for room in the same queue."""
+        """Posts a task behind those that wait for room in the same queue."""
         with self._lock:
             if pending.queue in self._ordered and pending.needs:
-                self.post_overflow()  # it has its place already
+                self.post_overflow()  # it has its place in the row already
                 return
             if pending.rank is not None:
                 if pending.queue not in self._bags.values():
@@ -110,12 +111,12 @@ class Queues:
                 self.post_overflow()
                 return
             if pending.queue not in self._queues.values():
-                return  # its pool has been closed: it is cancelled
+                return  # its pool has been closed, and it is cancelled
             self.overflow.setdefault(pending.queue, deque()).append(pending)
             self.post_overflow()
 
     def post_overflow(self) -> None:
-        """Posts what there is room for, and whose turn has come."""
+        """Posts tasks for which there is room and whose turn has come."""
         with self._lock:
             for queue, tasks in list(self.overflow.items()):
                 posted = False
@@ -132,7 +133,7 @@ class Queues:
                     self.look_at_actor(self._ordered[queue])
 
     def _post(self, task: Pending) -> bool:
-        """False: there is no room now."""
+        """Posts a task; False if there is no room now."""
         if task.rank is None:
             return self._tasks.post(task.oid, task.queue)
         if task.demand is None:
@@ -143,7 +144,8 @@ class Queues:
     # -- actors --------------------------------------------------------------------------------
 
     def order(self, pool: int) -> None:
-        """Tasks for that pool, an actor's, are posted in the order in which they were submitted."""
+        """Makes tasks for that pool, an actor's, be posted in the order in which they are
+        submitted."""
         queue = self._queues.get(pool)
         if (
             queue is not None
@@ -156,16 +158,18 @@ class Queues:
             self._ordered[self.of(pool)] = pool
 
     def is_ordered(self, queue: int) -> bool:
-        """Is it to an actor?"""
+        """Does the queue lead to an actor?"""
         return queue in self._ordered
 
     def keep_place(self, pending: Pending) -> None:
-        """In the row of its actor's calls, before it is known when its arguments are there."""
+        """Puts a call into the row of its actor's calls before its arguments have been looked
+        at."""
         with self._lock:
             pending.missing.add(PLACE)
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
-        """After a call was posted: whoever ended the actor before has not seen it."""
+        """To be called after a call was posted: if the actor had ended before, the node did not
+        see that call, and is asked to fail it."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))

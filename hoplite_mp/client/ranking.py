@@ -1,7 +1,7 @@
-"""Priorities of tasks: which level one has, and which of those that wait for room goes first.
+"""Priorities of tasks: a task's level, and the order of tasks that wait for room.
 
-Why it exists: tasks with a priority stand in bags (cext/shm_bag.h) beside the queues of all others.
-A bag has room for so many; what does not fit waits in its process, the highest first.
+Why it exists: tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary
+queues. A bag has limited room; what does not fit waits in its process, the highest first.
 It must never know: who runs tasks, what they do.
 """
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["NO_FLOOR", "PRIORITY_MAX", "Best", "checked_priority", "level_of", "rank_of"]
 
 NO_FLOOR: int = _tasks.NO_FLOOR
-PRIORITY_MAX = (1 << 31) - 1  # and down to its negative
+PRIORITY_MAX = (1 << 31) - 1  # the lowest is its negative
 
 
 def checked_priority(given: Any) -> int:
-    """As a whole number. TypeError, ValueError."""
+    """The priority as int. ValueError if it is not an integer in range."""
     priority = whole(given)
     if priority is None or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise ValueError(
@@ -34,19 +34,19 @@ def checked_priority(given: Any) -> int:
 
 
 def rank_of(priority: int, floor: int, demand: Demand | None) -> tuple[int, int] | None:
-    """(priority, floor) of a task that is sent now; None: it needs none. floor: the level of the
-    task that sends it."""
+    """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
+    of the task that submits it."""
     return (priority, floor) if priority or floor > 0 or demand is not None else None
 
 
 def level_of(rank: tuple[int, int]) -> int:
-    """Where it stands among tasks of all others: at least as high as the task that has sent it,
-    because that one may be waiting for it."""
+    """The task's level: at least that of the task that submitted it, which may be waiting for
+    it."""
     return max(rank)
 
 
 class Best:
-    """As a deque of which one appends to the end and takes the first, which is the highest."""
+    """A priority queue with the interface of a deque: the first item is the highest."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, ...], Pending]] = []
@@ -61,7 +61,7 @@ class Best:
     def append(self, pending: Pending) -> None:
         assert pending.rank is not None
         self._count += 1
-        # What needs resources is only announced to the node, so it never waits for room here.
+        # A task with a demand is only announced to the node, so it never waits for room here.
         first = pending.demand is None
         key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
         heapq.heappush(self._heap, (key, pending))

@@ -1,8 +1,9 @@
-"""Runtime: one process's membership in a cluster, in the driver and in a worker alike.
+"""Runtime: one process's membership in a cluster, in drivers and workers alike.
 
-Why it exists: `Cluster` is a face; what it talks to is this: the store, the task table, the line to
-the node, and which process this is. The innermost open one is what `hoplite_mp.current()` finds.
-It must never know: the public face above it.
+Why it exists: `Cluster` is only the public API; a Runtime is what that operates on: the store, the
+task table, the line to the node, and the identity of this process. `hoplite_mp.current()` finds the
+innermost open one.
+It must never know: the public API above it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _stack_lock = threading.Lock()
 
 
 class Runtime:
-    """Everything that a process needs to take part."""
+    """Everything that a process needs to take part in a cluster."""
 
     def __init__(
         self,
@@ -64,48 +65,51 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
-        # In a worker of the common pool: what it does between two tasks because others call it to,
-        # while a task of its own waits for the same (`Cluster.run`).
+        # In a worker of the common pool: runs its tasks of rounds (`Cluster.run`); called while a
+        # task of its own waits for a round, so that two such tasks do not wait for each other.
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
-        self.running = 0  # the task with resources that runs here, if it runs alone
-        self.own_pool = 0  # the pool whose tasks may be run in place
-        self.is_actor = False  # its own pool is for calls of one object alone
-        # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
-        # called for it: who holds the Cluster decides how long it lives.
+        self.running = 0  # local id of the task with resources that runs here, if it runs alone
+        self.own_pool = 0  # the pool whose tasks may be run while waiting
+        self.is_actor = False  # its own pool is that of one actor
+        # The Cluster over this runtime, made when first asked for. In a driver this is a weak
+        # reference that must be called, because the user's reference decides how long the Cluster
+        # lives.
         self.face: Any = None
-        self.foreign: ForeignRefs | None = None  # in processes that take part for another engine
-        self.dropped = False  # nobody holds it any more: it ends after what is pending
-        self.setups: list[Any] = []  # initializers of pools that end with the cluster
+        # Set in processes that take part for another engine.
+        self.foreign: ForeignRefs | None = None
+        self.dropped = False  # nobody holds it any more; it ends when nothing is pending
+        self.setups: list[Any] = []  # initializers of pools, which end with the cluster
         self.pool_sizes: dict[int, int] = {}
-        self.newest_node = 0  # the highest number of a node that this process has heard of
-        self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
-        self.process_leaves: list[Any] = []  # of the one task that runs, if it is alone
-        self.life: Any = None  # of client/promises.py, made when first asked for
+        self.newest_node = 0  # the highest number of a node that this process knows
+        self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
+        # Functions to call at the end of the one task that runs, if it is alone.
+        self.process_leaves: list[Any] = []
+        self.life: Any = None  # see client/promises.py; made when first asked for
         with _stack_lock:
             _stack.append(self)
 
     def work_for_an_engine(self, passes_on: bool = False) -> None:
-        """From here on a ref that anything but this library pickles is held by the node for a
-        while: another engine carries the bytes. passes_on: as of ForeignRefs."""
+        """From now on the node holds each ref for a while that is pickled outside of this library,
+        because another engine carries the bytes. passes_on: see ForeignRefs."""
         if self.foreign is None:
             self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
 
     @property
     def is_over(self) -> bool:
-        """Its node is gone, and an engine may know a way back, or another cluster."""
+        """Its node is gone, but an engine may have a way back or another cluster."""
         return self.foreign is not None and self.memory.lost is not None
 
     @property
     def label(self) -> str:
         """ "driver" or "worker 3@h0"."""
-        if self._label.endswith("@h"):  # the node's number is known only when it has joined
+        if self._label.endswith("@h"):  # the node's number is known only after it has joined
             return f"{self._label}{self.tasks.node_number}"
         return self._label
 
     @property
     def task_leaves(self) -> list[Any]:
-        """Called at the end of the task that runs."""
+        """Functions to call at the end of the task that runs."""
         call = current_call.get()
         return self.process_leaves if call is None else call.leaves
 
@@ -118,7 +122,7 @@ class Runtime:
             call.leaves = leaves
 
     def bound_pool(self, node: int) -> int:
-        """The pool whose tasks run on that node only. NodeLostError: it is gone."""
+        """The pool whose tasks run on that node only. NodeLostError if the node is gone."""
         if node == self.tasks.node_number:
             return self.bound.setdefault(node, HERE)
         pool = self.bound.get(node)
@@ -138,7 +142,7 @@ class Runtime:
         slices: int,
         to: Sequence[int] = (),
     ) -> list[_shm.Hold]:
-        """Hands an operation to the node. Returns its results (one for each slice)."""
+        """Hands a collective to the node. Returns a hold on each result (one for each slice)."""
         self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
@@ -161,7 +165,7 @@ class Runtime:
                 hold.keep()
             if self.foreign is not None:  # such a process may do nothing else for a long time
                 self.submitter.collector.look_soon()
-        except BaseException:  # Ctrl-C, say: the node may not have heard of it
+        except BaseException:  # Ctrl-C, for example: the node may not have received it
             for hold in holds:
                 self.tasks.cancel(hold.oid, True)
             self.submitter.drain()
@@ -175,8 +179,8 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        # It may have been done, or lost, before it had a Future: looked at after it has one, since
-        # another thread that has seen the end before that does not know of it.
+        # It may have been done, or lost, before it had a Future. Check after it has one: a thread
+        # that saw the end before that does not know the Future.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -184,33 +188,35 @@ class Runtime:
         return future
 
     def close(self) -> None:
-        """This process leaves; what it has mapped stays readable."""
+        """Leaves the cluster; memory that is mapped stays readable."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
-            self.memory.lost = error  # first: who sends something just now finds it, or is found
+            # First, so that a thread that submits just now either sees it or is abandoned below.
+            self.memory.lost = error
         self.submitter.stop()
         with _stack_lock:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
-        self.tasks.lose()  # threads that still wait find it closed
+        self.tasks.lose()  # wakes threads that still wait, which find it closed
         for leave in list(self.task_leaves):
-            leave()  # threads of groups: what they wait for has just failed
+            leave()  # ends threads of Groups, whose waits have just failed
         self.submitter.abandon(error)
         self.channel.close()
-        # No cycle keeps the mappings until the garbage collector happens to run.
+        # Break cycles that would keep the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
         self.memory.pending, self.memory.ended = (), lambda oid: None
         self.memory.keep = None
         self.face = None
-        self.setups.clear()  # what initializers were given, locks say, goes at once
+        self.setups.clear()  # frees arguments of initializers, such as locks, at once
 
 
 def current_runtime() -> Runtime:
-    """The innermost open one of this process. One whose node is gone, if there is no other: its
-    calls say so; an engine may know the way back, or another one, so it is asked before."""
+    """The innermost open Runtime of this process. If there is only one whose node is gone, that
+    one, whose calls report it; but first an engine is asked, which may have a way back or another
+    cluster."""
     found = _innermost()
     if found is None or found.is_over:
         if enter_by_engine():
@@ -223,7 +229,7 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """Of those that take part, else of those that an engine may bring back."""
+    """The innermost one that takes part; else the innermost one that an engine may bring back."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped:
@@ -234,7 +240,8 @@ def _innermost() -> Runtime | None:
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
-    """The open one that this ref's hold belongs to. ClosedError: it has been closed since."""
+    """The open Runtime to which this ref's hold belongs. ClosedError if it has been closed
+    since."""
     home = getattr(ref._hold, "home", 0)
     for runtime in reversed(_stack):
         if runtime.client.usable and runtime.client.home == home:
@@ -263,7 +270,8 @@ def _owner(object_id: bytes) -> Memory | None:
         if runtime.client.home == home:
             return runtime.memory
     of_others = [runtime for runtime in usable if not runtime.is_over] or usable
-    return of_others[0].memory if of_others else None  # of another host, if of any
+    # If the ref is valid, its object belongs to another host.
+    return of_others[0].memory if of_others else None
 
 
 def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
@@ -275,7 +283,7 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
 
 
 def _entered(object_id: bytes) -> Memory | None:
-    """As `_owner`; another engine may bring this process into a cluster for it."""
+    """As `_owner`, but another engine may first bring this process into a cluster."""
     memory = _owner(object_id)
     home = int.from_bytes(object_id[:8], "little")
     if memory is not None and (memory.lost is None or memory.client.home == home):
@@ -326,7 +334,7 @@ def _words(ref: ObjectRef[Any]) -> str:
     memory = _owner(ref._id)
     for runtime in list(_stack):
         if runtime.memory is memory:
-            # Closed by another thread just now, say: whoever prints a ref wants no exception.
+            # Closed by another thread just now, for example; printing a ref must not raise.
             with contextlib.suppress(Exception):
                 return ref_words(runtime, ref)
     return ""
@@ -336,7 +344,7 @@ def _fetch(object_id: bytes) -> Any:
     memory = _owner(object_id)
     if memory is None:
         raise ClosedError("no cluster is open in this process: its arrays cannot be read")
-    ref = memory.make_ref(object_id)  # holds it while it is read
+    ref = memory.make_ref(object_id)  # holds the object while it is read
     return memory.read(memory.local_id(ref), FOREVER_NS, False)
 
 

@@ -1,7 +1,7 @@
-"""How many workers an executor has: for programs that ask the standard library's executors that.
+"""How many workers an executor has, for programs that read that from the standard library's ones.
 
-Why it exists: dask, and others, read the private attribute `_max_workers` of whatever executor they
-are given, to know how many tasks to send at a time.
+Why it exists: dask and others read the private attribute `_max_workers` of any executor that they
+are given, to decide how many tasks to send at a time.
 It must never know: how workers are started.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sized"]
 
-WORKERS_FIELD = 3  # of a node, in the answer to Members
+WORKERS_FIELD = 3  # index in a node's entry in the reply to Members
 
 
 class Sized:
@@ -27,7 +27,7 @@ class Sized:
 
     @property
     def _max_workers(self) -> int:
-        """Of its own pool, or of all nodes together; at least one."""
+        """The size of its own pool, or of all nodes' common workers together; at least one."""
         runtime = self._runtime
         known = runtime.pool_sizes.get(self._pool)
         if known is None:

@@ -1,4 +1,4 @@
-"""How many workers of one's own there may be, and on which nodes.
+"""How many workers of its own an executor may have, and on which nodes.
 
 It must never know: how they are started.
 """
@@ -16,7 +16,7 @@ WORKERS_MAX = 200
 
 
 def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
+    """The error for an invalid number of workers; begins like the standard library's."""
     return (
         f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
         f"not {max_workers!r}"
@@ -26,8 +26,9 @@ def refusal(max_workers: Any) -> str:
 def spread(
     count: int, places: Sequence[tuple[int, int]], most: dict[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight; `most`: so many fit there."""
+    """Distributes `count` workers over (node, weight): returns (node, workers) without zeros. Each
+    goes to the first node that has the fewest in proportion to its weight. `most`: how many fit on
+    a node."""
     given = dict.fromkeys((number for number, _ in places), 0)
     for _ in range(count):
         open_ = [one for one in places if most is None or given[one[0]] < most[one[0]]]

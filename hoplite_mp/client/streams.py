@@ -1,9 +1,10 @@
-"""Streams as their reader sees them: an iterator of refs to what a generator yields elsewhere.
+"""Streams as their reader sees them: an iterator of refs to items that a generator yields
+elsewhere.
 
-Why it exists: the generator's task gives a *link*, an object that is still pending; when it is
-done it names an item and the next link. A reader waits for the link that it has, takes the item,
-and lets the link go, by which the generator learns that it was taken. When a link is lost with its
-process or host, the task is sent again, and leaves out the items that were taken.
+Why it exists: the generator's task returns a *link*, an object that is pending at first; when it is
+done it names an item and the next link. A reader waits for its link, takes the item, and releases
+the link, by which the generator learns that the item was taken. When a link is lost with its
+process or host, the task is sent again and skips the items that were taken.
 It must never know: which worker, which host, how a generator is run.
 """
 
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["END", "ITEM", "RAISED", "Plan", "Stream"]
 
 T = TypeVar("T")
-# What a link says: an item and the next link; the end; the end, and an object that failed with what
-# the generator raised.
+# The kinds of a link's value: an item and the next link; the end; the end, with an object that has
+# failed with what the generator raised.
 ITEM, END, RAISED = 0, 1, 2
 _AGAIN: Any = object()
 _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class Plan(NamedTuple):
-    """What the generator's worker is to know, before the function's own arguments."""
+    """What the generator's worker needs to know; sent before the function's own arguments."""
 
-    skip: int  # items that are computed and not sent
+    skip: int  # how many items are computed and not sent
     buffersize: int | None
     bytes_max: int
-    tries: int  # deaths so far
+    tries: int  # how often the generator's process has died so far
 
 
 class Stream(Generic[T]):
@@ -60,15 +61,15 @@ class Stream(Generic[T]):
         name: str,
         cluster: Any = None,
     ) -> None:
-        """begin: sends the generator's task."""
+        """begin: submits the generator's task."""
         self._runtime = runtime
         self._memory = runtime.memory
         self._begin = begin
         self._retries = retries
         self._buffersize = buffersize
         self._name = name
-        self._cluster = cluster  # held: a Cluster that nobody holds ends
-        self._count = 0  # items taken
+        self._cluster = cluster  # kept alive: a Cluster that nobody holds ends
+        self._count = 0  # number of items taken
         self._tries = 0
         self._link: ObjectRef[Any] | None = None
         self._lock = threading.Lock()
@@ -109,7 +110,7 @@ class Stream(Generic[T]):
             self._lock.release()
 
     def _wait(self) -> None:
-        """Until there is something to look at."""
+        """Waits until `_look` has something to look at."""
         waiting = self._runtime.submitter.waiting
         if self._task is not None:
             self._memory.check()
@@ -119,7 +120,7 @@ class Stream(Generic[T]):
             waiting.wait_done(self._memory.local_id(self._link), FOREVER_NS)
 
     def _look(self) -> Any:
-        """The next item, None at the end, _AGAIN: nothing yet, wait again."""
+        """The next item; None at the end; _AGAIN if the caller must wait again."""
         if self._task is not None:
             task, self._task = self._task, None
             try:
@@ -127,7 +128,8 @@ class Stream(Generic[T]):
             except BaseException:
                 self._finish()
                 raise
-            # What the task's result held is held by this stream: it is to go link by link.
+            # From here on this stream, and not the task's result, holds the links, so that each is
+            # freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)
             return _AGAIN
@@ -155,7 +157,7 @@ class Stream(Generic[T]):
             try:
                 raise raised
             finally:
-                del raised  # no cycle through the traceback
+                del raised  # no reference cycle through the traceback
         return None
 
     def _error_of(self, failure: ObjectRef[Any]) -> BaseException:
@@ -166,7 +168,8 @@ class Stream(Generic[T]):
         return found or RuntimeError(f"{self._name}() has failed")
 
     def _read(self, link: ObjectRef[Any]) -> Any:
-        """What a link says. Holds on what it names are asked for at once, wherever that is."""
+        """The value of a link. Acquires holds on all objects that it names with a single
+        request."""
         memory = self._memory
         mem = memory.payload(memory.local_id(link), FOREVER_NS)
         if serial.payload_kind(mem) == serial.ERROR:
@@ -188,7 +191,8 @@ class Stream(Generic[T]):
         return item._hold is None or self._memory.client.state(self._memory.local_id(item)) in _LOST
 
     def _begins_again(self, error: BaseException) -> bool:
-        """The generator's process or host has died, or has run for too long."""
+        """The generator's process or host has died, or has timed out: sends the task again, if it
+        may."""
         self._link = None
         if isinstance(error, HopliteTimeoutError) or self._tries >= self._retries:
             self._finish()
@@ -233,7 +237,7 @@ class Stream(Generic[T]):
                 self._finish()
 
     async def aclose(self) -> None:
-        """The same, for `contextlib.aclosing`."""
+        """As `close`, for `contextlib.aclosing`."""
         self.close()
 
     def _finish(self) -> None:
@@ -241,13 +245,13 @@ class Stream(Generic[T]):
         task, self._task, self._link = self._task, None, None
         self._begin, self._cluster = _nothing, None
         if task is not None and self._memory.client.usable:
-            # It has not begun, or ends by itself because nobody holds its link. No lock is taken:
-            # the garbage collector may come here anywhere.
+            # The task has not begun; or it ends by itself, because nobody holds its link. No lock
+            # is taken here, because the garbage collector may call this anywhere.
             self._runtime.tasks.cancel(task._oid, False)
             self._runtime.submitter.collector.notice()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+        with contextlib.suppress(Exception):  # half initialised, or at the interpreter's exit
             if not self._closed:
                 self._finish()
 

@@ -1,8 +1,8 @@
 """The submitter's side of tasks: sending, dependencies, completions.
 
 Why it exists: the truth about a task is its header, but its submitter must hold the arguments until
-it is done, send it when its arguments are there, take over refs inside its result, and tell whoever
-waits. Whoever comes first does that: the thread in `result()`, the next submit, or the collector.
+it is done, send it when they are there, take over refs inside its result, and notify whoever waits.
+Whichever comes first does so: the thread in `result()`, the next submit, or the collector.
 It must never know: how a task is run.
 """
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Submitter", "last_resort"]
 
-# Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
+# A task is not run in place by a waiting worker; gets copies of refs' values; stays on this host.
 FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
-NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # when it may begin: it needs resources
+NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
 FINISHED_MIN = 1024
-HOLDS_OF_CALL = 2  # the function, and what it carries
-REFUGE_BYTES = 3 << 10  # of an error for which there is little room: a block of one page
+HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and what it carries
+REFUGE_BYTES = 3 << 10  # for an error when there is little room: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -66,14 +66,14 @@ class Submitter:
         self.tasks = tasks
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
-        # Dependency -> tasks that need it, and whoever wants to be told.
+        # Dependency -> tasks that need it, and watches on it.
         self.waits: dict[int, list[Pending | Watch]] = {}
-        self.told: deque[Callable[[], None]] = deque()  # wakes those who have been told
-        self.readers: Any = None  # threads that read what is elsewhere for event loops
-        # Bucket in which this process is parked -> dependencies there that others own: nobody puts
-        # those into the own tables' bitmap of what is done.
+        self.told: deque[Callable[[], None]] = deque()  # wakes those who have been notified
+        self.readers: Any = None  # threads that read values for event loops
+        # Bucket in which this process is parked -> dependencies there that other processes own, and
+        # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
-        self._finished: list[weakref.ref[Settles]] = []  # perhaps with results not yet read
+        self._finished: list[weakref.ref[Settles]] = []  # perhaps with unread results
         self._finished_max = FINISHED_MIN
         self.waits_lock = threading.RLock()
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
@@ -81,7 +81,7 @@ class Submitter:
         self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
-        # Home of the host whose driver hears what the tasks sent from here print; 0: this host's.
+        # Audience of the output of tasks submitted here (a driver's name); 0: this host's driver.
         self.audience = 0
         self.floor = NO_FLOOR  # level of the task that runs here
 
@@ -103,8 +103,8 @@ class Submitter:
         rank: tuple[int, int] | None = None,
         demand: Demand | None = None,
     ) -> Future[Any]:
-        """holder: held until the task is done. refusal: why it fails without having run.
-        more_flags: of client/kinds.py. rank, demand: of client/pending.py."""
+        """holder: held until the task is done. refusal: an error with which it fails at once.
+        more_flags: see client/kinds.py. rank, demand: see client/pending.py."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -157,12 +157,12 @@ class Submitter:
                 self.queues.look_at_actor(pool)
             hold.keep()
             if carried is not None or len(holds) > HOLDS_OF_CALL:
-                self.collector.look_soon()  # what it holds is to go soon after, asked for or not
+                self.collector.look_soon()  # what it holds should be freed soon after its end
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
             raise
-        if self.memory.lost is not None:  # meanwhile
+        if self.memory.lost is not None:  # lost in the meantime
             self.abandon(self.memory.lost)
         return future
 
@@ -173,7 +173,7 @@ class Submitter:
         in_order: bool,
         refusal: BaseException | None,
     ) -> None:
-        """It is sent when its arguments are there, or when there is room; or it never is."""
+        """Sends a task later, when its arguments or room are there; or fails it."""
         if refusal is not None:
             self._fail(pending, refusal)
             self.drain()
@@ -187,7 +187,7 @@ class Submitter:
 
     @property
     def wants_news(self) -> bool:
-        """Somebody must look for completions though nobody waits."""
+        """Must completions be looked for although nobody waits?"""
         return bool(self.queues.overflow or self.waits)
 
     # -- dependencies --------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Submitter:
                     break
                 if not self.tasks.done(oid):
                     self.begin_wait(oid, pending)
-                    if self.tasks.done(oid):  # perhaps its news came before it was listed
+                    if self.tasks.done(oid):  # it may have been processed before it was listed
                         done.append(oid)
             pending.missing.discard(PLACE)
         if lost is not None:
@@ -218,7 +218,8 @@ class Submitter:
         for oid in done:
             self.release(oid)
         self.collector.start()
-        if first:  # later ones are announced by a change of the event word, on which it sleeps
+        # Later ones change the event word, on which the collector then sleeps.
+        if first:
             self.collector.notice()
 
     def begin_wait(self, oid: int, pending: Pending | Watch) -> None:
@@ -226,7 +227,7 @@ class Submitter:
         if waiting is None:
             waiting = self.waits[oid] = []
             buckets = self.tasks.park([oid])
-            if not buckets:  # it stands in a table of our own
+            if not buckets:  # it is in a table of this process
                 self.tasks.watch(oid)
             for bucket in buckets:
                 self._others.setdefault(bucket, set()).add(oid)
@@ -235,11 +236,11 @@ class Submitter:
             waiting.append(pending)
 
     def release(self, oid: int) -> None:
-        """It is done, so nobody is added to those who wait for it any more. What Ctrl-C stops half
-        way is done again by whoever looks at all: each step may be repeated."""
+        """The object is done: notifies all that wait for it; nobody is added any more. Each step
+        may be repeated, because `look_at_all` repeats what Ctrl-C interrupted."""
         seen: set[Pending | Watch] = set()
         while True:
-            with self.waits_lock:  # the list goes when nobody stands there who has not been told
+            with self.waits_lock:  # remove the list only when everybody in it has been notified
                 tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
                 if not tasks:
                     self.end_waits(oid)
@@ -256,7 +257,7 @@ class Submitter:
                     self.send(pending)
 
     def end_waits(self, oid: int) -> None:
-        """Nobody waits for it any more; under the lock."""
+        """Nobody waits for the object any more; called under the lock."""
         if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
@@ -264,12 +265,12 @@ class Submitter:
                 self.tasks.unpark([bucket])
 
     def wake_told(self) -> None:
-        """One wake-up for each who was told something since the last call."""
+        """Wakes everyone that was notified since the last call, once each."""
         while self.told:
             self.told.popleft()()
 
     def send(self, pending: Pending) -> None:
-        """Nothing is missing any more: the task is sent, or fails."""
+        """No argument is missing any more: posts the task, or fails it."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
             return  # sent already, or cancelled
         for ref in pending.needs:
@@ -277,7 +278,7 @@ class Submitter:
             if self.client.state(oid) not in VALUED:
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
-                except CancelledError:  # so is this task, for whoever looks at it
+                except CancelledError:  # then this task is cancelled, too
                     self.tasks.cancel(pending.oid, False)
                     return
                 except Exception as lost:
@@ -289,21 +290,21 @@ class Submitter:
         self.waiting.ready(pending.oid)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
-        """The task will not run: it fails with what its argument failed with."""
+        """Fails a task that will not run, with the error of its argument."""
         oid = pending.oid
         try:
             if not self.tasks.take(oid):
-                return  # cancelled meanwhile
+                return  # cancelled in the meantime
             self.store_error(oid, error, None)
-        except BaseException:  # Ctrl-C between the two: a few words always fit
+        except BaseException:  # Ctrl-C between the two: a short text always fits
             own = self.tasks.claimant(oid) == self.client.slot
             if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)
             raise
 
     def store_error(self, oid: int, error: BaseException, text: str | None) -> list[Any]:
-        """Writes and finishes an error, whole, or cut if there is little room. `text`: its
-        traceback, if it is not the error's own. Returns the refs inside it."""
+        """Finishes a task with an error, cut short if there is little room. `text`: its traceback,
+        if not the error's own. Returns the refs inside it."""
         encoded = serial.encode_error(error, text)
         limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
         shorter = (limit, REFUGE_BYTES, _shm.INLINE_BYTES_MAX)
@@ -312,7 +313,7 @@ class Submitter:
             try:
                 taken = self.store_result(oid, encoded, True)
                 return list(encoded.refs) if taken else []
-            except BaseException as problem:  # it found no room: a few words always fit
+            except BaseException as problem:  # there was no room: a short text always fits
                 if self.client.state(oid) != STATE["CLAIMED"]:
                     raise
                 if not isinstance(problem, Exception):
@@ -335,7 +336,7 @@ class Submitter:
         return future
 
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
-        """Writes and finishes a result that this client has claimed; False: it was aborted."""
+        """Finishes a task that this client has claimed; False if it was aborted."""
         client, refs = self.client, bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -354,7 +355,7 @@ class Submitter:
         return False
 
     def look_at_others(self) -> None:
-        """Dependencies that others own, as far as their buckets have had news."""
+        """Processes dependencies that other processes own, in buckets that have had news."""
         for bucket in self.tasks.take_parked_news():
             for oid in list(self._others.get(bucket, ())):
                 if self.tasks.done(oid):
@@ -364,7 +365,7 @@ class Submitter:
     # -- completions ---------------------------------------------------------------------------
 
     def expect(self, oid: int, future: Future[Any] | None, holds: Any) -> Pending:
-        """An operation's result of ours: its sources are held until it is done."""
+        """Registers an operation's result; its sources are held until it is done."""
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
@@ -373,11 +374,11 @@ class Submitter:
         return pending
 
     def drain(self) -> None:
-        """Looks after everything of ours that has become done."""
+        """Processes everything of this process that has become done."""
         try:
             for oid in self.tasks.drain():
                 self._look_after(oid)
-        except BaseException:  # Ctrl-C: what had been taken out of the tables must be found again
+        except BaseException:  # Ctrl-C: completions that were taken must be found again
             self.collector.look_again()
             raise
         if self.told:
@@ -386,14 +387,14 @@ class Submitter:
             self.queues.post_overflow()
 
     def look_at_all(self) -> None:
-        """As drain(), without being told which."""
+        """As drain(), but checks everything instead of the tables' news."""
         for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):
                 self._look_after(oid)
         self.wake_told()
 
     def ended(self, oid: int) -> None:
-        """As drain(), of one of ours that somebody has just read."""
+        """As drain(), for one result that has just been read."""
         self._look_after(oid)
         self.wake_told()
 
@@ -404,7 +405,7 @@ class Submitter:
                 self._finish(pending)
             elif oid in self.waits:
                 self.release(oid)
-        except Exception as error:  # no room for refs inside it, say: later again, the others now
+        except Exception as error:  # no room for inner refs, say: try it again later
             full = isinstance(error, (StoreFullError, HopliteTimeoutError))
             _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
             self.collector.look_again()
@@ -412,11 +413,11 @@ class Submitter:
     def _finish(self, pending: Pending) -> None:
         oid = pending.oid
         if not self.tasks.done(oid):
-            return  # a bit of an earlier life of this header
+            return  # the bit is of an earlier generation of this header
         state = self.client.state(oid)
         has_refs, _ = self.client.flags(oid)
         if has_refs and state in STORED and oid in self.pending:
-            # Held meanwhile: another thread may finish it too, and its Future may be dropped.
+            # Held here, because another thread may finish it too, and its Future may be dropped.
             hold = self.client.hold(oid)
             if hold is not None:
                 self.memory.inner[oid] = self.memory.inner_refs(oid)
@@ -425,7 +426,7 @@ class Submitter:
         future = pending.future
         if future is not None:
             future._complete(is_cancelled(self.client, oid, state), state not in VALUED)
-        # The last step: what Ctrl-C stops before it is done again by whoever looks at all.
+        # Last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
             self._finished.append(weakref.ref(future))
             if len(self._finished) > self._finished_max:
@@ -442,16 +443,16 @@ class Submitter:
         self._finished_max = max(FINISHED_MIN, 2 * len(self._finished))
 
     def keep_results(self, bytes_max: int) -> None:
-        """Before the end: results that nobody has asked for yet stay readable."""
+        """Before the end: keeps results readable that nobody has read yet."""
         living = [future for ref in self._finished if (future := ref()) is not None]
         keep_results(self.memory, living, bytes_max)
 
     def abandon(self, error: BaseException) -> None:
-        """After the end: what is not finished fails, whoever waits for it."""
+        """After the end: fails everything that is not finished."""
         abandon(self, error)
 
     def forget_waiting(self) -> None:
-        """Nobody sends what waits for arguments, or for room in a queue."""
+        """Drops what waits for arguments, or for room in a queue, because it will not be sent."""
         with self.waits_lock:
             waiting = [one for tasks in self.waits.values() for one in tasks]
             self.waits.clear()
@@ -472,7 +473,7 @@ class Submitter:
         self.memory.check()
         pending = self.pending.get(oid)
         if force and pending is not None and self.queues.is_ordered(pending.queue):
-            # Elsewhere than at an await, the state of an actor would be what nobody expects.
+            # Interrupted other than at an await, an actor's state would be undefined.
             force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
@@ -482,7 +483,7 @@ class Submitter:
         return outcome != 0
 
     def stop(self) -> None:
-        """No more tasks; the collector ends."""
+        """Accepts no more tasks, and ends the collector."""
         self.closed = True
         self._functions.close()
         self.collector.stop()

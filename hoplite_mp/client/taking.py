@@ -1,8 +1,9 @@
-"""Taking over what the node holds for this process until it has a hold of its own.
+"""Takes over an object that the node holds on behalf of this process.
 
-Why it exists: the node keeps what it gives until Imported comes, and Imported ends that for all
-earlier answers too, since some were never read (Ctrl-C). So a thread must have its hold before
-another one of its process can ask anything: it takes it while it still has the line to itself.
+Why it exists: the node keeps what it gives until it receives Imported, which acknowledges all
+earlier replies, too, because some may never be read (Ctrl-C). So a thread must acquire its hold
+before another thread of the process can send a request: it does so while it still has the line to
+itself.
 It must never know: what is asked, what becomes of the object.
 """
 
@@ -23,7 +24,7 @@ __all__ = ["take_over"]
 
 
 class Holder(Protocol):
-    """A process's way to its node, and to the holds that it has."""
+    """A process's line to its node, and its client."""
 
     @property
     def client(self) -> _shm.Client: ...
@@ -32,7 +33,8 @@ class Holder(Protocol):
 
 
 def take_over(holder: Holder, ask: Ask, oid_in: Callable[[Any], int]) -> Any:
-    """A hold on the object that the answer names, found there by `oid_in`; None: there is none."""
+    """Sends the request and returns a hold on the object that `oid_in` finds in the reply; None if
+    there is none."""
 
     def take(value: Any, number: int, seen: list[int]) -> tuple[int, Any]:
         oid = oid_in(value)

@@ -1,7 +1,7 @@
-"""ThreadFuture: what a thread of this process makes in the background, for threads and event loops.
+"""ThreadFuture: the result of a call that a thread of this process makes in the background.
 
-Why it exists: a `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would hand
-the cancellation of an `await` on to a call that the other members of a Group wait for.
+Why it exists: a `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would pass
+the cancellation of an `await` on to a call for which the other members of a Group wait.
 It must never know: which thread settles it, what a Group is.
 """
 
@@ -25,21 +25,21 @@ class ThreadFuture(concurrent.futures.Future[T]):
     loop; cancelling the `await` cancels nothing else."""
 
     def __init__(self, blocks: Waits | None = None) -> None:
-        """blocks: of a worker, whose task counts as blocked while it awaits this, because the
-        thread that settles it does not count."""
+        """blocks: in a worker, its waits: the task counts as blocked while it awaits this, because
+        the thread that settles it does not count."""
         super().__init__()
         self._blocks = blocks
 
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
-        """Makes the call, unless this was cancelled before: its result, or what it raises, is that
-        of this Future."""
+        """Makes the call, unless this Future was cancelled before, and stores its result or
+        error."""
         if not self.set_running_or_notify_cancel():
             return
         try:
             value = call(*args, **kwargs)
         except BaseException as error:
             self.set_exception(error)
-            self = None  # type: ignore[assignment]  # no cycle through the traceback
+            self = None  # type: ignore[assignment]  # no reference cycle through the traceback
         else:
             self.set_result(value)
 

@@ -1,9 +1,9 @@
-"""What nodes have written down, as a timeline that ui.perfetto.dev and chrome://tracing open.
+"""Converts what nodes have recorded to a timeline for ui.perfetto.dev and chrome://tracing.
 
-Why it exists: the format (Chrome trace events, JSON) wants processes with tracks on which events do
-not overlap, and one clock. A node is such a process. Each of its workers has a track for its tasks,
-which lie inside one another at most; everything else is put on as many tracks as it needs to have
-nothing overlap. Times of a node are moved by how much its clock is ahead of the driver's.
+Why it exists: the format (Chrome trace events, JSON) needs processes with tracks on which events do
+not overlap, and a single clock. Each node becomes such a process. Each of its workers has a track
+for its tasks, which at most nest; all other events are put on as many tracks as they need not to
+overlap. Times of a node are shifted by the difference between its clock and the driver's.
 It must never know: where documents come from, where the text goes.
 
     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "TraceText", "ahead_ns"]
 
-Clock: TypeAlias = tuple[int, int, int]  # (time of the driver's host, ahead, error at most), in ns
+# (driver host's time, how far the other clock is ahead, maximal error), in ns
+Clock: TypeAlias = tuple[int, int, int]
 TASK = KINDS_OF_EVENTS.index("task")
-TRACKS_OF_NODE = 1_000_000  # numbers of tracks are one node's alone
+TRACKS_OF_NODE = 1_000_000  # range of track numbers for each node
 TRACKS_OF_KIND = 10_000
 CLOCKS_TEXT = (
     "Times are those of the monotonic clock of the host that traced. Each other node's clock was "
@@ -45,12 +46,12 @@ CLOCKS_TEXT = (
 
 
 def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
-    """How much a clock was ahead when it showed `at_ns`: between two looks at it evenly, before the
-    first and after the last as it was then."""
+    """How far a clock was ahead when it showed `at_ns`: interpolated between two comparisons,
+    constant before the first and after the last."""
     if not clocks:
         return 0
     first, last = clocks[0], clocks[-1]
-    begin, end = first[0] + first[1], last[0] + last[1]  # as that clock showed them
+    begin, end = first[0] + first[1], last[0] + last[1]  # in that clock's time
     if end <= begin:
         return first[1]
     part = min(1.0, max(0.0, (at_ns - begin) / (end - begin)))
@@ -58,11 +59,11 @@ def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
 
 
 class TraceText:
-    """Makes the text, a piece at a time: `head`, `node` for each of them, `tail`."""
+    """Produces the text in pieces: `head`, `node` for each node, `tail`."""
 
     def __init__(self, begin_ns: int, end_ns: int) -> None:
-        """When the trace began and ended, by the driver's clock; what began before is shown from
-        its beginning on, and says so."""
+        """When the trace began and ended, by the driver's clock. Events that began earlier are cut
+        at the beginning, and say so."""
         self._begin_ns = begin_ns
         self._end_ns = end_ns
         self._first = True
@@ -81,7 +82,7 @@ class TraceText:
         return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
 
     def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
-        """All that one node has written down. ProtocolError: it is no such document."""
+        """Everything that one node has recorded. ProtocolError if the document is invalid."""
         name = f"h{number}"
         document, found = _document(number, data)
         self._dropped[name] = document.dropped
@@ -109,8 +110,8 @@ class TraceText:
                 yield self._line(event)
 
     def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
-        """By the driver's clock, from the beginning of the trace. Both ends are moved, so that what
-        followed does not overlap."""
+        """Converts to the driver's clock, relative to the trace's beginning. Both ends are shifted,
+        so that consecutive events do not overlap."""
         begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
         end = event.pop("end")
         end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
@@ -124,8 +125,8 @@ class TraceText:
         return self._line(event if tid is None else event | {"tid": tid})
 
     def tail(self, lost: list[int], left: list[int], version: str) -> str:
-        """The end of the file; `lost`, `left`: nodes whose events are missing, those that had
-        workers and those of programs that only came for a while."""
+        """The end of the file. `lost`, `left`: nodes whose events are missing; `left` are those of
+        programs, without workers."""
         names = [f"h{number}" for number in lost]
         dropped = {name: count for name, count in self._dropped.items() if count}
         text = ""
@@ -158,7 +159,7 @@ class _Tracks:
         self._others: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        """`event["track"]` is a client slot, or a name of a kind."""
+        """`event["track"]` is a client slot, or the name of a track."""
         track = event.pop("track")
         tracks: dict[Any, Any] = self._tasks if isinstance(track, int) else self._others
         tracks.setdefault(track, []).append(event)
@@ -166,7 +167,7 @@ class _Tracks:
     def __iter__(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         for slot, events in sorted(self._tasks.items()):
             name = f"worker {slot}"
-            # Of those that begin together the outer one first.
+            # Of those that begin together, the outer one first.
             events.sort(key=lambda event: (event["ts"], -event["dur"]))
             yield self._base + slot, name, events
         for kind, (name, events) in enumerate(sorted(self._others.items()), 1):
@@ -180,9 +181,9 @@ def _process(slot: int) -> str:
 
 
 def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """As few rows as there can be in which nothing overlaps."""
+    """The fewest rows in which no events overlap."""
     lanes: list[list[dict[str, Any]]] = []
-    free: list[tuple[int, int]] = []  # (when it is free, lane)
+    free: list[tuple[int, int]] = []  # (when it is free, index of the lane)
     for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
         if free and free[0][0] <= event["ts"]:
             _, lane = heapq.heappop(free)
@@ -195,7 +196,7 @@ def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, Any]]]:
-    """What a node has sent, and its events."""
+    """A node's document, and its events."""
     try:
         document = msgspec.msgpack.decode(data, type=TraceDocument)
         return document, list(_events(number, document))
@@ -204,7 +205,7 @@ def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, A
 
 
 def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
-    """Times in nanoseconds, by that node's clock."""
+    """The events of a document, with times in nanoseconds by that node's clock."""
     for slot, pid, packed in document.events:
         track = document.actors.get(pid, slot)
         for oid, begin, end, kind, outcome, depth, rank, raw in EVENT.iter_unpack(packed):

@@ -1,9 +1,9 @@
-"""A trace as who asks for it sees it: a `with` block that leaves a file.
+"""The user's side of a trace: a `with` block that leaves a file.
 
-Why it exists: the nodes write down what happens; this file begins that, ends it, reads what they
-have and writes the timeline. What is wrong with the path is found before anything begins; the file
-appears whole or not at all.
-It must never know: how nodes write, what other formats there are.
+Why it exists: the nodes record what happens; this file begins and ends that, reads the records and
+writes the timeline. A wrong path is found before anything begins; the file appears complete or not
+at all.
+It must never know: how nodes record, what other formats there are.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace"]
 
-TRACE_BITS = 63  # of its random number
+TRACE_BITS = 63  # of the random number that identifies a trace
 _log = logging.getLogger("hoplite_mp")
 
 
 class Trace:
-    """One trace: entered once, left once."""
+    """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """OSError: no file can be made there. Whether it can is found out by making one."""
+        """OSError if no file can be created there, which is tested by creating one."""
         runtime.memory.check()
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
         self._trace = 0
-        self.cluster: Any = None  # held as long as this is
+        self.cluster: Any = None  # kept alive as long as this object
         self._begin_ns = 0
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
         try:
             with self._beside() as (_, made):
                 made.unlink()
-        except OSError as error:  # of the file that the user has named
+        except OSError as error:  # report the file that the user has named
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:
-        """A new file in the same directory; what is not renamed is gone afterwards."""
+        """A new file in the same directory, deleted at the end unless it was renamed."""
         made = self.path.with_name(f".{self.path.name[:100]}.{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(made, flags, 0o666), "w", encoding="utf-8") as file:
@@ -68,7 +68,7 @@ class Trace:
         self._begin_ns = time.monotonic_ns()
         try:
             refusal = self._runtime.channel.call(TraceBegin(self._trace)).value
-        except BaseException:  # Ctrl-C, say: it may have begun
+        except BaseException:  # Ctrl-C, for example: the trace may have begun
             self._drop()
             raise
         if refusal:
@@ -81,17 +81,18 @@ class Trace:
         except Exception as error:
             if kind is None or not isinstance(error, (OSError, HopliteError)):
                 raise
-            _log.error("%s could not be written: %s", self.path, error)  # what was raised counts
+            # The exception of the block takes precedence.
+            _log.error("%s could not be written: %s", self.path, error)
         finally:
             self._drop()
 
     def _drop(self) -> None:
-        """The nodes forget it."""
+        """Makes the nodes discard the trace."""
         with contextlib.suppress(HopliteError):
             self._runtime.channel.call(TraceDrop(self._trace))
 
     def _finish(self) -> None:
-        from hoplite_mp.client.trace_file import TraceText  # and json: only who traces needs them
+        from hoplite_mp.client.trace_file import TraceText  # imports json, which only a trace needs
 
         self._runtime.memory.check()
         found = self._runtime.channel.call(TraceEnd(self._trace)).value
@@ -113,7 +114,7 @@ class Trace:
             os.replace(made, self.path)
 
     def _read(self, node: int, nbytes: int) -> bytes | None:
-        """A node's document; None: that node is lost."""
+        """A node's document; None if that node is lost."""
         data = bytearray()
         while len(data) < nbytes:
             ask = TracePiece(self._trace, node, len(data))

@@ -1,8 +1,9 @@
-"""How a process waits for its objects: in a worker by running them, or as one that is stood in for.
+"""How a process waits for its objects; a worker runs the awaited tasks itself, or counts as
+blocked.
 
-Why it exists: a worker that only waited would be one worker less; if all wait for tasks that they
-have sent, nobody runs them. So what is waited for runs in place where it may, and a worker that has
-waited for a while counts as blocked, and the node starts another one.
+Why it exists: a worker that only waited would be one worker less, and if all wait for tasks that
+they have submitted, nobody runs those. So an awaited task is run in place where that is possible,
+and a worker that has waited for a while counts as blocked, whereupon the node starts a stand-in.
 It must never know: how tasks are sent, who starts workers.
 """
 
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
-ALL_AT_ONCE = 256  # objects that are waited for together; all of more are waited for in parts
-TAKEN_LOOKS = 32  # tasks claimed by others that are tried again at each news
+ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
+TAKEN_LOOKS = 32  # tasks claimed by others that are retried at each wake-up
 
 
 class _Needed:
-    """What one wait of a worker needs: it may run any of that in place."""
+    """What one wait of a worker needs, any of which it may run in place."""
 
     __slots__ = ("all", "ready", "taken")
 
     def __init__(self, everything: set[int]) -> None:
         self.all = everything
-        self.ready: list[int] = []  # has its arguments, and has not been tried yet
-        self.taken: deque[int] = deque()  # had been claimed by others when it was tried
+        self.ready: list[int] = []  # have their arguments, and have not been tried yet
+        self.taken: deque[int] = deque()  # were claimed by others when they were tried
 
 
 class Waiting:
@@ -52,24 +53,25 @@ class Waiting:
         self.memory = submitter.memory
         self.tasks = submitter.tasks
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
-        self.own_calls: OwnCalls | None = None  # of an actor
-        self._needed: list[_Needed] = []  # of the waits under way, one inside the other
+        self.own_calls: OwnCalls | None = None  # set in an actor
+        self._needed: list[_Needed] = []  # for the waits in progress, which nest
         self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.Lock()
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """This process runs that pool's tasks, an actor's calls, so many at a time: one that waits
-        for a later one may have to wait for ever."""
+        """This process runs that pool's tasks, an actor's calls, at most `places` at a time; waits
+        of a call for later calls of the actor are checked from now on."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Around a wait. RuntimeError: it is for a later call of the actor that waits."""
+        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
         if self.own_calls is None:
             return contextlib.nullcontext()
         return self.own_calls.waits(oids, awaits)
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Until the object is done. A worker runs what it waits for, or counts as blocked."""
+        """Waits until the object is done. A worker meanwhile runs what it waits for, or counts as
+        blocked."""
         begun = time.monotonic_ns()
         forever = deadline == FOREVER_NS
         needed: _Needed | None = None
@@ -78,11 +80,11 @@ class Waiting:
                 if needed is None and forever and self.run_in_place is not None:
                     needed = self._find_needed(oid)
                 if needed is not None and self._run_needed(needed):
-                    self.submitter.drain()  # what it was needed for may be sent now
+                    self.submitter.drain()  # tasks that needed its result may be ready now
                 elif not self.wait_many([oid], 1, deadline, forever):
                     name = self.tasks.name(oid)
                     what = f"the result of {name}()" if name else "the object"
-                    seconds = max(0, deadline - begun) / 1e9  # a little less than what was asked
+                    seconds = max(0, deadline - begun) / 1e9  # a little less than was asked for
                     within = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
                     raise HopliteTimeoutError(f"{what} was not ready within {within} s")
         finally:
@@ -90,10 +92,11 @@ class Waiting:
                 self._needed.remove(needed)
 
     def _find_needed(self, oid: int) -> _Needed:
-        """All that this object needs, as far as this process has submitted it, is looked at once;
-        tasks of it that are sent later are told by ready()."""
+        """Collects once everything that this object needs, as far as this process has submitted it;
+        later `ready` adds tasks of it that become ready."""
         needed = _Needed({oid})
-        self._needed.append(needed)  # first: what is sent during the look is told, too
+        # Registered first, so that tasks that become ready meanwhile are added, too.
+        self._needed.append(needed)
         path = [oid]
         while path:
             oid = path.pop()
@@ -108,15 +111,15 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """A task of this process was sent that had waited for its arguments."""
+        """A task of this process that had waited for its arguments was sent."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
 
     def _run_needed(self, needed: _Needed) -> bool:
-        """In a worker: runs in place this task of its own, or one that this one waits for. False:
-        there is none that others are not running already. Without it, workers that all wait for
-        tasks that they have sent would leave nobody to run them."""
+        """In a worker: runs the awaited task, or one that it needs, in place. False if there is
+        none that others are not running already. Without this, workers that all wait for tasks that
+        they have submitted would leave nobody to run them."""
         assert self.run_in_place is not None
         while needed.ready:
             oid = needed.ready.pop()
@@ -124,8 +127,8 @@ class Waiting:
                 return True
             if not self.tasks.done(oid):
                 needed.taken.append(oid)
-        # Those that others have claimed: after a death, or sent by another process, they may be
-        # free. Few are looked at, because each is looked at again for every news.
+        # Tasks that others had claimed may be free again, after a death or if another process has
+        # submitted them. Only a few are tried, because that happens at every wake-up.
         for _ in range(min(len(needed.taken), TAKEN_LOOKS)):
             oid = needed.taken.popleft()
             if self.run_in_place(oid):
@@ -135,9 +138,9 @@ class Waiting:
         return False
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
-        """Until `need` of them are done; False at the deadline. `news`: True also when something
-        else has become done."""
-        if need == len(oids) > ALL_AT_ONCE:  # each news would cost a look at all of them
+        """Waits until `need` of these are done; False at the deadline. `news`: also return True
+        when anything else has become done."""
+        if need == len(oids) > ALL_AT_ONCE:  # each wake-up would cost a check of all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
         if self.own_calls is not None:
@@ -173,7 +176,7 @@ class Waiting:
                 self.count_blocked(-1)
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
-        """Until the bytes of a done object are no longer elsewhere; False at the deadline."""
+        """Waits until the bytes of a done object are here; False at the deadline."""
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
         try:
@@ -200,14 +203,15 @@ class Waiting:
                 self.count_blocked(-1)
 
     def count_blocked(self, change: int) -> None:
-        """While any thread of a task waits, its worker counts as blocked: others stand in."""
+        """While any thread of a task waits, its worker counts as blocked, and others stand in for
+        it."""
         with self._lock:
             self._blocked += change
             if self.memory.client.usable:
                 self.tasks.set_blocked(self._blocked > 0)
 
     def wait_idle(self, deadline: int) -> bool:
-        """Until every task of this process is done."""
+        """Waits until every task of this process is done."""
         while self.submitter.pending:
             self.submitter.drain()
             oids = list(self.submitter.pending)
@@ -215,7 +219,7 @@ class Waiting:
                 return False
             self.submitter.drain()
             if all(self.tasks.done(oid) for oid in oids):
-                self.submitter.look_at_all()  # the bits of the last ones may still be on their way
+                self.submitter.look_at_all()  # the done bits of the last ones may not be set yet
                 if not self.submitter.pending.keys() - oids:
-                    break  # what is left cannot be looked after now: no room for refs inside it
+                    break  # what is left cannot be processed now: no room for refs inside it
         return True

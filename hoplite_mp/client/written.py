@@ -1,10 +1,10 @@
-"""Watches: which bytes of an array in this process's memory may have been written since a look.
+"""Watches: which bytes of an array may have been written since they were last compared.
 
-Why it exists: a global array travels with each task of the functions that name it, and reading
-100 MB to find that they are what they were costs more than the task. The kernel knows which pages
-were written (`_pages`), but only for private anonymous memory, only whole pages, and once for the
-whole process: a look protects the pages again, so what one watch finds is noted for every other
-one over the same memory. What a watch cannot be sure of it calls written, never the contrary.
+Why it exists: a global array travels with each task of the functions that name it, and reading 100
+MB to find them unchanged costs more than the task. The kernel knows which pages were written
+(`_pages`), but only for private anonymous memory, only for whole pages, and once for the whole
+process: a look protects the pages again, so what one watch finds is noted for all others over the
+same memory. What a watch is not sure of it reports as written, never the contrary.
 It must never know: what the bytes mean, who compares them with what.
 """
 
@@ -21,13 +21,14 @@ __all__ = ["Watch", "available", "lock"]
 PAGE_BYTES = 4096
 MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
 ANONYMOUS = ("", "[heap]")
-UNREAD_RANGES_MAX = 4096  # noted for a watch that is not looked at: then all is read instead
+# Ranges noted for a watch that is not looked at; with more, all of its memory is compared.
+UNREAD_RANGES_MAX = 4096
 
 Ranges = list[tuple[int, int]]
 
 
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self.usable: bool | None = None  # None: not tried yet
@@ -35,13 +36,13 @@ class _State:
 
 
 _state = _State()
-# Held from a look until its finder knows what to make of it: a second thread that looks meanwhile
-# would find nothing written, and take what was read before for the present.
+# Held from a look until its result has been used. A second thread that looked meanwhile would find
+# nothing written, and take an outdated comparison for a current one.
 lock = threading.RLock()
 
 
 def _forked() -> None:
-    """The child's memory is another one, and the lock may be held by a thread that it has not."""
+    """A child has memory of its own, and the lock may be held by a thread that it does not have."""
     global lock
     lock = threading.RLock()
     _state.usable = None
@@ -54,7 +55,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def available() -> bool:
-    """Does the kernel tell which pages were written, and may this process ask?"""
+    """Can the kernel tell which pages were written, and may this process ask it?"""
     if _state.usable is None:
         try:
             _pages.open_watch()
@@ -65,10 +66,10 @@ def available() -> bool:
 
 
 class Watch:
-    """One reader's watch over a piece of memory that stays where it is; to be used under `lock`.
+    """A watch over a piece of memory that stays in place; to be used under `lock`.
 
-    look() says what may have been written since the last settle(); it says so again until
-    settle() is called, so nothing is forgotten if the reader is interrupted.
+    look() tells what may have been written since the last settle(), and tells it again until
+    settle() is called, so nothing is forgotten if the caller is interrupted.
     """
 
     __slots__ = ("begin", "doubt", "end", "found", "nbytes", "start", "watched")
@@ -82,7 +83,7 @@ class Watch:
         self.watched = False
 
     def open(self) -> None:
-        """From the next look on the kernel is asked, if it can be."""
+        """Asks the kernel from the next look on, if that is possible."""
         if self.watched or self.end <= self.begin or not available():
             return
         if _pinned() or not _private(self.begin, self.end):
@@ -94,8 +95,8 @@ class Watch:
             _state.watches.append(self)
 
     def close(self) -> None:
-        """The kernel need not look after it any longer. Before its memory is given back, or after:
-        what others watch there by then is left alone."""
+        """Ends the kernel's tracking, before or after the memory is freed: memory that other
+        watches cover by then is left alone."""
         if not self.watched:
             return
         self.watched = False
@@ -105,27 +106,27 @@ class Watch:
             _pages.unwatch(self.begin, self.end)
 
     def look(self) -> Ranges | None:
-        """(offset, end) of what may have been written, in bytes from the start; None: anything."""
+        """(offset, end) of bytes that may have been written; None: any of them may."""
         if not self.watched:
             return None
         concerned = [self, *self._others()]
         doubts = [watch.doubt for watch in concerned]
-        for watch in concerned:  # until all have been told: an exception may come in between
+        for watch in concerned:  # stays set if an exception comes in between
             watch.doubt = True
         try:
             found = _pages.look(self.begin, self.end)
-        except OSError:  # the memory was exchanged for other, say: unmapped, moved, mapped again
+        except OSError:  # the memory was replaced, for example: unmapped, moved, mapped again
             self.close()
             self.open()
             return None
         for watch, doubt in zip(concerned, doubts, strict=True):
             if watch is not self and len(watch.found) + len(found) > UNREAD_RANGES_MAX:
-                watch.found = []  # and it stays in doubt
+                watch.found = []  # so it stays in doubt
                 continue
             watch.found += found
             watch.doubt = doubt
-        if self.found and _pinned():  # also what another watch's look has found
-            self.close()  # a device may go on writing there, which no page table shows
+        if self.found and _pinned():  # found also by another watch's look
+            self.close()  # devices may go on writing there, unseen by page tables
         if self.doubt:
             return None
         edges = [(0, self.begin - self.start), (self.end - self.start, self.nbytes)]
@@ -137,7 +138,7 @@ class Watch:
         return [(low - start, high - start) for low, high in clipped if low < high]
 
     def settle(self) -> None:
-        """What the last look found has been read."""
+        """The bytes reported by the last look have been read."""
         self.found = []
         self.doubt = False
 
@@ -150,7 +151,7 @@ class Watch:
 
 
 def _private(begin: int, end: int) -> bool:
-    """Is all of it private memory of no file? What is shared may be written by others."""
+    """Is all of it private memory without a file? Shared memory may be written by others."""
     covered = begin
     with open(MAPS) as maps:
         for line in maps:
@@ -167,7 +168,7 @@ def _private(begin: int, end: int) -> bool:
 
 
 def _pinned() -> bool:
-    """Does this process have memory that devices write to without its page tables: buffers
-    registered with io_uring, RDMA, VFIO?"""
+    """Does this process have memory that devices write to unseen by its page tables: buffers
+    registered with io_uring, RDMA or VFIO?"""
     with open(STATUS) as status:
         return any(line.startswith("VmPin:") and int(line.split()[1]) for line in status)
