@@ -1,8 +1,8 @@
 """One host's part in plans: the planner's Distributes and ExecuteReduces as cells.
 
-Why it exists: it tells the planner what node/collectives/ tells it, at the same occasions, and
-makes of programs what the rooms there make of them as long as nothing fails. The operation is a
-sum of float32: cells that are the same under two names are one here, as they are there.
+Why it exists: it sends the planner the same messages as node/collectives/ at the same points, and
+turns programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
+float32; cells with equal bytes under two names are one cell, as they are there.
 It must never know: who decided the plan, what becomes of results.
 """
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Executions"]
 
 ITEM_BYTES = 4
-# How often what is received by one plan and served by another is looked at
-# (node/collectives/transfers.py).
+# How often a cell is advanced that is served while another plan receives it (see
+# node/collectives/plan_cells.py).
 WINDOW_S = 0.004
 
 
@@ -46,25 +46,26 @@ class Part:
 
     plan: Distribute | ExecuteReduce
     program: Program
-    bounds: list[tuple[int, int]]  # of each stripe, in bytes of the whole
+    bounds: list[tuple[int, int]]  # (begin, end) of each stripe, in bytes of the whole object
     cells: list[Cell] = field(default_factory=list)
-    made: dict[Name, Cell] = field(default_factory=dict)  # by what they are called in the program
+    made: dict[Name, Cell] = field(default_factory=dict)  # by their names in the program
     missing: set[Name] = field(default_factory=set)
     running: set[Name] = field(default_factory=set)
-    queue: list[Name] = field(default_factory=list)  # that are pulled later
-    growing: list[Cell] = field(default_factory=list)  # served while another plan brings them
+    queue: list[Name] = field(default_factory=list)  # cells that are pulled later
+    # Cells served while another plan receives their bytes.
+    growing: list[Cell] = field(default_factory=list)
 
     def key(self, name: Name) -> Key:
-        """By which hosts ask each other for that cell."""
+        """The key by which hosts ask each other for that cell."""
         return self.plan.operation, self.plan.epoch, name.stripe, name.part
 
     def object(self, stripe: int) -> bytes:
-        """The object that is copied, of plans that copy."""
+        """The object that is copied; for plans that copy."""
         plan = self.plan
         return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
 
     def reach(self, begin: int, end: int) -> int:
-        """How many bytes are here from `begin` on, up to `end`."""
+        """How many bytes from `begin` on have arrived, up to `end`."""
         at = begin
         for first, last in sorted((cell.begin, cell.begin + cell.watermark) for cell in self.cells):
             if first <= at < last:
@@ -73,23 +74,24 @@ class Part:
 
 
 class Executions:
-    """All of them."""
+    """All plans that one host executes."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.copying: dict[int, Part] = {}  # one object, by epoch
-        self.parts: dict[int, Part] = {}  # several sources, by operation
-        self._receiving: dict[bytes, Part] = {}  # of those that copy one object
+        self.copying: dict[int, Part] = {}  # plans that copy one object, by epoch
+        self.parts: dict[int, Part] = {}  # plans with several sources, by operation
+        # Plans by which an object is being received, by object.
+        self._receiving: dict[bytes, Part] = {}
 
     # ---- what the manager sends
 
     def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
-        """A process wants a copy: asks the planner for it."""
+        """Asks the manager for a copy that a process wants."""
         host, nbytes = self.host, self.host.truth.sizes[object_id]
         host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
 
     def distribute(self, plan: Distribute) -> None:
-        """Takes up this host's part in copying one object."""
+        """Begins this host's part in copying one object."""
         part = self.copying[plan.epoch] = self._part(plan)
         here, older = plan.object in self.host.holds, self._receiving.get(plan.object)
         if here or older:
@@ -105,13 +107,13 @@ class Executions:
             self.host.timeline.after(0.0, self._grow, part)
 
     def withdraw(self, epoch: int) -> None:
-        """That plan is over."""
+        """Ends a plan that is over."""
         part = self.copying.pop(epoch, None)
         if part is not None:
             self._close(part)
 
     def execute(self, plan: ExecuteReduce) -> None:
-        """Takes up this host's part in a collective of several sources."""
+        """Begins this host's part in a collective of several sources."""
         part = self._part(plan)
         at = dict(zip(plan.members, plan.objects, strict=True))
         gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
@@ -125,7 +127,7 @@ class Executions:
         self._look(part)
 
     def commit(self, message: Commit) -> None:
-        """It is complete everywhere: the results are final, all else is let go."""
+        """The operation is complete everywhere: checks the results, and closes all cells."""
         part = self.parts.pop(message.operation, None)
         if part is None:
             return
@@ -146,12 +148,13 @@ class Executions:
         return Part(plan, program_of(plan, self.host.number), _bounds_of(plan))
 
     def _make(self, part: Part, older: Part | None) -> None:
-        """older: it is still receiving what this one serves."""
+        """Makes all cells of a plan. older: the plan that is still receiving what this one
+        serves."""
         program, made = part.program, part.made
         pulled = {pull.cell for pull in program.pulls}
         served = {serve.cell for serve in program.serves}
         result, members = set(program.result), dict(program.given)
-        # A fold with one source is that source, under a second name.
+        # A fold with one source is that source under a second name.
         single = {fold.cell: fold.sources[0] for fold in program.folds if len(fold.sources) == 1}
         second = {source: name for name, source in single.items() if source in pulled}
 
@@ -187,7 +190,8 @@ class Executions:
                 part.growing += [cell] if older else []
 
     def _grow(self, part: Part) -> None:
-        """What is served while another plan still brings it grows with it."""
+        """Advances cells that are served while another plan receives their bytes; repeats on a
+        timer."""
         source = self._receiving.get(part.object(0))
         for cell in part.growing:
             come = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
@@ -200,7 +204,7 @@ class Executions:
         for cell in part.cells:
             self.host.engine.close(cell)
 
-    # ---- until all is there
+    # ---- completion
 
     def _expect(self, part: Part, name: Name) -> None:
         part.missing.add(name)
@@ -243,7 +247,7 @@ class Executions:
 
 
 def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
-    """Where each stripe lies, in bytes of the whole."""
+    """(begin, end) of each stripe, in bytes of the whole object."""
     if isinstance(plan, Distribute):
         return [
             (copy_offset(plan.nbytes, one.begin_share), copy_offset(plan.nbytes, one.end_share))

@@ -1,7 +1,7 @@
-"""What the rooms of a simulated node share: its objects, its engine, and its way to the others.
+"""The state that the parts of a simulated node share: its objects, its engine, its messages.
 
-Why it exists: a plan fills cells of one engine and leaves objects on one host, whoever has asked
-for it. Hosts are known by number, which is also that of their node.
+Why it exists: all plans fill cells of one engine and leave objects on one host, whoever asked for
+them. Hosts are identified by number, which is also that of their node.
 It must never know: plans, operations.
 """
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["HOME_BASE", "MANAGER_HOST", "Host", "Wait"]
 
 MANAGER_HOST = 0
-# Homes are random numbers in a cluster; here they are counted from this on.
+# In a cluster host ids are random; here they are consecutive from this number on.
 HOME_BASE = 1000
-# A message between nodes that is about one object.
+# Size of a message between nodes about one object.
 PEER_MESSAGE_BYTES = 100
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A process waits for this; `ended_at` is None as long as it does."""
+    """What a process waits for; `ended_at` is None until it is there."""
 
     what: str
     ended_at: float | None = None
 
 
 class Host:
-    """One of all."""
+    """One simulated host."""
 
     def __init__(
         self,
@@ -47,34 +47,36 @@ class Host:
         hosts: Sequence[Host],
         manager: Callable[[NodeToManager], None],
     ) -> None:
-        """hosts: all by number, this one too; manager: takes what is sent to the manager."""
+        """hosts: all hosts by number, including this one; manager: called with each message to the
+        manager."""
         self.engine = engine
         self.number = engine.host
         self.truth = truth
         self.hosts = hosts
         self.timeline = engine.network.timeline
         self.holds: set[bytes] = set()
-        self.reads: dict[bytes, Wait] = {}  # of objects that are not here yet
+        self.reads: dict[bytes, Wait] = {}  # objects that a process waits for here
         self._manager = manager
-        self._copies_at: dict[bytes, set[int]] = {}  # of objects that were made here
-        self._askers: dict[bytes, list[tuple[Host, Callable[..., None]]]] = {}  # of the same
+        self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
+        # Objects made here, not ready yet.
+        self._askers: dict[bytes, list[tuple[Host, Callable[..., None]]]] = {}
 
     # ---- messages
 
     def send(self, to: int, nbytes: int, call: Callable[..., None], *message: Any) -> None:
-        """A message to another host: `call` is called when it has come."""
+        """Sends a message to another host, which calls `call` when it arrives."""
         network = self.engine.network
         left_at = network.leaves_at(self.number, to, nbytes)
         self.timeline.at(left_at + network.delay(self.number, to), call, *message)
 
     def send_manager(self, message: NodeToManager) -> None:
-        """A message to the manager."""
+        """Sends a message to the manager."""
         self.send(MANAGER_HOST, len(encode(message)), self._manager, message)
 
     # ---- objects
 
     def put(self, object_id: bytes) -> None:
-        """It is here, whole and final, from now on: others may read it."""
+        """The object is complete on this host from now on, and others may read it."""
         self.holds.add(object_id)
         for asker, answer in self._askers.pop(object_id, ()):
             self._answer(object_id, asker, answer)
@@ -85,16 +87,17 @@ class Host:
             self.send(home.number, PEER_MESSAGE_BYTES, home._copied, object_id, self.number)
 
     def is_own(self, object_id: bytes) -> bool:
-        """Was it made here?"""
+        """Was the object made here?"""
         return self._home(object_id) is self
 
     def holders(self, object_id: bytes) -> tuple[int, ...]:
-        """Of an object that was made here; none: it is not ready."""
+        """The hosts that hold an object that was made here; empty if it is not ready."""
         here = (self.number,) if object_id in self.holds else ()
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
     def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
-        """Asks its home who holds it: answered at once, and again when it has become ready."""
+        """Asks the object's owner who holds it, which answers at once and, if it is pending, again
+        when it is ready."""
         home = self._home(object_id)
         self.send(home.number, PEER_MESSAGE_BYTES, home._asked, object_id, self, answer)
 

@@ -1,7 +1,7 @@
 """`hoplite-mp simulate` from its options to its exit code.
 
-Why it exists: who wants to know what a plan does on a thousand hosts, or whether faults can break
-it, needs no host but this one.
+Why it exists: to find out what a plan does on a thousand hosts, or whether faults can break it, one
+host is enough.
 It must never know: how anything is simulated.
 """
 
@@ -32,20 +32,20 @@ __all__ = ["DEFAULT_NODES", "simulate"]
 DEFAULT_NODES = "8"
 DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
 DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
-# A plan for more has some hundred megabytes of streams for each thousand.
+# Beyond this, a plan has some hundred megabytes of streams for each thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
-# Of runs with faults, where every node is the real one.
+# For runs with faults, whose nodes are real ones.
 FAULTS_NODES_MAX = 32
 BYTES_LEAST = 64
-INTERRUPTED = 130  # as a shell has it
+INTERRUPTED = 130  # the exit code that shells use
 
 _RATE = re.compile(r"([0-9.]+) ?([kKMG]?)bit(?:/s)?")
 _SECONDS = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)?")
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Plays what is asked for and shows it. Returns the exit code."""
+    """Simulates what the arguments ask for, and shows it. Returns the exit code."""
     try:
         if arguments.faults == "random":
             return _faults(arguments)
@@ -62,8 +62,9 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    """Real nodes; the same judgement as the tests', over as many seeds as one likes."""
-    from hoplite_mp.simulation.cluster.runs import run_seed  # it loads all that nodes are made of
+    """Plays real nodes under faults, and judges them as the tests do, for any number of seeds."""
+    # Imports everything that nodes consist of.
+    from hoplite_mp.simulation.cluster.runs import run_seed
 
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):
         if getattr(arguments, name) is not None:
@@ -105,7 +106,7 @@ def _tally(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-# ---- one operation after the other, without faults
+# ---- operations one after the other, without faults
 
 
 def _scale(arguments: argparse.Namespace) -> int:
@@ -122,14 +123,14 @@ def _scale(arguments: argparse.Namespace) -> int:
     if arguments.seeds != 1:
         raise ConfigError("--seeds goes with --faults random: without faults all seeds are alike")
     if arguments.json is not None:
-        arguments.json.touch()  # who cannot write there learns it before, not after
+        arguments.json.touch()  # fails before the simulation if it cannot be written, not after
     rows: list[Row] = []
     try:
         for operation in operations:
             for size in sizes:
                 rows.append(measure(operation, size))
                 print(f"simulated: {operation} on {size.nodes} nodes", file=sys.stderr)
-    finally:  # who has waited long enough gets what there is
+    finally:  # after Ctrl-C, too, show the rows that are complete
         if rows:
             print(
                 f"{arguments.bytes or DEFAULT_BYTES} a source, {arguments.rate or DEFAULT_RATE}/s "
@@ -152,7 +153,7 @@ UNDER = ("", "", "", "", "bound", "a node", "a node", "a message", "message", ""
 
 
 def show(rows: Sequence[Row]) -> str:
-    """The table."""
+    """The rows as a table."""
     cells: list[tuple[str, ...]] = [HEAD, UNDER]
     for row in rows:
         cells.append(
@@ -226,7 +227,7 @@ def _bytes(name: str, text: str, least: int) -> int:
 
 
 def _rate(text: str) -> float:
-    """Bytes a second."""
+    """The rate in bytes per second."""
     match = _RATE.fullmatch(text.strip())
     rate = math.nan
     if match is not None:

@@ -1,13 +1,14 @@
-"""Hosts on a switch: rates, delays, and what is in the way of bytes.
+"""Hosts on a switch: rates, delays, and what blocks them.
 
-Why it exists: a block leaves its host at the host's up rate, one after the other, and reaches the
-next one at that one's down rate, behind what goes there already; both at once, as packets do.
-Streams that have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so one
-that is held up holds up no other. Messages go before blocks, in the order of their connection, and
-take from them what time their bytes need; those of different connections overtake each other.
+Why it exists: a block leaves its host at the host's up rate, one after the other, and arrives at
+the receiver's down rate, queued behind earlier blocks; both overlap, as with packets. Streams that
+have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is
+held up holds up no other. Messages have priority over blocks and are ordered within a connection;
+they delay the next block by the time that their bytes need; those of different connections may
+overtake each other.
 
-What is sent to a host that is stopped, or cut off, waits; a connection that ends loses what was on
-the way.
+What is sent to a host that is stopped or cut off waits; when a connection ends, what is on the way
+is lost.
 It must never know: what blocks and messages are about.
 """
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "Network", "Port", "Sending"]
 
-# Blocks of one stream that are on the way. Higher: a busy receiver's queue fills with one stream;
-# one: a link stands still while the last byte arrives.
+# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue;
+# one: a link is idle while the last byte arrives.
 WINDOW_BLOCKS = 2
-# Between processes of one host.
+# Delay between processes of one host.
 NEAR_S = 20e-6
 
 
@@ -36,14 +37,14 @@ class Sending(Protocol):
     to: int
 
     def take(self) -> tuple[int, int] | None:
-        """The next block, to be sent now; None: it is not wanted any more."""
+        """The next block, which is sent now; None if it is not wanted any more."""
 
     def arrive(self, begin: int, end: int) -> None:
-        """That block is there."""
+        """Called when that block has arrived."""
 
 
 class Port:
-    """What a host is connected by."""
+    """A host's connection to the switch."""
 
     __slots__ = ("control_free", "debt_s", "down", "down_free", "host", "ready", "sending", "up")
 
@@ -53,13 +54,13 @@ class Port:
         self.down = down
         self.ready: deque[Sending] = deque()
         self.sending = False
-        self.down_free = 0.0  # when all that is on its way here has come
-        self.control_free = 0.0  # when the messages that wait to leave have left
-        self.debt_s = 0.0  # time that messages took from the next block
+        self.down_free = 0.0  # when everything on its way here has arrived
+        self.control_free = 0.0  # when all queued messages have left
+        self.debt_s = 0.0  # time that messages have taken from the next block
 
 
 class Network:
-    """Hosts by number, and what is between them."""
+    """Hosts by number, and the network between them."""
 
     def __init__(self, timeline: Timeline, latency_s: float, jitter_s: float) -> None:
         self.timeline = timeline
@@ -67,17 +68,17 @@ class Network:
         self.jitter_s = jitter_s
         self.ports: list[Port] = []
         self.stopped: set[int] = set()
-        self.cut: set[tuple[int, int]] = set()  # both directions
-        self.blocks = 0  # that have left
+        self.cut: set[tuple[int, int]] = set()  # pairs in both directions
+        self.blocks = 0  # number of blocks sent
         self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
 
     def add(self, up: float, down: float) -> int:
-        """One more host."""
+        """Adds a host; returns its number."""
         self.ports.append(Port(len(self.ports), up, down))
         return len(self.ports) - 1
 
     def delay(self, one: int, other: int) -> float:
-        """Seconds on the way, this time."""
+        """The delay of one packet, in seconds."""
         if one == other:
             return NEAR_S
         if not self.jitter_s:
@@ -87,7 +88,7 @@ class Network:
     # ---- blocks
 
     def offer(self, host: int, stream: Sending) -> None:
-        """The stream has a block for its turn."""
+        """The stream has a block ready and waits for its turn."""
         port = self.ports[host]
         port.ready.append(stream)
         if not port.sending:
@@ -98,7 +99,7 @@ class Network:
         if port.host in self.stopped:
             return
         ready, timeline = port.ready, self.timeline
-        port.sending = True  # also while the stream offers its next block
+        port.sending = True  # set now, because the stream may offer its next block in `take`
         while ready:
             stream = ready.popleft()
             block = stream.take()
@@ -121,7 +122,7 @@ class Network:
     # ---- messages
 
     def leaves_at(self, host: int, to: int, nbytes: int) -> float:
-        """When the last byte of a message has left."""
+        """Sends a message of that size; returns when its last byte leaves."""
         now = self.timeline.now
         if host == to:
             return now
@@ -131,38 +132,38 @@ class Network:
         port.control_free = max(now, port.control_free) + seconds
         return port.control_free
 
-    # ---- what is in the way
+    # ---- obstacles
 
     def is_blocked(self, one: int, other: int) -> bool:
-        """Does nothing get from `one` to `other` for the time being?"""
+        """Is `other` stopped, or cut off from `one`?"""
         return other in self.stopped or (one, other) in self.cut
 
     def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
-        """What has come from `one` is handed over, as soon as it can be."""
+        """Delivers what has come from `one`, as soon as it is not blocked."""
         if self.is_blocked(one, other):
             self._held.setdefault((one, other), []).append((call, arguments))
         else:
             call(*arguments)
 
     def stop(self, host: int) -> None:
-        """It neither sends nor takes."""
+        """The host neither sends nor receives from now on."""
         self.stopped.add(host)
 
     def go_on(self, host: int) -> None:
-        """It does again."""
+        """A stopped host continues."""
         self.stopped.discard(host)
         if not self.ports[host].sending:
             self._turn(self.ports[host])
         self._release()
 
     def separate(self, some: set[int], others: set[int]) -> None:
-        """Nothing passes between these."""
+        """Cuts all traffic between these hosts."""
         for one in some:
             for other in others:
                 self.cut |= {(one, other), (other, one)}
 
     def join(self, some: set[int], others: set[int]) -> None:
-        """It does again."""
+        """Ends such a cut."""
         for one in some:
             for other in others:
                 self.cut -= {(one, other), (other, one)}
@@ -175,7 +176,7 @@ class Network:
 
 
 class Channel:
-    """Messages one way between two processes, in their order."""
+    """Messages in one direction between two processes, in order."""
 
     __slots__ = ("_last", "ends", "is_open", "network", "receive")
 
@@ -189,7 +190,8 @@ class Channel:
         self._last = 0.0
 
     def send(self, message: Any, nbytes: int) -> None:
-        """It arrives after those before it, unless the channel is closed by then."""
+        """Sends a message, which arrives after earlier ones unless the channel has been closed by
+        then."""
         network, (here, there) = self.network, self.ends
         at = network.leaves_at(here, there, nbytes) + network.delay(here, there)
         self._last = max(self._last, at)
@@ -204,5 +206,5 @@ class Channel:
             self.receive(message)
 
     def close(self) -> None:
-        """What is on the way is lost."""
+        """Closes the channel; messages on the way are lost."""
         self.is_open = False

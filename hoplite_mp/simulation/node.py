@@ -1,8 +1,8 @@
 """One simulated node: what its process asks for, and what the manager sends it.
 
-Why it exists: thousands of real nodes do not fit into one process; those of simulation/cluster/ are
-real ones. It reports sources as node/collectives/operations.py does, and learns of objects of other
-nodes as node/objects/imports.py does. In its one life it asks for one thing.
+Why it exists: thousands of real nodes, as in simulation/cluster/, do not fit into one process. This
+one reports sources as node/collectives/operations.py does, and learns of objects of other nodes as
+node/objects/imports.py does. It asks for one thing in its life.
 It must never know: how bytes move, how plans look.
 """
 
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Wanted"]
 
-# Below the number of the node that asks, in the number of an operation: its life, and a count.
+# An operation's number has the number of the node that asks in the bits above; below are its life
+# and a count.
 OPERATION_BITS = 40
 FIRST_OPERATION = 1 << 24 | 1
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A collective as its caller writes it."""
+    """A collective as its caller requests it."""
 
     kind: str
     sources: tuple[bytes, ...]
@@ -47,7 +48,7 @@ class Wanted:
 
 
 class Node:
-    """One of all."""
+    """One simulated node."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -55,14 +56,16 @@ class Node:
         self.operation = host.number << OPERATION_BITS | FIRST_OPERATION
         self._wanted: Wanted | None = None
         self._wait = Wait("")
-        self._unknown: set[bytes] = set()  # sources of which the home has not answered yet
-        self._holders: dict[bytes, tuple[int, ...]] = {}  # of sources made elsewhere
-        self._pending: dict[bytes, list[int]] = {}  # sources that are not ready yet: their indices
+        self._unknown: set[bytes] = set()  # sources whose owner has not answered yet
+        # Holders of sources that were made elsewhere.
+        self._holders: dict[bytes, tuple[int, ...]] = {}
+        # Sources that are not ready yet -> their indices.
+        self._pending: dict[bytes, list[int]] = {}
 
     # ---- what a process asks for
 
     def get(self, object_id: bytes) -> Wait:
-        """The value of an object that is ready is wanted here."""
+        """A process here wants the value of an object that is ready."""
         wait = Wait(f"a get on host {self.host.number}")
         if object_id in self.host.holds:
             wait.ended_at = self.host.timeline.now
@@ -72,7 +75,7 @@ class Node:
         return wait
 
     def begin(self, wanted: Wanted) -> Wait:
-        """A collective is called here."""
+        """A process here calls a collective."""
         self._wanted = wanted
         self._wait = Wait(f"{wanted.kind} of host {self.host.number}")
         others = [one for one in dict.fromkeys(wanted.sources) if not self.host.is_own(one)]
@@ -93,7 +96,7 @@ class Node:
             self._request(self._wanted)
 
     def ready(self, object_id: bytes) -> None:
-        """An object that was pending is not any more: is it a source?"""
+        """Reports an object that has become ready, if it is a source."""
         for index in self._pending.pop(object_id, ()):
             nbytes, layout, (first, *others) = self._about(object_id)
             message = SourceReady(self.operation, index, first, nbytes, layout, tuple(others))
@@ -133,7 +136,7 @@ class Node:
     # ---- what the manager sends
 
     def receive(self, message: Any) -> None:
-        """Hands it to the room that takes it."""
+        """Handles a message from the manager."""
         match message:
             case Distribute():
                 self.executions.distribute(message)

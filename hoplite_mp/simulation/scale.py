@@ -1,8 +1,8 @@
-"""One operation on many nodes: how long it takes, what no plan could beat, and what it costs.
+"""One operation on many nodes: its time, a lower bound that no plan could beat, and its cost.
 
-Why it exists: a plan can be tried for more hosts than anybody has. All links are alike, nothing
-goes wrong, and every node has its part ready; what is left is the plan, the way that messages have
-to go, and the planner's own time, the only thing here that is measured on a real clock.
+Why it exists: plans can be tried for more hosts than anybody has. All links are alike, nothing
+fails, and every source is ready; what remains is the plan, the delays of messages, and the
+planner's own time, which alone is measured on a real clock.
 It must never know: how rows are shown.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS", "Row", "Size", "coarseness", "measure"]
 
-# From so many nodes on blocks are as long as that, unless somebody wants to wait: a thousand nodes
-# have a million streams. Higher: less to play, and a stripe that is shorter moves as a whole, so
-# what goes over two hops looks up to twice as slow.
+# With more nodes than this, blocks are at least that long, unless --block says otherwise, because a
+# thousand nodes have a million streams. Longer blocks: fewer events, but a stripe shorter than a
+# block moves as a whole, so what goes over two hops seems up to twice as slow.
 COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
-# Who asks, and has the source of a broadcast: not the manager's host, whose link has plans to send.
+# The host that asks, and has the source of a broadcast; not the manager's, whose link sends plans.
 ASKER = 1
 
 OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gather", "allgather")
@@ -33,18 +33,19 @@ OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gath
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is tried."""
+    """The parameters of one measurement."""
 
     nodes: int
     nbytes: int
-    rate: float  # bytes a second, each way
+    rate: float  # bytes per second in each direction
     latency_s: float
     least: int  # the shortest block
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came out. `bytes_a_node`: what the manager sent; `step_s`: a message in the planner."""
+    """The results. `bytes_a_node`: sent by the manager; `step_s`: the planner's time for one
+    message."""
 
     operation: str
     nodes: int
@@ -60,17 +61,17 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times the bound."""
+        """The time as a multiple of the bound."""
         return self.seconds / self.bound_s
 
 
 def coarseness(nodes: int) -> int:
-    """The shortest block that is simulated if nobody says another."""
+    """The shortest block that is simulated by default."""
     return COARSE_BYTES if nodes > COARSE_NODES else 0
 
 
 def bound_s(operation: str, size: Size) -> float:
-    """What the links need at least, if all are alike and latency is nothing."""
+    """The time that the links need at least, if all are alike and latency is zero."""
     n, one = size.nodes, size.nbytes / size.rate
     if operation == "allreduce":
         return 2 * (n - 1) / n * one
@@ -82,8 +83,8 @@ def bound_s(operation: str, size: Size) -> float:
 
 
 def measure(operation: str, size: Size) -> Row:
-    """Plays it."""
-    gc.disable()  # nothing here dies before the end, and there is much of it to look through
+    """Simulates one operation."""
+    gc.disable()  # nothing here becomes garbage before the end, and there are many objects to scan
     try:
         world = World(size.nodes, size.rate, latency_s=size.latency_s, least=size.least)
         seconds = world.run(_begin(world, operation, size.nbytes))
@@ -107,7 +108,7 @@ def measure(operation: str, size: Size) -> Row:
 
 def _begin(world: World, operation: str, nbytes: int) -> list[Wait]:
     asker, nodes = world.nodes[ASKER], world.nodes
-    if operation == "get":  # of all, at the same time
+    if operation == "get":  # on all nodes at the same time
         source = world.put(asker, nbytes)
         return [node.get(source) for node in nodes]
     if operation == "broadcast":

@@ -1,12 +1,12 @@
-"""The cells of one node: pulls, serves and folds, by the one rule of `rule.py`.
+"""The cells of one node: pulls, serves and folds, by the rule of `rule.py`.
 
 Why it exists: it is the compiled engine without bytes. Where blocks end, and when one may move, is
-decided by `rule.serve_goal` and `rule.fold_goal`, which hypothesis compares with the engine; what
-is added here is when things happen: requests take their time, and blocks wait for their links.
-Nothing fails here. As in the engine, a request for a key that no cell has yet waits for one.
+decided by `rule.serve_goal` and `rule.fold_goal`, which hypothesis compares with the engine; this
+file adds when things happen: requests take time, and blocks wait for their links. Nothing fails
+here. As in the engine, a request for a key that no cell has yet waits for one.
 
-Instead of bytes a cell has a place in a whole, and a content: what all of its bytes are made of.
-Both go along with each pull and each fold, so a cell that is filled from a wrong one is seen.
+Instead of bytes a cell has a place in a whole, and a content: what all of its bytes consist of.
+Both are passed on by each pull and each fold, so a cell that is filled from a wrong one is noticed.
 It must never know: plans, what a key means.
 """
 
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "Content", "Engine", "Key", "Stream", "WrongBytes"]
 
 Key = tuple[int, int, int, int]
-# A name, or a tuple of contents that were added up in this order: in another order floating-point
-# sums have other bits.
+# A name, or a tuple of contents that were added in this order; in another order floating-point sums
+# have other bits.
 Content = Any
 
-# The first request between two hosts takes so many ways: TCP's, TLS's and the handshake's.
+# One-way delays before the first request between two hosts arrives, for TCP, TLS and the handshake.
 CONNECT_WAYS = 6
 
 
 class WrongBytes(AssertionError):
-    """Something is where it must not be."""
+    """Bytes are where they must not be."""
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """Bytes [0, watermark) are there and final; the first of them is byte `begin` of the whole."""
+    """Bytes [0, watermark) are valid and final; the first is byte `begin` of the whole."""
 
     key: Key | None
     begin: int
     nbytes: int
     watermark: int
-    content: Content  # None: no byte is there
+    content: Content  # None: no byte has arrived
     block: int
-    filled: Callable[[], None] | None = None  # called once, when all of it is there
+    filled: Callable[[], None] | None = None  # called once, when all bytes are there
     serves: dict[Stream, None] = field(default_factory=dict)
     feeds: list[Fold] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Fold:
-    """`behind` of the sources have not come as far as the next step needs, to byte `goal`."""
+    """A fold whose next step goes to byte `goal`; `behind` sources have not got that far."""
 
     cell: Cell
     sources: Sequence[Cell]
@@ -63,7 +63,7 @@ class Fold:
     behind: int = 0
 
     def aim(self) -> bool:
-        """At the next step; can it be taken?"""
+        """Computes the next step's goal. Can that step be taken?"""
         cell = self.cell
         self.goal = end = fold_goal(cell.nbytes, cell.watermark, cell.block)
         self.behind = sum(source.watermark < end for source in self.sources)
@@ -80,12 +80,12 @@ class Stream:
     key: Key
     to: int  # the puller's host
     next: int = 0
-    source: Cell | None = None  # of the server
+    source: Cell | None = None  # the server's cell
     flying: int = 0
     queued: bool = False
 
     def look(self) -> None:
-        """If the next block is there, the stream takes its turn."""
+        """Queues the stream at the network if its next block is ready."""
         source, end = self.source, self.cell.nbytes
         if self.queued or source is None or self.next >= end:
             return
@@ -106,7 +106,7 @@ class Stream:
         return begin, end
 
     def arrive(self, begin: int, end: int) -> None:
-        """That block is at the puller."""
+        """That block has arrived at the puller."""
         cell, source = self.cell, self.source
         assert source is not None
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
@@ -124,7 +124,7 @@ class Engine:
     """All cells of one node."""
 
     def __init__(self, network: Network, host: int, block_bytes: int, least: int = 0) -> None:
-        """least: no block is shorter (a coarser picture, in less time)."""
+        """least: no block is shorter than this (coarser, but faster to simulate)."""
         self.network = network
         self.host = host
         self.block_bytes = block_bytes
@@ -132,12 +132,12 @@ class Engine:
         self.keys: dict[Key, Cell] = {}
         self.waiting: dict[Key, list[Stream]] = {}
         self.links: set[Engine] = set()
-        self.cells: set[Cell] = set()  # that are open
+        self.cells: set[Cell] = set()  # open cells
 
     def cell(
         self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
     ) -> Cell:
-        """A new one; streams that have waited for the key begin."""
+        """Makes a cell; streams that have waited for its key begin."""
         block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
         cell = Cell(key, begin, nbytes, watermark, content, block)
         self.cells.add(cell)
@@ -150,7 +150,7 @@ class Engine:
         return cell
 
     def raise_to(self, cell: Cell, watermark: int) -> None:
-        """More of it is there."""
+        """Advances a cell's watermark."""
         before = cell.watermark
         cell.watermark = watermark
         for stream in cell.serves:
@@ -164,7 +164,7 @@ class Engine:
             cell.filled()
 
     def close(self, cell: Cell) -> None:
-        """It has been filled, and nobody reads it any more."""
+        """Closes a cell that is full and that nobody reads any more."""
         if cell.watermark < cell.nbytes or cell.serves:
             raise WrongBytes(f"the cell {cell.key} is closed at byte {cell.watermark}")
         self.cells.remove(cell)
@@ -174,7 +174,7 @@ class Engine:
     # ---- pulls
 
     def pull(self, cell: Cell, server: Engine, key: Key) -> None:
-        """Fill it from another node."""
+        """Fills the cell from another node."""
         timeline = self.network.timeline
         if not cell.nbytes:
             timeline.after(0.0, self.raise_to, cell, 0)
@@ -205,7 +205,7 @@ class Engine:
     # ---- folds
 
     def fold(self, cell: Cell, sources: Sequence[Cell]) -> None:
-        """Fill it from cells of this node, from left to right."""
+        """Fills the cell by a left fold over cells of this node."""
         places = {(source.begin, source.nbytes) for source in (cell, *sources)}
         if len(places) > 1:
             raise WrongBytes(f"a fold adds bytes of different places, {places}")

@@ -1,7 +1,7 @@
 """Virtual time: what happens when, in an order that a seed fixes.
 
-Why it exists: a run must be the same each time. All that happens is an event here, events of the
-same moment come in the order in which they were made, and chance has one source.
+Why it exists: a run must be deterministic. Everything that happens is an event here, simultaneous
+events are processed in the order in which they were made, and there is one source of randomness.
 It must never know: what the events are about.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Timeline"]
 
-# Lines that are kept for whoever looks into a run that went wrong. Higher: a longer story.
+# Log lines kept for diagnosing a failed run. Higher: a longer history.
 TAIL_LINES = 400
 
 
@@ -27,37 +27,37 @@ class Timeline:
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
-        self.events = 0  # that have happened
+        self.events = 0  # number of events that have happened
         self.chance = random.Random(seed)
-        self.passed: Callable[[], None] | None = None  # called when the time is another one
+        self.passed: Callable[[], None] | None = None  # called when the time has changed
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._made = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
     def at(self, time: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls `call` at that time; what is past happens now."""
+        """Calls `call` at that time, or now if that is past."""
         self._made += 1
         heappush(self._heap, (max(time, self.now), self._made, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-        """The same, counted from now."""
+        """Calls `call` so many seconds from now."""
         self._made += 1
         heappush(self._heap, (self.now + seconds, self._made, call, arguments))
 
     def note(self, line: str) -> None:
-        """For the log, of which `digest` is the sum."""
+        """Adds a line to the log, of which `digest` is the hash."""
         line = f"{self.now:.9f} {line}"
         self._digest.update(line.encode())
         self.tail.append(line)
 
     @property
     def digest(self) -> str:
-        """Two runs with the same one had the same log."""
+        """A hash of the log: equal digests mean equal logs."""
         return self._digest.hexdigest()
 
     def run(self, events_max: int, until: float) -> bool:
-        """All events, in order; False: there are more than that, or they are later."""
+        """Processes all events in order; False if there are more than events_max, or later ones."""
         heap = self._heap
         while heap:
             if self.events >= events_max or heap[0][0] > until:

@@ -1,8 +1,8 @@
-"""What must be true of everything that is brought anywhere.
+"""Invariants of all data that plans deliver.
 
-Why it exists: a plan that delivers wrong bytes must not be praised for its speed. A copy holds its
-object, whole. A result holds each contributor exactly once, in every byte, and those that its
-commit names; it is made of the same additions wherever it is, so it has the same bits.
+Why it exists: a plan that delivers wrong bytes must not be praised for its speed. A copy contains
+its object, complete. A result contains each contributor that its commit names exactly once in every
+byte, and is made of the same additions on every host, so it has the same bits.
 It must never know: how anything came about.
 """
 
@@ -26,21 +26,21 @@ class WrongEnd(AssertionError):
 
 
 class Truth:
-    """Of one run."""
+    """The invariants of one run."""
 
     def __init__(self) -> None:
-        self.sizes: dict[bytes, int] = {}  # of all objects and results
+        self.sizes: dict[bytes, int] = {}  # bytes of all objects and results
         self._sums: dict[tuple[int, int], Content] = {}  # by operation and first byte
         self._commits: dict[int, Commit] = {}
 
     def check_copy(self, object_id: bytes, cells: Iterable[Cell]) -> None:
-        """These are to count as a copy of that object."""
+        """These cells are to be a copy of that object."""
         for cell in _in_order(cells, 0, self.sizes[object_id]):
             if cell.content != object_id:
                 raise WrongBytes(f"a copy of {object_id.hex()} has {cell}")
 
     def check_commit(self, commit: Commit) -> None:
-        """Everybody hears of the same one."""
+        """All commits of an operation must be equal."""
         known = self._commits.setdefault(commit.operation, commit)
         if commit != known:
             raise WrongEnd(f"{commit} and {known}")
@@ -48,7 +48,7 @@ class Truth:
     def check_result(
         self, plan: ExecuteReduce, commit: Commit, cells: Iterable[Cell], begin: int, end: int
     ) -> None:
-        """A destination is told to seal these as bytes [begin, end) of the result."""
+        """A destination is told to seal these cells as bytes [begin, end) of the result."""
         if commit.contributors != plan.members:
             raise WrongBytes(f"{commit} is about other members than {plan.members}")
         for cell in _in_order(cells, begin, end):
@@ -61,7 +61,7 @@ class Truth:
 
 
 def _in_order(cells: Iterable[Cell], begin: int, end: int) -> list[Cell]:
-    """Those that are not empty; they must be full, and make up [begin, end)."""
+    """The cells that are not empty, in order; they must be full and cover [begin, end)."""
     found = sorted((cell for cell in cells if cell.nbytes), key=lambda cell: cell.begin)
     at = begin
     for cell in found:
@@ -76,7 +76,7 @@ def _in_order(cells: Iterable[Cell], begin: int, end: int) -> list[Cell]:
 def _check_sum(plan: ExecuteReduce, content: Content) -> None:
     leaves = []
     left = [content]
-    while left:  # not recursive, because a chain of a thousand nodes is a thousand folds deep
+    while left:  # not recursive, because a chain of a thousand nodes nests a thousand folds
         one = left.pop()
         if isinstance(one, tuple):
             left.extend(reversed(one))

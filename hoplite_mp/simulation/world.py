@@ -1,8 +1,8 @@
-"""Very many nodes, the real planner, and the network between them.
+"""Very many simulated nodes, the real planner, and the network between them.
 
-Why it exists: it is what manager/loop.py is, as far as plans need it, and counts messages, bytes
-and the time that the planner takes. All links are alike and nothing goes wrong: what faults do is
-played with real nodes, in simulation/cluster/.
+Why it exists: it replaces manager/loop.py as far as plans need that, and counts messages, bytes and
+the planner's time. All links are alike and nothing fails; faults are simulated with real nodes, in
+simulation/cluster/.
 It must never know: what a message is about.
 """
 
@@ -39,15 +39,15 @@ class World:
     def __init__(
         self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
     ) -> None:
-        """rate: of each link, each way, in bytes a second; least: no block is shorter."""
+        """rate: of each link in each direction, in bytes per second; least: no block is shorter."""
         self.timeline = Timeline(0)
         self.network = Network(self.timeline, latency_s, 0.0)
         self.truth = Truth()
         self.planner = Planner()
         self.nodes: list[Node] = []
-        self.messages = self.bytes_out = 0  # of the manager: in and out; out
+        self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
         self.steps = 0
-        self.step_s = self.step_s_max = 0.0  # of real time, in the planner
+        self.step_s = self.step_s_max = 0.0  # real time spent in the planner
         self.notes: list[str] = []
         hosts: list[Host] = []
         for number in range(nodes):
@@ -61,7 +61,7 @@ class World:
     # ---- objects
 
     def put(self, node: Node, nbytes: int, ready_in: float = 0.0) -> bytes:
-        """An object of that node, which is pending until then. Its id."""
+        """Makes an object of that node, pending for that time. Returns its id."""
         object_id = self._new_id(node, nbytes, 1)
         if ready_in:
             self.timeline.after(ready_in, self._ready, node, object_id)
@@ -74,7 +74,7 @@ class World:
         node.ready(object_id)
 
     def result(self, node: Node, nbytes: int) -> bytes:
-        """An id for the result of a collective that this node asks for."""
+        """An id for the result of a collective that this node requests."""
         return self._new_id(node, nbytes, 2)
 
     def _new_id(self, node: Node, nbytes: int, slot: int) -> bytes:
@@ -88,15 +88,15 @@ class World:
 
     @property
     def forest(self) -> str:
-        """What the planner chose last, in its own words; "-" if there was nothing to choose."""
+        """The forest that the planner chose last, in its own words; "-" if there was no choice."""
         if not self.notes:
             return "-"
         words = self.notes[-1].rpartition(": ")[2].split(",")[0].split()
         return " ".join(words[:4])
 
     def _take(self, message: NodeToManager) -> None:
-        # No trees are packed and no tick is needed: the LAN is a star, and there are no deadlines.
-        began = time.perf_counter()  # for the table alone: nothing in the run depends on it
+        # Trees are not packed and no tick is needed: the LAN is a star, and there are no deadlines.
+        began = time.perf_counter()  # only for the table: nothing in the run depends on it
         plan = self.planner.step(message, self.timeline.now)
         seconds = time.perf_counter() - began
         self.steps += 1
@@ -106,22 +106,22 @@ class World:
         self.notes += plan.notes
         encoded: tuple[object, int] = (None, 0)
         for number, sent in plan.sends:
-            if encoded[0] is not sent:  # the same plan goes to many nodes
+            if encoded[0] is not sent:  # the same plan is sent to many nodes
                 encoded = (sent, len(encode(sent)))
             self.bytes_out += encoded[1]
             manager = self.nodes[MANAGER_HOST].host
             manager.send(number, encoded[1], self.nodes[number].receive, sent)
 
-    # ---- until it is over
+    # ---- running
 
     def run(self, waits: list[Wait]) -> float:
-        """Plays until nothing happens any more; when the last of the waits ended."""
+        """Runs until nothing happens any more; returns when the last of the waits ended."""
         if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
             raise WrongEnd(f"{waits} do not end")
         ended = [wait.ended_at for wait in waits if wait.ended_at is not None]
         if len(ended) < len(waits):
             raise WrongEnd(f"{[wait for wait in waits if wait.ended_at is None]} never end")
-        # Nothing may be left in the planner, nor on any host.
+        # Nothing may be left over in the planner or on any host.
         reductions, entries = self.planner.reductions, self.planner.copies.entries.values()
         left: list[object] = [
             *reductions.operations,

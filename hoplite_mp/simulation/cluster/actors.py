@@ -1,9 +1,9 @@
-"""Actors of a run: one keeps a ledger, programs on several hosts write into it, all is compared.
+"""Actors in a run: one keeps a ledger, programs on several hosts add entries, all is compared.
 
-Why it exists: what an actor promises is about order and about once. A ledger holds each entry at
-most once, those of one caller in their order, and each that was confirmed in the place that was
-confirmed. With checkpoints that is true over deaths of its process and of its host; with restarts
-alone it begins as an empty one; without them all calls fail from then on.
+Why it exists: an actor promises order and at-most-once execution. A ledger has each entry at most
+once, those of one caller in order, and each confirmed entry in the confirmed place. With
+checkpoints this survives deaths of the actor's process and host; with restarts alone the ledger
+begins again empty; without either all calls fail after a death.
 It must never know: which faults come.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["begin_actor"]
 
 CALLERS_MAX, CALLS_MAX = 3, 8
-# How often each kind may begin again, and how often one call is tried again.
+# How often each kind of actor may restart, and how often a call is retried.
 RESTARTS = {"mortal": 0, "restarts": 4, "checkpoints": 8}
-WINDOW = 3  # calls of one caller that are under way
+WINDOW = 3  # calls of one caller in progress at a time
 
-Entry = tuple[int, int]  # caller, number
+Entry = tuple[int, int]  # (caller, number)
 
-# Ledger -> id of the process that has it, as the last call has seen it.
+# Ledger -> pid of the process that has it, as of the last call.
 at_work: dict[int, int] = {}
 
 
@@ -45,36 +45,37 @@ class Ledger:
         at_work[salt] = os.getpid()
 
     def add(self, entry: Entry, seconds: float) -> int:
-        """Returns its place."""
+        """Adds an entry; returns its place."""
         at_work[self.salt] = os.getpid()
         time.sleep(seconds)
         self.entries.append(entry)
         return len(self.entries) - 1
 
     def all(self) -> list[Entry]:
-        """All entries."""
+        """Returns all entries."""
         return self.entries
 
 
 @dataclass
 class Story:
-    """Of one ledger, as it looks from outside."""
+    """One ledger as its callers see it."""
 
     name: str
     salt: int
     kind: str
     maker: Host
     callers: int
-    confirmed: dict[Entry, int] = field(default_factory=dict)  # and in which place
+    confirmed: dict[Entry, int] = field(default_factory=dict)  # entry -> its place
 
 
 def begin_actor(work: Programs) -> None:
-    """A program makes a ledger; others find it by its name, and write into it."""
+    """Begins a program that makes a ledger, and others that find it by its name and write into
+    it."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
     salt = work.salt()
-    at_work.pop(salt, None)  # of a run before this one
+    at_work.pop(salt, None)  # left from an earlier run
     kind = chance.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
     maker = chance.choice(hosts)
     story = Story(f"actor {salt}", salt, kind, maker, chance.randint(1, CALLERS_MAX))
@@ -93,10 +94,10 @@ def begin_actor(work: Programs) -> None:
 
 
 def _survives(work: Programs, story: Story) -> bool:
-    """May no call of it fail, with all that has happened so far?"""
+    """Given all that has happened so far, must all of its calls succeed?"""
     world = work.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
-    if disturbed or world.left:  # an actor of a node that leaves takes no more calls
+    if disturbed or world.left:  # an actor on a node that leaves takes no more calls
         return False
     if story.kind != "checkpoints" or story.maker in world.lost:
         return False
@@ -104,7 +105,7 @@ def _survives(work: Programs, story: Story) -> bool:
 
 
 def _kill(work: Programs, story: Story) -> None:
-    """Its process, not its host."""
+    """Kills the actor's process, not its host."""
     pid = at_work.get(story.salt)
     for host in work.world.hosts:
         for process in host.processes:
@@ -159,7 +160,7 @@ def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
 
 
 def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
-    """The ledger as it is at the end."""
+    """Checks the ledger at the end."""
     work.truth.reads += 1
     told = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
     if len(set(entries)) != len(entries):
@@ -168,7 +169,7 @@ def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
         mine = [number for one, number in entries if one == caller]
         if mine != sorted(mine):
             raise WrongEnd(f"{told}: in another order")
-    if story.kind == "restarts":  # it may have begun again
+    if story.kind == "restarts":  # it may have begun again, empty
         return
     for entry, place in story.confirmed.items():
         if place >= len(entries) or entries[place] != entry:

@@ -1,7 +1,7 @@
 """A simulated process's line to the node of its host.
 
-Why it exists: client code asks its node by `Channel` (client/channel.py); this is one whose packets
-the timeline carries. Each message is encoded and decoded, as on its way through a socket.
+Why it exists: client code sends requests to its node over a `Channel` (client/channel.py); this
+one's packets are carried by the timeline. Each message is encoded and decoded, as by a socket.
 It must never know: what is asked.
 """
 
@@ -29,21 +29,21 @@ _reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class Node(Protocol):
-    """The host's."""
+    """The host's node."""
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process asks."""
+        """Receives a request of a process."""
 
 
 class _There:
-    """Nobody closes a descriptor of a simulated process."""
+    """Stands in for `Watched`: nobody closes a simulated process's descriptors."""
 
     def there(self) -> bool:
         return True
 
 
 class VirtualChannel:
-    """See client/channel.py."""
+    """Has the interface of client/channel.py."""
 
     def __init__(self, node: Node, slot: int, processes: Processes, first: int = 0) -> None:
         self.node = node
@@ -58,7 +58,8 @@ class VirtualChannel:
 
     def tell(self, ask: Ask) -> None:
         self._send(Request(0, self._seen[0], ask))
-        if isinstance(ask, GroupWritten):  # the next round of a large value takes as long as that
+        # Producing the next piece of a large value takes that long.
+        if isinstance(ask, GroupWritten):
             running = self.processes.running
             assert running is not None
             running.wait(None, ROUND_S)
@@ -97,7 +98,7 @@ class VirtualChannel:
             raise errors.NodeLostError("the node of this host has ended")
 
     def deliver(self, reply: Reply) -> None:
-        """The node's."""
+        """Receives a reply of the node."""
         self._replies.append(_reply(_encode(reply)))
         self.processes.wake_all(self)
 

@@ -1,9 +1,9 @@
-"""Virtual time for everything in this process that reads a clock, and ids for its processes.
+"""Virtual time for all code in this process that reads a clock, and pids for its processes.
 
-Why it exists: client code counts deadlines by `time`, and the compiled modules by the system's
-monotonic clock. While a run is played all of them are told the timeline's time, and `time.sleep`
-is a wait of the simulated process that calls it.
-It must never know: what is played.
+Why it exists: client code computes deadlines with `time`, and the compiled modules with the
+system's monotonic clock. During a run all of them get the timeline's time, and `time.sleep` makes
+the calling simulated process wait.
+It must never know: what is simulated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["virtual_time"]
 
 
 class Stacks:
-    """The open clusters of the process that runs: see `_stack` in client/runtime.py."""
+    """Replaces `_stack` in client/runtime.py: the open clusters of the process that is running."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -56,7 +56,7 @@ class Stacks:
 
 @contextlib.contextmanager
 def virtual_time(processes: Processes) -> Iterator[None]:
-    """Around a run. Threads that have nothing to do with it keep the real time."""
+    """Surrounds a run. Threads that do not belong to it keep the real time."""
     timeline = processes.timeline
     real = time.monotonic, time.monotonic_ns, time.sleep
     real_getpid = os.getpid
@@ -96,6 +96,6 @@ def virtual_time(processes: Processes) -> Iterator[None]:
         time.monotonic, time.monotonic_ns, time.sleep = real
         os.getpid = real_getpid
         client._stack = stack
-        for process in processes.all:  # what a process has dies with it
+        for process in processes.all:  # state of a process, kept by pid, ends with the process
             actor._made.pop(process.pid, None)
             checkpoints._checkpoints.pop(process.pid, None)

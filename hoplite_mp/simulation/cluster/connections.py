@@ -1,8 +1,8 @@
-"""Calls between simulated hosts, and the doors at which they arrive.
+"""Connection attempts between simulated hosts, and the listeners at which they arrive.
 
-Why it exists: it implements the port Connections (node/ports.py). An attempt takes the time that
-packets take; where nobody listens it is refused, and over a cut, or at a host that is stopped, it
-is not answered. Tokens are not exchanged: strangers are tested elsewhere.
+Why it exists: it implements the port Connections (node/ports.py). An attempt takes as long as its
+packets do; it is refused where nobody listens, and gets no answer across a cut or from a host that
+is stopped. No tokens are exchanged, because strangers are tested elsewhere.
 It must never know: what a connection is for.
 """
 
@@ -30,12 +30,13 @@ __all__ = ["Listener", "Switchboard", "VirtualConnections"]
 ARRIVE_S = 2.0
 ROUND_PAUSE_S = 0.2
 HANDSHAKE_S = 5.0
-ACCEPT_S = 0.005  # between two looks of a call that waits to be accepted
+ACCEPT_S = 0.005  # how often an attempt that waits to be accepted is retried
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A process that lets others in. admit: called with each connection, in a turn of it."""
+    """A process that accepts connections. admit: called with each connection, in a turn of that
+    process."""
 
     host: int
     loop: Any
@@ -43,33 +44,34 @@ class Listener:
     cluster: bytes
     introduction: Introduction
     admit: Callable[[Admission], None]
-    refuses: Callable[[str], bool] = lambda role: False  # a role that is not served at present
+    refuses: Callable[[str], bool] = lambda role: False  # whether a role is not served at present
 
 
 class Switchboard:
-    """Who listens where, and all connections of a run."""
+    """All listeners and all connections of a run."""
 
     def __init__(self, network: Network, descriptors: Descriptors) -> None:
         self.network = network
         self.descriptors = descriptors
         self.listeners: dict[tuple[str, int], Listener] = {}
-        self.streams: dict[VirtualStream, None] = {}  # one end of each that was made
-        # Where a supervisor keeps the socket while it starts another manager: calls wait there.
+        self.streams: dict[VirtualStream, None] = {}  # one end of each connection that was made
+        # Where a supervisor keeps the listening socket while it starts another manager: attempts
+        # wait there.
         self.kept_open: set[tuple[str, int]] = set()
 
     def connect(self, loop: Any, host: int, to: Listener) -> tuple[VirtualStream, VirtualStream]:
-        """A connection from that process to the one that listens."""
+        """Makes a connection from that process to a listener."""
         ends = connect(self.network, self.descriptors, (loop, host), (to.loop, to.host))
         self.streams[ends[0]] = None
         return ends
 
     def close_all(self, loop: Any) -> list[VirtualStream]:
-        """That process is gone. Returns the ends that other hosts have."""
+        """That process has ended. Returns the ends of its connections that other hosts have."""
         found = []
         for stream in list(self.streams):
             for end in (stream, stream.peer):
                 if end.loop is loop and end.host == end.peer.host:
-                    end.close()  # what it has sent to a process of its host is there
+                    end.close()  # what it has sent to a process of its own host has arrived
                     self.streams.pop(stream, None)
                 elif end.loop is loop:
                     end.is_closed = True
@@ -81,13 +83,13 @@ class Switchboard:
         return found
 
     def between(self, one: int, other: int) -> list[VirtualStream]:
-        """Connections between these hosts that live, by one of their ends."""
+        """Living connections between these hosts, each by one of its ends."""
         alive = [s for s in self.streams if not (s.is_closed or s.peer.is_closed or s.failure)]
         return [stream for stream in alive if {stream.host, stream.peer.host} == {one, other}]
 
 
 class VirtualCalling:
-    """One call; see `Calling` in node/ports.py."""
+    """One connection attempt; see `Calling` in node/ports.py."""
 
     starved = False
 
@@ -114,7 +116,7 @@ class VirtualCalling:
         self._home = home
         self._rounds_max = rounds_max
         self._rounds_lost = 0
-        self._arrived = False  # somebody was there in this round
+        self._arrived = False  # something answered in this round
         self._next = 0
         self._attempt = 0
         self._attempt_ends = now
@@ -134,7 +136,7 @@ class VirtualCalling:
         return self._fd
 
     def wait(self) -> Admission:
-        """At once: a simulated process cannot block here, so no time passes."""
+        """Connects at once, because a simulated process cannot block here."""
         for at in self._endpoints:
             listener = self._board.listeners.get(at)
             blocked = self._board.network.is_blocked
@@ -172,14 +174,14 @@ class VirtualCalling:
         network.timeline.after(network.delay(self._host, there), self._reach, self._attempt, there)
 
     def _host_at(self, at: tuple[str, int]) -> int:
-        """Also one on which nobody listens any more answers, if only to refuse."""
+        """The host at that address, which answers even if nobody listens: it refuses."""
         return int(at[0].rpartition(".")[2]) - 1
 
     def _reach(self, attempt: int, there: int) -> None:
-        """The first packet has come to the other host."""
+        """The first packet has reached the other host."""
         network = self._board.network
         if attempt != self._attempt or network.is_blocked(self._host, there):
-            return  # it is lost, or nobody answers
+            return  # the packet is lost, or nobody answers
         at = self._endpoints[self._next]
         listener = self._board.listeners.get(at)
         if listener is None and at in self._board.kept_open:
@@ -196,7 +198,7 @@ class VirtualCalling:
             why = "it does not serve that at present"
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         else:
-            seconds = 2 * network.delay(there, self._host)  # of the handshake
+            seconds = 2 * network.delay(there, self._host)  # for the handshake
             network.timeline.after(seconds, self._agree, attempt, listener)
 
     def _agree(self, attempt: int, listener: Listener) -> None:
@@ -244,7 +246,7 @@ class VirtualCalling:
 
 
 class VirtualPort:
-    """A port that is lent: calls go on to the node behind it."""
+    """A lent port: connections go on to the node behind it."""
 
     def __init__(self, board: Switchboard, at: tuple[str, int]) -> None:
         self._board = board
@@ -259,7 +261,7 @@ class VirtualPort:
 
 
 class VirtualConnections:
-    """Of one node; see node/ports.py."""
+    """The connections of one node; see Connections in node/ports.py."""
 
     def __init__(self, board: Switchboard, loop: Any, host: int, home: int, at: Address) -> None:
         self._board = board

@@ -1,9 +1,8 @@
-"""Tasks that run on other hosts: what they share, what they return refs to, whose value is read.
+"""Tasks that run on other hosts: shared arguments, results with refs, results that differ by run.
 
-Why it exists: a task that stays on its host is sent nothing and fetches nothing. These need a
-resource that their own host does not have, so that arguments, results and refs inside of results
-travel; and what a task returns depends on how often it has run, so that two readers notice if they
-read two values.
+Why it exists: a task that stays on its host needs no transfers. These need a resource that their
+own host does not have, so that arguments, results and refs inside results travel. Some results
+depend on how often the task has run, so that two readers notice if they read different values.
 It must never know: which faults come.
 """
 
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["begin_rolled", "begin_shared"]
 
-DEATHS_MAX = 2  # that a task survives: it is tried four times (Config.retries)
+DEATHS_MAX = 2  # that a task survives: it runs up to four times (Config.retries)
 READERS_MAX = 3
 
 
 def _places(work: Programs) -> tuple[list[Host], list[Host]]:
-    """Hosts that do not have the resource, and hosts that do."""
+    """(hosts without the resource, hosts with it)."""
     hosts = work.hosts()
     have = [host for host in hosts if host.config.resources]
     return [host for host in hosts if host not in have], have
 
 
 def _survives(truth: Truth, others: list[Host]) -> bool:
-    """Must it be there in the end? One host on which it may run has lived on, and it had tries
-    enough."""
+    """Must the result exist in the end? A host on which the task may run has stayed alive, and
+    enough tries were left."""
     world = truth.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
     few = len(world.lost) + world.killed <= DEATHS_MAX
@@ -44,8 +43,8 @@ def _survives(truth: Truth, others: list[Host]) -> bool:
 
 
 def begin_shared(work: Programs) -> None:
-    """Some tasks have one argument, which nobody holds but they; results are dropped and read in
-    any order. Others return refs to what they have put where they ran."""
+    """Begins a program whose tasks share an argument that only they hold; results are dropped and
+    read in any order. In other runs the tasks return refs to what they have put where they ran."""
     (senders, others), chance = _places(work), work.chance
     if not (senders and others):
         return
@@ -94,8 +93,8 @@ def _share(
 
 
 def begin_rolled(work: Programs) -> None:
-    """What a task returns says how often it has run: as long as anybody has a value of it, all read
-    that one."""
+    """Begins programs that read a task's result that tells how often the task has run: as long as
+    anybody holds a value of it, all must read that one."""
     (senders, others), chance = _places(work), work.chance
     if not (senders and others):
         return
@@ -137,10 +136,10 @@ def _roll(
         value = work.value(c, ref, f"reader of {name}")
         run = int(value[0] - leaf.array()[0])
         work.truth.check_value(value, leaf.array() + run, name)
-        if not work.truth.tight:  # else a copy may have to go
+        if not work.truth.tight:  # else a copy may have to be dropped
             work.truth.note_call((name, 0), (run,))
     finally:
         users[0] -= 1
         if not users[0]:
             work.board.publish(f"{name} is not needed", None)
-    work.board.find(f"{name} is not needed")  # it holds the value that it has read until then
+    work.board.find(f"{name} is not needed")  # until then it holds the value that it has read

@@ -1,7 +1,7 @@
-"""The compiled engine of a simulated host: its steps are the timeline's, its links the network's.
+"""The compiled engine of a simulated host: stepped by the timeline, its links on the network.
 
 Why it exists: it implements the port Engine (node/ports.py) with the engine that ships, which plans
-blocks, fills cells and folds them as in production; only its thread and its sockets are not there.
+blocks, fills cells and folds them as in production; only its thread and its sockets are replaced.
 It must never know: what bytes are about.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VirtualEngine"]
 
-# Frames of one link that are on the way; see simulation/network.py.
+# Frames of one link that may be on the way; see simulation/network.py.
 WINDOW_FRAMES = 2
 
 
@@ -45,10 +45,10 @@ class VirtualLink:
         """Are frames on their way to the other end?"""
         return bool(self._flying)
 
-    # -- what goes -----------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """The next frame, if the engine has one, waits for its turn."""
+        """Takes the engine's next frame, if there is one, and queues it at the network."""
         if self.is_over or self._next is not None or len(self._flying) >= WINDOW_FRAMES:
             return
         try:
@@ -60,7 +60,7 @@ class VirtualLink:
             self.engine.network.offer(self.stream.host, self)
 
     def take(self) -> tuple[int, int] | None:
-        """The network sends it now."""
+        """The network sends the frame now."""
         data = self._next
         if data is None or self.is_over or self.engine.loop.over:
             return None
@@ -71,19 +71,19 @@ class VirtualLink:
         return 0, len(data)
 
     def arrive(self, begin: int, end: int) -> None:
-        """It has come to the other host."""
+        """The frame has arrived at the other host."""
         if not self._flying:
-            return  # the connection was reset meanwhile
+            return  # the connection was reset in the meantime
         data, stream = self._flying.popleft(), self.stream
         if not stream.failure:
             peer = stream.peer
             self.engine.network.pass_on(stream.host, peer.host, peer.receive_bulk, data)
         self.engine.look_soon()
 
-    # -- what comes ----------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Into the places that the engine gives."""
+        """Copies received bytes to the places that the engine gives."""
         left = memoryview(data)
         while left and not self.is_over:
             self.engine.step()
@@ -99,7 +99,7 @@ class VirtualLink:
         self.engine.look()
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """The connection has ended; nothing more arrives."""
         if self.is_over:
             return
         self.engine.step()
@@ -110,13 +110,13 @@ class VirtualLink:
             pass
         self.engine.look()
 
-    # As its stream calls it.
+    # The interface that its stream calls.
 
     def ended(self) -> None:
         self.engine.loop.run_soon(self.end)
 
     def close(self) -> None:
-        """The engine has lost the link. What it has given for it, it gets back."""
+        """The engine has lost the link; gives back the frame that it had passed on."""
         self.is_over = True
         if self._next is not None:
             self._next = None
@@ -126,7 +126,7 @@ class VirtualLink:
 
 
 class Incoming:
-    """What a stream hands its bytes to: in a turn of the host that has the engine."""
+    """Receives a stream's bytes on behalf of an engine."""
 
     def __init__(self, link: VirtualLink) -> None:
         self.link = link
@@ -140,7 +140,7 @@ class Incoming:
 
 
 class VirtualEngine:
-    """Of one host; see hoplite_mp/_engine.pyi."""
+    """The engine of one host; see hoplite_mp/_engine.pyi."""
 
     def __init__(
         self, network: Network, loop: VirtualLoop, descriptors: Descriptors, home: int, block: int
@@ -151,7 +151,7 @@ class VirtualEngine:
         self._descriptors = descriptors
         self._engine = _engine.Engine(home, block, threaded=False)
         self._fd = descriptors.add(self)
-        self._looks = False  # there will be a look
+        self._looks = False  # a look has been scheduled
         self._is_over = False
 
     @property
@@ -160,17 +160,17 @@ class VirtualEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Are frames of it on their way?"""
+        """Are any of its frames on their way?"""
         return any(link.is_busy for link in self.links.values())
 
-    # -- its steps -----------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """As far as it goes. Returns whether it has something to say."""
+        """Steps as far as possible. Returns whether there are events."""
         return self._engine.step()
 
     def look_soon(self) -> None:
-        """Its thread would be woken."""
+        """Schedules a look, where the engine's thread would be woken."""
         if not self._looks and not self.loop.over:
             self._looks = True
             self.network.timeline.after(0.0, self._look_now)
@@ -186,7 +186,7 @@ class VirtualEngine:
             self.look()
 
     def look(self) -> None:
-        """Steps; what is to be sent waits for the network, and events for the node."""
+        """Steps, and passes frames to the network and events to the node."""
         says = self.step()
         for link in list(self.links.values()):
             link.offer()
@@ -194,7 +194,7 @@ class VirtualEngine:
             self.loop.notice(self._fd)
 
     def end(self) -> None:
-        """The process is gone."""
+        """The process has died."""
         for link in self.links.values():
             link.is_over = True
         self.links.clear()
@@ -274,4 +274,4 @@ class VirtualEngine:
         return events
 
     def stop(self) -> None:
-        """The node ends in order; see `end`."""
+        """The node ends in order; `end` does the work."""

@@ -1,9 +1,9 @@
-"""What goes wrong in a run, drawn by chance.
+"""The faults of a run, drawn at random.
 
-Why it exists: hosts die, stop for a while or for good, are cut off, crawl, join and join again;
-leave in order; connections between two that live are reset; workers and programs are killed; the
-manager dies and is started again. Two at a time happen as often as one.
-It must never know: what is being done meanwhile.
+Why it exists: hosts die, stop for a while or for good, are cut off, become slow, join, join again,
+and leave in order; connections between living hosts are reset; workers and programs are killed; the
+manager dies and is started again. Two faults at a time are as likely as one.
+It must never know: what the programs do meanwhile.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
-# Of the host that has the manager, where there is a standby.
+# Faults of the manager's host, in runs with a standby.
 FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
-# As often as they stand here.
+# Drawn with the frequency in which they are listed.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
-KINDS_FEW = 2  # in half of all runs no others come
-# Most runs have few, so that what is left is worth looking at.
+KINDS_FEW = 2  # half of all runs draw only from so many kinds
+# Most runs have few faults, so that what survives is worth checking.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
-# A third of all faults wait so long for a transfer, look for one so often, and strike so soon.
+# A third of all faults wait (at most so long, checking so often) for a transfer, and strike within
+# STRIKE_S_MAX.
 HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
-# Another third wait for the n-th message of some kind, and come at once, or so soon after it.
+# Another third wait for the n-th message of some kind, and strike at once or shortly after it.
 TRAP_S_MAX = 2.0
 TRAPPED = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
 STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
-FOR_GOOD_S = HANGS_S + 2.0  # who waits for such a host hangs
-STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, where a standby may lead meanwhile
-RATE_MIN = 250e3  # bytes a second: what is slower than that looks as if it hung
+FOR_GOOD_S = HANGS_S + 2.0  # long enough that waits for such a host hang
+STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, because a standby may lead meanwhile
+RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
 
 class Faults:
-    """Of one run."""
+    """The faults of one run."""
 
     def __init__(self, world: World, span_s: float) -> None:
-        """span_s: within which they come."""
+        """span_s: the time within which faults are scheduled."""
         self.world = world
         self.chance = world.timeline.chance
         self.span_s = span_s
         self.happened: list[str] = []
         self.begun_at = 0.0
         self._kinds: Sequence[str] = KINDS
-        self._calls = 0  # of Groups, as they were last seen
-        self.pending = 0  # that have been scheduled, or will end by themselves
+        self._calls = 0  # number of Groups' calls when last looked at
+        self.pending = 0  # faults that are scheduled, or will end by themselves
 
     def begin(self) -> None:
-        """Schedules them."""
+        """Schedules the faults."""
         self.begun_at = self.world.timeline.now
         if self.chance.random() < 0.5:  # swarm testing, as in workload.py
             self._kinds = self.chance.sample(KINDS, KINDS_FEW)
@@ -67,7 +68,7 @@ class Faults:
             self._later(self.chance.random() * self.span_s, self._first)
         at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
         if len(at) > 1 and self.chance.random() < 0.5:
-            at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first
+            at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first fault
         for when in at:
             draw = self.chance.random()
             if draw < 0.3:
@@ -87,7 +88,8 @@ class Faults:
         self.world.timeline.after(seconds, do)
 
     def _hunt(self, until: float) -> None:
-        """One as soon as bytes are on their way somewhere, or a member of a Group begins a call."""
+        """Strikes as soon as bytes are on their way somewhere, or a member of a Group begins a
+        call."""
         world = self.world
         calls, self._calls = self._calls, world.calls_begun
         busy = any(host.engine.is_busy for host in world.hosts if host.alive)
@@ -98,7 +100,7 @@ class Faults:
             self._later(HUNT_LOOK_S, self._hunt, until)
 
     def _lay(self) -> None:
-        """One at a message of some kind, or later if none is sent."""
+        """Sets a trap for a message of some kind; strikes later if none is sent."""
         chance, traps = self.chance, self.world.around.descriptors.traps
         arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
         strike = partial(self._sprung, chance.choice(STRIKES), delay)
@@ -119,7 +121,7 @@ class Faults:
             self._strike(strike, sender, receiver)
 
     def _strike(self, strike: str, sender: int, receiver: int) -> None:
-        """At those two hosts, which may be one."""
+        """Strikes at these two hosts, which may be the same."""
         kind, _, whom = strike.partition(" ")
         place = sender if whom == "sender" else receiver
         if kind in ("die", "stop") and not (place or self.world.around.standby_at):
@@ -149,15 +151,15 @@ class Faults:
         getattr(self, f"_{kind}")(place)
 
     def _some_place(self) -> int | None:
-        """Of a host that may get lost; None: there is none."""
+        """A machine whose host may be lost; None if there is none."""
         hosts = self.world.hosts if self.world.around.standby_at else self.world.hosts[1:]
         places = [host.place for host in hosts if host.alive and host.number >= 0]
         return self.chance.choice(places) if places else None
 
     def _first(self) -> None:
-        """The host that has the manager at the beginning is lost to others."""
+        """Loses the host that has the manager at the beginning, at least for some others."""
         kind = self.chance.choice(FIRST)
-        if kind == "split":  # from its standby alone
+        if kind == "split":  # cut off from its standby alone
             self.happened.append("cut")
             self.world.cut({0}, {1})
             self._later(self.chance.choice(CUTS_S), self.world.heal, {0}, {1})
@@ -173,7 +175,8 @@ class Faults:
             self._later(self._soon(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """For long enough to be given up; some never go on, and are switched off in the end."""
+        """Stops a host for long enough to be given up; some never continue, and are switched off in
+        the end."""
         self.world.stop(place)
         if self.chance.random() < 0.15:
             self._later(FOR_GOOD_S, self._switch_off, place)
@@ -187,7 +190,7 @@ class Faults:
         self.world.go_on(place)
 
     def _pause(self, place: int) -> None:
-        """Not for so long: nobody is given up."""
+        """Stops a host so briefly that it is not given up."""
         self.world.stop(place)
         self._later(self.chance.random() * 1.2, self.world.go_on, place)
 
@@ -202,7 +205,7 @@ class Faults:
         port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)
 
     def _cut(self, place: int) -> None:
-        """Some hosts from the others, or two from each other."""
+        """Cuts some hosts off from the others, or two from each other."""
         others = [host.place for host in self.world.hosts if host.place != place]
         some = {place}
         if self.chance.random() < 0.3:
@@ -225,11 +228,11 @@ class Faults:
             self.world.reset(place, self.chance.choice(others))
 
     def _leave(self, place: int) -> None:
-        """Its node hands over what others need of it, and goes."""
+        """A node leaves in order, after handing over what others need."""
         self.world.leave(place)
 
     def _kill(self, place: int) -> None:
-        """A worker, or a program, of some host."""
+        """Kills a worker or a program of some host."""
         self.world.kill_one(self.chance)
 
     def _manager(self, place: int) -> None:

@@ -1,7 +1,7 @@
-"""More than a host has room for: values are spilled, read piece by piece, and reduced in portions.
+"""Programs with more data than a host has room for: spilled, read again, reduced in chunks.
 
 Why it exists: stores and disks are small in some runs, and what does not fit is moved, refused or
-read from the file. Values of these programs are held, so that there is no room for others.
+read from the file. These programs hold their values, so that there is no room for others.
 It must never know: how a store makes room.
 """
 
@@ -26,8 +26,8 @@ ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of t
 
 
 def begin_full(work: Programs) -> None:
-    """A program puts many values, reads some of them again and again, and adds all up; another
-    one reads them elsewhere. In a large store nothing of that is worth trying."""
+    """A program puts many values, reads some of them repeatedly, and sums them up; another one
+    reads them elsewhere. Only done if stores are small."""
     hosts, chance = work.hosts(), work.chance
     if not hosts or not work.truth.tight:
         return
@@ -62,7 +62,7 @@ def _fill(
             except StoreFullError as error:
                 work.truth.check_error(name, error)
                 break
-        views: list[Any] = []  # they pin what they were read from
+        views: list[Any] = []  # they pin the values that were read
         for index in reads:
             if index < len(refs):
                 value = _value(work, c, refs[index], name)
@@ -90,7 +90,7 @@ def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
 
 
 def _add_up(work: Programs, leaves: list[Leaf], refs: list[Any], name: str, c: Cluster) -> None:
-    """On this host; all of them must be in it."""
+    """Sums all values on this host; every one must be contained."""
     total = c.reduce(refs)
     value = np.asarray(work.value(c, total, f"the sum of {name}"))
     whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
@@ -104,7 +104,7 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
         for index, leaf in enumerate(leaves):
             ref = work.ref(c, f"{name}: {index}")
             if ref is None:
-                break  # there was no room for it, nor for those after it
+                break  # there was no room for this one, nor for later ones
             value = _value(work, c, ref, f"reader of {name}")
             if value is not None:
                 work.truth.check_leaf(leaf, value)

@@ -1,7 +1,7 @@
-"""One life of a simulated host: real memory, the real node, and real client code on top.
+"""One life of a simulated host: real shared memory, the real node, and real client code.
 
-Why it exists: it makes the node's ports of what the simulation has, as node/core/main.py makes them
-of what the system has, and stands for the host's supervisor.
+Why it exists: it implements the node's ports with what the simulation has, as node/core/main.py
+does with what the system has, and acts as the host's supervisor.
 It must never know: what its programs do, which faults come.
 """
 
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 __all__ = ["Host"]
 
 KEY = b"k" * 32
-FIRST_PID = 10_000  # of programs
-LEAVE_S = 0.001  # between the end of a program's line, and of the program
+FIRST_PID = 10_000  # pids of programs begin here
+LEAVE_S = 0.001  # between the end of a program's line and its process's end
 
 
 class _Mute:
-    """What a worker prints goes nowhere: see worker/voice.py."""
+    """Discards what a worker prints; see worker/voice.py."""
 
     def turn_to(self, audience: int) -> None: ...
 
@@ -68,7 +68,7 @@ class _Mute:
 
 
 class Host:
-    """One life. `alive`: of its node."""
+    """One life. `alive`: whether its node is."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Host:
         standby: Callable[[Host, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
-        """place: of the machine. home: of this life. ended: told when the node has ended, and why.
-        standby: told when there is to be one here. manager: the connection to one on the same
-        machine."""
+        """place: number of the machine. home: id of this life. ended: called when the node has
+        ended, with the reason. standby: called when a standby is to run here. manager: the
+        connection to a manager on the same machine."""
         self.around = around
         self.ended = ended
         self.standby = standby
@@ -90,13 +90,13 @@ class Host:
         self.config = config = around.config_of(place)
         self.alive = True
         self.processes: list[Process] = []
-        self.programs: dict[Process, Callable[[], None]] = {}  # and what follows their ends
+        self.programs: dict[Process, Callable[[], None]] = {}  # program -> what follows its end
         self._asked_at = 0.0
         network, descriptors = around.network, around.descriptors
         self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
         sizes = config.small_object_bytes_max, config.span_bytes
-        spin_us = 0  # who spins in virtual time spins for ever
+        spin_us = 0  # spinning in virtual time would never end
         memory = around.sizes.store
         _shm.create(self.control_fd, self.store_fd, home, memory, 2, spin_us, *sizes)
         self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
@@ -192,7 +192,7 @@ class Host:
         return VirtualChannel(self, slot, self.around.processes)
 
     def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
-        """What a process in that slot takes part by."""
+        """The Runtime of a process in that slot."""
         memory = self.control_fd, self.store_fd, self.event_fd
         line: Any = channel
         runtime = Runtime(*memory, slot, line, self.config, label)
@@ -203,7 +203,7 @@ class Host:
     # -- processes -----------------------------------------------------------------------------
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process of this host asks the node; in the order in which it is asked."""
+        """A process of this host sends a request to the node; requests arrive in order."""
         timeline = self.around.timeline
         self._asked_at = max(self._asked_at, timeline.now + NEAR_S)
 
@@ -214,13 +214,13 @@ class Host:
         timeline.at(self._asked_at, self.loop.run, take)
 
     def run(self, name: str, body: Callable[[], object]) -> Process:
-        """One more process of this host."""
+        """Starts a process on this host."""
         process = self.around.processes.begin(self.place, name, body, self._process_turned)
         self.processes.append(process)
         return process
 
     def attach(self, name: str, body: Callable[[Runtime], object]) -> None:
-        """A program that attaches to this host's node, does that, and leaves."""
+        """Runs a program that attaches to this host's node, calls `body`, and leaves."""
         self.loop.run(partial(self._attach, name, body))
 
     def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
@@ -257,14 +257,14 @@ class Host:
         self.programs[process] = leave
 
     def kill(self, process: Process) -> None:
-        """As by SIGKILL."""
+        """Kills a process, as SIGKILL does."""
         if process in self.programs:
             process.kill()
             self.loop.run_soon(self.programs[process])
         else:
             self.workers.kill_process(process)
 
-    # As `VirtualWorkers` needs it.
+    # The interface for `VirtualWorkers`.
 
     def worker_begins(self, ask: Spawn) -> Process:
         channel = self.channel(ask.slot)
@@ -297,13 +297,13 @@ class Host:
         self.loop.run_soon(partial(self.node.worker_exited, message))
 
     def _process_turned(self) -> None:
-        """A process of this host has done something: has it woken the node?"""
+        """A process of this host has run: gives the node a turn if the process has woken it."""
         if self.alive:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.event_fd)
                 self.loop.run_soon(_nothing)
 
-    # -- turns of the node ---------------------------------------------------------------------
+    # -- the node's turns ------------------------------------------------------------------------
 
     def _turn(self, action: Callable[[], object]) -> None:
         self.client.set_sleeping(False)
@@ -323,18 +323,18 @@ class Host:
 
     @property
     def number(self) -> int:
-        """Of its node in the cluster; -1: it has not been let in."""
+        """Its node's number in the cluster; -1 before it is admitted."""
         return self.client.number if self.node.rooms.life.standing else -1
 
     def die(self) -> None:
-        """All its processes are gone; see `World.end` for what others see of that."""
+        """Ends all its processes; see `World.end` for what other hosts notice."""
         self.alive = False
         self.loop.over = True
         for process in self.processes:
             process.kill()
 
     def close(self) -> None:
-        """The run is over."""
+        """Frees everything after the run."""
         with contextlib.suppress(RuntimeError):
             self.engine.end()
         for fd in (self.control_fd, self.store_fd, self.event_fd):
@@ -347,4 +347,4 @@ class Host:
 
 
 def _nothing() -> None:
-    """A turn in which only shared memory is looked at."""
+    """A turn that only looks at shared memory."""

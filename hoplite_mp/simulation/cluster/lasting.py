@@ -1,8 +1,8 @@
-"""Values that must outlive hosts: results that are made again, second copies, refs inside refs.
+"""Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
 
-Why it exists: a result is lost with the host that has it, and is made again by whoever has sent the
-task, as long as that lives; an object with a second copy outlives one host; a ref inside an object
-keeps what it names. For these an error is wrong even when hosts have died.
+Why it exists: a result is lost with the only host that has it, and is recomputed by the node whose
+host submitted the task, as long as that lives; an object with a second copy survives one host; a
+ref inside an object keeps what it names. For these an error is wrong even if hosts have died.
 It must never know: which faults come.
 """
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["begin_copies", "begin_nested", "begin_remade"]
 
 WIDTH_MAX = 5
-# Deaths of hosts and processes that a task survives: it is tried four times (Config.retries).
+# Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
 DEATHS_MAX = 2
 
 
 def begin_remade(work: Programs) -> None:
-    """A program has tasks make values and sums of them, and reads all of them later."""
+    """Begins a program whose tasks make values and sums of them, and that reads all of them
+    later."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -36,7 +37,7 @@ def begin_remade(work: Programs) -> None:
     seconds = [chance.choice([0.0, 0.0, 0.02]) * chance.random() for _ in leaves]
     late = chance.choice([0.0, 1.0, 1.5]) * chance.random() * work.span_s
     sums = chance.random() < 0.7
-    keeps = chance.random() < 0.6  # refs to what the sums are made from
+    keeps = chance.random() < 0.6  # whether it keeps refs to the summands
     name = f"remade {salt}"
     readers = chance.choice([0, 0, 1, 2])
     users = [readers]
@@ -109,7 +110,7 @@ def _read_sum(
 
 
 def begin_copies(work: Programs) -> None:
-    """A program puts a value with a second copy; others hold it, and read it later."""
+    """Begins a program that puts a value with a second copy; others hold it, and read it later."""
     hosts, chance = work.hosts(), work.chance
     if len(hosts) < 2:
         return
@@ -134,7 +135,7 @@ def begin_copies(work: Programs) -> None:
 
 
 def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) -> None:
-    held: list[bool] = []  # before anybody had died
+    held: list[bool] = []  # whether that was before any host died
 
     def read(c: Cluster) -> None:
         import time
@@ -155,8 +156,8 @@ def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) ->
 
 
 def begin_nested(work: Programs) -> None:
-    """Refs in a list in an object: who reads it can read what they name, though nobody else holds
-    it any more."""
+    """Begins a program that stores refs in a list in an object: whoever reads that can read what
+    they name, although nobody else holds it any more."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -178,7 +179,7 @@ def begin_nested(work: Programs) -> None:
         else:
             inner = [c.put(leaf.array()) for leaf in leaves]
         outer = c.put({"refs": inner})
-        c.wait(inner)  # tasks that a program has sent end with it
+        c.wait(inner)  # a program's tasks end with it
         del inner
         work.board.publish(name, outer._id)
         work.board.find(f"{name} is not needed")

@@ -1,8 +1,8 @@
-"""Messages between two members of a Group in a run, and members that come back.
+"""Messages between two members of a Group, and members that rejoin.
 
-Why it exists: what is received of a rank is a prefix of what it has sent, and all of it if the rank
-has left in order, or has died alone while its host lived. A rank that comes back takes part from a
-call that nobody has begun, and all members agree on which one that is.
+Why it exists: what is received from a rank is a prefix of what it has sent, and all of it if the
+rank left in order, or died alone while its host lived. A rank that rejoins takes part from a call
+on that nobody had begun, and all members agree which call that is.
 It must never know: which faults come.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_letters", "begin_rejoining"]
 
 SIZE_MAX, LETTERS_MAX, STEPS_MAX = 4, 12, 12
-# Between two calls of a Group to which somebody comes back: else it is over before that.
+# Pause between calls of a Group to which a member returns, so that it is not over before that.
 STEP_S = 0.02
 
 
@@ -32,7 +32,7 @@ STEP_S = 0.02
 
 
 def begin_letters(work: Programs) -> None:
-    """Each of some members sends numbered messages to all others, and receives theirs."""
+    """Begins members that send numbered messages to all others, and receive theirs."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -78,11 +78,11 @@ def _receive(work: Programs, g: Any, salt: int, source: int, count: int, items: 
         )
 
 
-# ---- members that come back
+# ---- members that rejoin
 
 
 def begin_rejoining(work: Programs) -> None:
-    """Members make the same call again and again; of some ranks there is a second life."""
+    """Begins members that repeat the same call; some ranks have a second life."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -138,6 +138,6 @@ def _step(
             if total[rank] != life:
                 raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
             work.truth.reads += 1
-            # When all first lives are over the second ones make another Group of that name.
+            # When all first lives are over, the second ones make another Group of that name.
             call = f"{salt} ({g._generation})", g.calls or 0
             work.truth.note_call(call, (*g.contributors, *map(int, total)))

@@ -1,7 +1,7 @@
-"""The loop of a simulated host: its time, its timers and its descriptors are the timeline's.
+"""The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
-Why it exists: it implements the port Loop (node/ports.py), so a real node can run on it. All that
-happens on a host happens in a turn, and a host that is stopped has no turns.
+Why it exists: it implements the port Loop (node/ports.py), so a real node can run on it. Everything
+on a host happens in turns, and a host that is stopped has none.
 It must never know: what is done in a turn.
 """
 
@@ -21,13 +21,13 @@ __all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
 
 T = TypeVar("T")
 
-# What a clock of a host shows when the run begins. Zero would be taken for "never" in places.
+# What clocks show at the beginning of a run. Zero would mean "never" in some places.
 EPOCH_S = 1000.0
-# Until a process that sleeps runs again, at most.
+# The longest time until a process that sleeps runs again.
 WAKE_S = 20e-6
-# What threads do takes up to so long.
+# The longest time that work in a thread takes.
 THREAD_S = 0.002
-# Numbers from here on are descriptors of the simulation; the system's are below.
+# Numbers from here on are simulated descriptors; the system's are below.
 FIRST_DESCRIPTOR = 1 << 24
 
 
@@ -36,11 +36,11 @@ class Descriptor(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Is there something to be read?"""
+        """Is there something to read?"""
 
 
 class Descriptors:
-    """All of a run, by number. `traps`: faults that wait for a message."""
+    """All descriptors of a run, by number. `traps`: faults that wait for a message."""
 
     def __init__(self) -> None:
         self.all: dict[int, Descriptor] = {}
@@ -48,14 +48,14 @@ class Descriptors:
         self._last = FIRST_DESCRIPTOR
 
     def add(self, one: Descriptor) -> int:
-        """Its number."""
+        """Registers a descriptor; returns its number."""
         self._last += 1
         self.all[self._last] = one
         return self._last
 
 
 class VirtualLoop:
-    """Of one process of one host. `over`: it has ended, and nothing calls it any more."""
+    """The loop of one process of one host. `over`: the process has ended, and nothing calls it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class VirtualLoop:
         descriptors: Descriptors,
         turn: Callable[[Callable[[], object]], None],
     ) -> None:
-        """turn: calls what it is given, as one turn of the process."""
+        """turn: executes its argument as one turn of the process."""
         self.timeline = timeline
         self.network = network
         self.host = host
@@ -78,7 +78,7 @@ class VirtualLoop:
     # -- turns ---------------------------------------------------------------------------------
 
     def run(self, action: Callable[[], object]) -> None:
-        """A turn now, or when the host goes on."""
+        """Makes a turn now, or when a stopped host continues."""
         if self.over:
             return
         if self.host in self.network.stopped:
@@ -87,7 +87,7 @@ class VirtualLoop:
             self._turn(action)
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """A turn after what it takes to wake a process."""
+        """Makes a turn after the time that waking a process takes."""
         timeline = self.timeline
         timeline.after(WAKE_S * timeline.chance.random(), self.run, action)
 
@@ -140,7 +140,7 @@ class VirtualLoop:
     # -- descriptors ---------------------------------------------------------------------------
 
     def notice(self, fd: int) -> None:
-        """There is something to be read there."""
+        """There is something to read at this descriptor."""
         if fd in self._ready and fd not in self._noticed and not self.over:
             self._noticed.add(fd)
             self.run_soon(partial(self._serve, fd))
@@ -152,5 +152,6 @@ class VirtualLoop:
             return
         ready()
         one = self._descriptors.all.get(fd)
-        if one is not None and one.is_ready:  # as epoll says again what was not read to the end
+        # As level-triggered epoll repeats events for data that was not read.
+        if one is not None and one.is_ready:
             self.notice(fd)

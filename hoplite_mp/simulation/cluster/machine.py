@@ -1,6 +1,6 @@
-"""What a simulated machine gives its node: lines to processes, workers, a disk.
+"""What a simulated machine provides to its node: lines to processes, workers, a disk.
 
-Why it exists: these implement ports of node/ports.py with the timeline in the place of the system.
+Why it exists: these implement ports of node/ports.py with the timeline instead of the system.
 It must never know: what is said, what workers do, what is spilled.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NEAR_S", "NoDoor", "NoStacks", "VirtualDisk", "VirtualLines", "VirtualWorkers"]
 
-NEAR_S = 20e-6  # of a message between processes of one host
-FORK_S = 0.002  # until a worker has been started
+NEAR_S = 20e-6  # delay of a message between processes of one host
+FORK_S = 0.002  # time to start a worker
 KILLED = -9
 
 
@@ -39,7 +39,7 @@ class VirtualLines:
         self._timeline = timeline
 
     def serve(self, above: Any) -> None:
-        """The node, which the host has anyway."""
+        """Does nothing, because the host calls the node itself."""
 
     def add(self, slot: int, line: VirtualChannel) -> None:
         self.by_slot[slot] = line
@@ -65,19 +65,19 @@ class VirtualLines:
 
 
 class Supervised(Protocol):
-    """The host that the workers belong to."""
+    """The host to which the workers belong."""
 
     def worker_begins(self, ask: Spawn) -> Process:
-        """Its process."""
+        """Starts the worker's process."""
 
     def worker_ended(self, message: Exited) -> None:
-        """It has ended, of itself or not."""
+        """The process has ended, by itself or not."""
 
     def worker_started(self, slot: int, pid: int) -> None:
-        """It is there."""
+        """The process has started."""
 
     def standby_wanted(self, ask: StartStandby) -> None:
-        """A standby belongs to this host from now on."""
+        """A standby is to run on this host."""
 
 
 class VirtualWorkers:
@@ -96,7 +96,7 @@ class VirtualWorkers:
         return ""
 
     def start(self, ask: Spawn) -> None:
-        """One of the first, which the supervisor starts by itself."""
+        """Starts one of the first workers, as the supervisor does by itself."""
         self._last += 1
         self._start(ask, self._last)
 
@@ -118,7 +118,7 @@ class VirtualWorkers:
             self._timeline.after(NEAR_S, self._ended, pid)
 
     def kill_process(self, process: Process) -> None:
-        """The same, by its process."""
+        """As `kill`, by the process itself."""
         for pid, (_, one) in list(self.by_pid.items()):
             if one is process:
                 self.kill(pid)
@@ -137,7 +137,7 @@ class VirtualWorkers:
 
 
 class VirtualDisk:
-    """What is spilled, in memory; see node/ports.py. `room`: bytes that it takes."""
+    """Keeps spilled bytes in memory; see node/ports.py. `room`: its capacity in bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -165,14 +165,14 @@ class VirtualDisk:
 
 
 class NoStacks:
-    """See node/ports.py: nobody asks."""
+    """See `Stacks` in node/ports.py; stacks are never asked for."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         done([])
 
 
 class NoDoor:
-    """See `DriverDoor` in node/ports.py: programs are attached by who plays them."""
+    """See `DriverDoor` in node/ports.py; programs are attached by `Host.attach` instead."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The manager's process on a simulated host: the real loop, with the timeline to wait for.
+"""The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-Why it exists: which messages reach the planner, in which order, and who is given up when, is what
-manager/loop.py decides; so that runs as it is.
+Why it exists: manager/loop.py decides which messages reach the planner in which order, and who is
+given up when; so it runs unchanged.
 It must never know: what a message is about.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["VirtualManager"]
 
-PACKING_S = 0.05  # of a thread that packs trees
+PACKING_S = 0.05  # duration of the thread that packs trees
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """What is ready the loop says; waiting is left to the timeline."""
+    """The simulated loop tells what is ready; waiting is left to the timeline."""
 
     def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
         self._loop = loop
@@ -67,7 +67,7 @@ class VirtualSelector(selectors.BaseSelector):
 
 
 class VirtualDoor:
-    """See transport/door.py."""
+    """Has the interface of transport/door.py."""
 
     deadline: float | None = None
     not_now: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class VirtualDoor:
 
 
 class VirtualManager:
-    """One process. `planner`: for whoever judges a run."""
+    """One manager process. `planner` is read by whatever judges a run."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class VirtualManager:
         leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
-        """at: where it listens. about: the home of its host, the cluster's id, and what it says of
-        itself. again: in the place of one that has died. own: the node of its host. leadership:
-        whether it may decide; None: always. turned: called after each turn."""
+        """at: where it listens. about: (id of its host, the cluster's id, its introduction). again:
+        it replaces one that has died. own: the number of its host's node. leadership: whether it
+        may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
@@ -134,7 +134,7 @@ class VirtualManager:
 
     @property
     def leads(self) -> bool:
-        """Is it the manager, though perhaps not now? False: a standby that waits."""
+        """Is it the manager, even if it may not decide at present? False: a waiting standby."""
         return self.leadership is None or self.leadership.leads
 
     @property
@@ -144,13 +144,13 @@ class VirtualManager:
 
     @property
     def is_out(self) -> bool:
-        """Is it over? To be asked once a turn."""
+        """Must it step down? To be asked once per turn."""
         return self.leadership is not None and self.leadership.is_out(self.loop.now())
 
-    is_ready = False  # of the door: who comes in does so in a turn
+    is_ready = False  # of the door: callers come in during a turn
 
     def near(self, loop: VirtualLoop) -> VirtualStream:
-        """A connection with the node of its own host; returns that one's end."""
+        """Makes a connection to the node of its own host; returns the node's end."""
         board = self.board
         ends = (loop, self.host), (self.loop, self.host)
         ours, theirs = connect(board.network, board.descriptors, *ends)
@@ -167,7 +167,7 @@ class VirtualManager:
         self._turned()
 
     def _wait(self, seconds: float | None) -> None:
-        """As long as nothing comes it sleeps until then."""
+        """Schedules a turn for the time until which the loop would sleep."""
         if seconds is None:
             return
         at = self.loop.timeline.now + seconds

@@ -1,7 +1,7 @@
 """Groups in a run: members on many hosts that make calls together, and die at any time.
 
-Why it exists: survivors go on among themselves, and all of them must agree on who contributed to a
-call and on its result.
+Why it exists: survivors continue among themselves, and must all agree on who contributed to a call
+and on its result.
 It must never know: which faults come.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["begin_group"]
 
-# Of a rank for which something was to come alone: it has died with its host after the agreement.
+# The error of a rank whose share of a result was lost with the host that had decided the call.
 ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
-# A value that a member still writes while its first bytes are sent on (WRITE_ROUND_BYTES).
+# For a value that its member is still writing while its first bytes are sent (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
          "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
 
 
 def begin_group(work: Programs) -> None:
-    """Programs on some hosts become members of one, and make the same calls."""
+    """Begins programs on some hosts that become members of one Group and make the same calls."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -86,7 +86,7 @@ def _member(
 
 
 def _call(c: Cluster, g: Any, kind: str, leaf: Leaf, root: int) -> Any:
-    """Values that are computed from others are these plus the rank that they are for."""
+    """Makes the call. Parts for other ranks are the member's value plus the receiving rank."""
     if kind == "barrier":
         return g.barrier()
     if kind == "broadcast":
@@ -98,7 +98,7 @@ def _call(c: Cluster, g: Any, kind: str, leaf: Leaf, root: int) -> Any:
         if kind == "alltoall":
             return g.alltoall(parts)
         return g.scatter(parts if leaf.index == root else None, root=root)
-    if kind == "refs":  # nobody else has them, and whoever has brought them lets go
+    if kind == "refs":  # nobody else holds these objects, and their givers let go
         brought = g.allgather({"ref": c.put(leaf.array()), "pad": bytes(8 * leaf.items)})
         return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
     return getattr(g, kind)(leaf.array())
@@ -116,7 +116,7 @@ def _check(
     value: Any,
     contributors: tuple[int, ...],
 ) -> None:
-    """All who have made the call agree on the ranks in it, and the value is made of these."""
+    """Checks that all members agree on the contributors, and that the value is made of these."""
     what = f"{kind} {call} of group {salt}"
     if rank not in contributors:
         raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")

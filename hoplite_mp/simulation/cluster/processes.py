@@ -1,9 +1,9 @@
-"""Processes of simulated hosts: real client code, of which one runs at a time until it waits.
+"""Processes of simulated hosts: real client code, of which one process runs at a time.
 
-Why it exists: a driver, a worker, a member of a Group runs the code that ships, which blocks. Each
-has a thread of its own, and there is one baton: the timeline hands it to a process, which gives it
-back when it sleeps at a futex, waits for its node, or sleeps for some time. So a run is the same
-each time, although the code in it blocks where it likes.
+Why it exists: drivers, workers and members of Groups run the code that ships, which blocks. Each
+process has a thread, and there is one baton: the timeline hands it to a process, which gives it
+back when it sleeps at a futex, waits for its node, or sleeps for some time. So a run is
+deterministic, although the code in it blocks wherever it likes.
 It must never know: what a process does.
 """
 
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Process", "Processes"]
 
-# What a process needs to be woken, at most.
+# The longest time that waking a process takes.
 WAKE_S = 30e-6
-# How long a process may compute, in real time, before the run counts as hung.
+# How long, in real time, a process may compute before the run counts as hung.
 HUNG_S = 60.0
-FIRST_PID = 1 << 24  # the system's are below
-STRANGER_S = 0.001  # how long threads sleep that have nothing to do with the run
+FIRST_PID = 1 << 24  # above the pids that the system uses
+STRANGER_S = 0.001  # how long threads sleep that do not belong to the run
 _real_sleep = time.sleep
 
 
 class Ended(BaseException):
-    """The run is over: this process is taken off its thread."""
+    """The run is over: unwinds a process's thread."""
 
 
 class Process:
-    """One of them. `alive`: it has not ended, nor been killed. `failure`: what its body raised."""
+    """A simulated process. `alive`: it has neither ended nor been killed. `failure`: what `body`
+    raised."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Process:
         body: Callable[[], object],
         turned: Callable[[], None],
     ) -> None:
-        """turned: called when it has given the baton back."""
+        """turned: called after each time that it has given the baton back."""
         self.host = host
         self.name = name
         self.alive = True
@@ -65,14 +66,14 @@ class Process:
         self._go = _thread.allocate_lock()
         self._go.acquire()
         self._waits_for: Hashable = None
-        self._waits = 0  # one more for each wait, so that a timer knows its own
+        self._waits = 0  # counts waits, so that a timer recognises its own
         self._woken = False
         self._resuming = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._started = False
         self._over = False
 
-    # -- on its own thread ---------------------------------------------------------------------
+    # -- called on its own thread ----------------------------------------------------------------
 
     def _run(self) -> None:
         self._go.acquire()
@@ -87,7 +88,7 @@ class Process:
         self._all.give_back()
 
     def wait(self, whatever: Hashable, seconds: float | None) -> bool:
-        """Until somebody wakes it by that name, or the time is over. False: it is."""
+        """Waits until woken by that name, or for so many seconds. False if the time was over."""
         if self._all.over:
             raise Ended
         self._waits += 1
@@ -107,15 +108,15 @@ class Process:
         return self._woken
 
     def interrupt(self) -> None:
-        """As SIGUSR1 does: seen when it next sleeps, or now if it does."""
+        """Delivers a signal: handled at its next sleep, or now if it sleeps."""
         self._signalled = True
         self._leave()
         self.wake()
 
-    # -- on the timeline's ---------------------------------------------------------------------
+    # -- called on the timeline's thread ---------------------------------------------------------
 
     def start(self) -> None:
-        """It begins as soon as a process can."""
+        """Starts the process."""
         self._started = True
         self._thread.start()
         self._resume_soon()
@@ -133,9 +134,9 @@ class Process:
                 del self._all.waiting[self._waits_for]
 
     def wake(self) -> None:
-        """What it waited for has come; it is not among those who wait any more."""
+        """Wakes the process, which has been removed from the waiting list."""
         self._woken = True
-        self._waits += 1  # its timer is for nothing
+        self._waits += 1  # invalidates its timer
         self._resume_soon()
 
     def _resume_soon(self) -> None:
@@ -160,20 +161,20 @@ class Process:
         self._turned()
 
     def kill(self) -> None:
-        """It never runs again: as after SIGKILL, nothing of it is tidied up."""
+        """Never runs it again: as after SIGKILL, nothing of it is tidied up."""
         self.alive = False
         self._leave()
 
     # -- the end of a run ----------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Its thread ends."""
+        """Ends its thread."""
         if self._started and not self._over:
             self._all.hand_over(self)
 
 
 class Processes:
-    """All of a run. `over`: the run is."""
+    """All processes of a run. `over`: the run is over."""
 
     def __init__(self, timeline: Timeline, network: Network) -> None:
         self.timeline = timeline
@@ -182,16 +183,16 @@ class Processes:
         self.running: Process | None = None
         self.waiting: dict[Hashable, list[Process]] = {}
         self.over = False
-        self._main = 0  # the timeline's thread
+        self._main = 0  # ident of the timeline's thread
         self._back = _thread.allocate_lock()
         self._back.acquire()
-        self._bases: list[int] = []  # addresses of mappings, in order
-        self._mapped: dict[int, int] = {}  # address -> home of the host whose memory it is
+        self._bases: list[int] = []  # addresses of mappings, sorted
+        self._mapped: dict[int, int] = {}  # address -> id of the host whose memory it is
 
     # -- the baton -----------------------------------------------------------------------------
 
     def hand_over(self, process: Process) -> None:
-        """Runs it until it waits, or has ended."""
+        """Runs the process until it waits or has ended."""
         self.running = process
         process._go.release()
         if not self._back.acquire(timeout=HUNG_S):
@@ -199,47 +200,47 @@ class Processes:
         self.running = None
 
     def give_back(self) -> None:
-        """Called on the thread of the one that runs."""
+        """Called on the thread of the process that runs."""
         self._back.release()
 
     def begin(
         self, host: int, name: str, body: Callable[[], object], turned: Callable[[], None]
     ) -> Process:
-        """One more; it runs as soon as a process can."""
+        """Starts a process."""
         process = Process(self, host, name, body, turned)
         self.all.append(process)
         process.start()
         return process
 
-    # -- words in shared memory ----------------------------------------------------------------
+    # -- futexes ---------------------------------------------------------------------------------
 
     def map(self, client: _shm.Client, host: Hashable) -> None:
-        """That client's mapping is of the memory of that host."""
+        """Registers that this client has mapped the memory of that host."""
         address = client.control_address
         if address not in self._mapped:
             self._bases.insert(bisect_right(self._bases, address), address)
         self._mapped[address] = host  # type: ignore[assignment]
 
     def word(self, address: int) -> Hashable:
-        """The name of a word: the same for all processes of its host."""
+        """The identity of a word in shared memory, the same for all processes of its host."""
         base = self._bases[bisect_right(self._bases, address) - 1]
         return self._mapped[base], address - base
 
     def sleep(self, address: int, ns: int) -> None:
-        """In the place of waiting at a futex."""
+        """Replaces futex_wait."""
         running = self.running
         if running is not None and self.is_ours():
             running.wait(self.word(address), ns / 1e9)
-        else:  # a thread that has nothing to do with the run; nodes never sleep here
+        else:  # a thread that does not belong to the run; nodes never sleep here
             _real_sleep(STRANGER_S)
 
     def wake(self, address: int) -> None:
-        """In the place of waking those who wait there."""
+        """Replaces futex_wake."""
         if self.is_ours():
             self.wake_all(self.word(address))
 
     def wake_all(self, name: Hashable) -> None:
-        """Those who wait for that."""
+        """Wakes all processes that wait by that name."""
         for process in self.waiting.pop(name, ()):
             process.wake()
 
@@ -251,13 +252,13 @@ class Processes:
         )
 
     def play(self) -> None:
-        """From now on the compiled modules sleep and wake by this."""
+        """From now on the compiled modules sleep and wake through this object."""
         self._main = threading.get_ident()
         for module in (_shm, _tasks):
             module.play(self.sleep, self.wake)
 
     def finish(self) -> None:
-        """The run is over: all threads end."""
+        """The run is over: ends all threads."""
         self.over = True
         for process in self.all:
             process.finish()

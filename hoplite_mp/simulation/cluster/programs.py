@@ -1,6 +1,6 @@
-"""Programs of a run: where they are, how they find each other's objects, what they may use.
+"""What all simulated programs share: where they run, how they exchange objects, their limits.
 
-Why it exists: whatever programs do, they are begun, judged and counted in the same way.
+Why it exists: all programs are begun, judged and counted in the same way, whatever they do.
 It must never know: what they do.
 """
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 __all__ = ["HANGS_S", "Board", "Programs"]
 
-ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes
-# Bytes that all collectives of a run together want to move, about: what a run may cost.
+ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
+# Roughly how many bytes all collectives of a run may move together, which bounds its cost.
 BYTES_MAX = 16 << 20
-# A program waits for another one at most so long; what has failed by then is never made.
+# The longest that a program waits for another; what is not there by then will never be.
 PATIENCE_S = 25.0
-# How long somebody waits for a result before it counts as hanging.
+# After this time a wait for a result counts as a hang.
 HANGS_S = 90.0
 
 
 @dataclass(eq=False)
 class Board:
-    """How programs of a run find each other's objects: ids by name, outside of what is tested."""
+    """How programs of a run find each other's objects: ids by name, outside of the tested code."""
 
     world: World
     ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
 
     def publish(self, name: str, object_id: bytes | None) -> None:
-        """From now on others know it."""
+        """Makes the name known to other programs."""
         self.ids.setdefault(name, object_id)
         self.world.processes.wake_all(("board", name))
 
     def find(self, name: str) -> bytes | None:
-        """Waits until it is there. None: it never will be."""
+        """Waits for the name. None if it will never be there."""
         running = self.world.processes.running
         assert running is not None
         if name not in self.ids:
@@ -55,10 +55,10 @@ class Board:
 
 
 class Programs:
-    """Of one run. `groups`: Groups that were begun; `begun`: programs."""
+    """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
 
     def __init__(self, world: World, truth: Truth, span_s: float) -> None:
-        """span_s: within which they begin."""
+        """span_s: the time within which programs begin."""
         self.world = world
         self.truth = truth
         self.chance = world.timeline.chance
@@ -70,25 +70,25 @@ class Programs:
 
     @property
     def open(self) -> list[str]:
-        """Names of programs that live and have not ended."""
+        """Names of programs that have neither ended nor been killed."""
         return [process.name for host in self.world.lives for process in host.programs
                 if process.alive]  # fmt: skip
 
     def hosts(self) -> list[Host]:
-        """Those whose node is in the cluster, as far as it knows."""
+        """Hosts that are running and whose node has been admitted."""
         stopped = self.world.network.stopped
         return [one for one in self.world.hosts if one.alive and one.number >= 0
                 and one.place not in stopped]  # fmt: skip
 
     def items(self, copies: int) -> int:
-        """How long a value is of which there will be so many."""
+        """How many items a value has of which there will be `copies`."""
         room = self.left // max(1, 8 * copies)
         items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
         self.left -= 8 * items * copies
         return items
 
     def salt(self) -> int:
-        """For the values of one operation: an odd number."""
+        """A new odd number, for the values of one operation."""
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
@@ -99,8 +99,8 @@ class Programs:
         body: Callable[[Cluster], object],
         holds: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs it on that host, as a program that attaches to its node. holds: whether any error is
-        wrong, with all that has happened so far."""
+        """Runs a program that attaches to that host's node. holds: whether, given all that has
+        happened so far, any error is wrong."""
 
         def live(runtime: Runtime) -> None:
             try:
@@ -112,14 +112,14 @@ class Programs:
         host.attach(name, live)
 
     def ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
-        """Of an object that another program has published; None: there is none."""
+        """A ref to an object that another program has published; None if there is none."""
         object_id = self.board.find(name)
         if object_id is None:
             return None
         return c._runtime.memory.make_ref(object_id)
 
     def value(self, c: Cluster, ref: Any, what: str) -> Any:
-        """What is read; a wait that does not end is a failure of the run."""
+        """Reads a value; a wait that does not end fails the run."""
         try:
             return c.get(ref, timeout=HANGS_S)
         except HopliteTimeoutError as error:

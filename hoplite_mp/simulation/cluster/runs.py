@@ -1,6 +1,6 @@
-"""One seed: a cluster, its work, its faults, and the judgement.
+"""Runs one seed: a cluster, its work, its faults, and the verdict.
 
-Why it exists: a seed is the whole description of a run, so a failing one is a test as it stands.
+Why it exists: a seed describes a run completely, so a failing one is a test as it stands.
 It must never know: how anything is shown.
 """
 
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "run_seed"]
 
 NODES_MIN, NODES_MAX = 2, 32
-# Half of all runs are small: what can go wrong with two hosts goes wrong there, and is short.
+# Half of all runs are small: many bugs need only two hosts, and show sooner there.
 SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
-JOINED_S = 0.3  # until all have joined
+JOINED_S = 0.3  # time for all hosts to join
 LOOK_S = 0.25
 # Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
-# Bytes a second of links, all alike or not. On slow ones most faults come in the middle of a
-# transfer.
+# Link rates in bytes per second, for runs with equal and with unequal links. On slow ones most
+# faults strike during a transfer.
 RATES = 125e6, 125e6, 125e6, 20e6, 4e6
 UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
-# So many runs have a standby.
+# Share of runs that have a standby.
 SHARED = 0.35
 COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
 FUNCTION_BYTES_MAX = 1024
-SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
-# After the last program: until everybody has learned of every death, and has tidied up. Where the
-# manager's end was the last thing, nodes that do not come back are waited for.
+SECONDS_MAX = 200.0  # a longer run is in a loop
+# After the last program: until every node knows of every death and has cleaned up. If the manager
+# died last, it still waits for nodes that do not return.
 SETTLE_S, SETTLES_MAX = 3.0, 15
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run. `failure`: what did not hold, or ""."""
+    """The result of one run. `failure`: which promise was broken, or ""."""
 
     seed: int
     nodes: int
@@ -67,7 +67,7 @@ class Outcome:
     faults: tuple[str, ...]
     reads: int
     groups: int
-    managers: int  # that have died
+    managers: int  # number that have died
     taken_over: int  # how often a standby has won
     failure: str = ""
     tail: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def run_seed(
     faults: bool = True,
     prepare: Callable[[World], None] = lambda world: None,
 ) -> Outcome:
-    """Plays it to its end. prepare: what a test does to the world first."""
+    """Plays a seed to its end. prepare: called with the world first, for tests."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
@@ -100,7 +100,7 @@ def run_seed(
     with virtual_time(world.processes), _no_collector():
         try:
             _play(world, work, trouble if faults else None, count, equal=chance.random() < 0.5)
-        except Exception as error:  # also of a node: it would have ended its process
+        except Exception as error:  # also raised by a node, whose process it would have ended
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
     world.close()
@@ -123,8 +123,8 @@ def run_seed(
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """The garbage collector frees refs, which is part of a run, and it comes when it likes. What
-    was there before is not looked through."""
+    """Switches automatic garbage collection off, because it frees refs, which is part of a run, at
+    arbitrary times. Objects that existed before are not scanned by the explicit collections."""
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -133,7 +133,7 @@ def _no_collector() -> Iterator[None]:
     finally:
         gc.unfreeze()
         _runs.append(None)
-        if len(_runs) == COLLECT_RUNS:  # each run leaves a world of circles
+        if len(_runs) == COLLECT_RUNS:  # each run leaves many reference cycles
             _runs.clear()
             gc.collect()
         if enabled:
@@ -158,7 +158,7 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
         timeline.run(EVENTS_MAX, until)
         looks += 1
         if looks % COLLECT_LOOKS == 0:
-            gc.collect()  # at fixed times: what it frees is seen by others
+            gc.collect()  # at fixed times, because other processes notice what it frees
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):
             break
@@ -181,7 +181,7 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
 
 
 def _check_processes(world: World) -> None:
-    """None has ended as none should."""
+    """Checks that no process has ended by an error."""
     for process in world.processes.all:
         error = process.failure
         if isinstance(error, AssertionError):
@@ -192,14 +192,14 @@ def _check_processes(world: World) -> None:
 
 
 def _is_a_function(host: Host, header: dict[str, Any]) -> bool:
-    """Does a worker that lives keep it, because it may send tasks with it again?"""
+    """Is this a function that a living worker keeps because it may send tasks with it again?"""
     owner = header["owner"]
     lives = owner in host.node.rooms.workers.all and header["refs"] == [owner]
     return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX
 
 
 def _left(world: World) -> str:
-    """Nobody uses anything any more: what is left of it, or ""."""
+    """When nobody uses anything any more: what is left over, or ""."""
     for host in world.hosts:
         if not host.alive:
             continue

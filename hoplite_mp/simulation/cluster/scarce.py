@@ -1,7 +1,7 @@
-"""Tasks that need what only some hosts have, while these come and go.
+"""Tasks that need a resource of which only some hosts have any, while hosts come and go.
 
-Why it exists: whoever waits for a resource begins when it is free somewhere, is told when nobody
-has it any more, and what `wait` calls ready is ready, whatever hosts have died meanwhile.
+Why it exists: a task that waits for a resource begins when it is free somewhere, and fails when no
+host has it any more; and what `wait` reports as ready is ready, whatever hosts have died meanwhile.
 It must never know: which faults come.
 """
 
@@ -26,7 +26,7 @@ NOBODY_HAS_IT = "no node of this cluster"
 
 
 def begin_scarce(work: Programs) -> None:
-    """A program submits some at once, waits for all, and reads them."""
+    """Begins a program that submits some of these at once, waits for all, and reads them."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -50,7 +50,7 @@ def _submit(
         except ValueError as error:
             if NOBODY_HAS_IT not in str(error):
                 raise
-            return  # those that have it are gone, or have not come
+            return  # the hosts that have it are gone, or have not joined yet
     ready, pending = c.wait(futures, timeout=HANGS_S)
     if pending:
         raise WrongEnd(f"{len(pending)} of {len(futures)} tasks that need {RESOURCE} hang")

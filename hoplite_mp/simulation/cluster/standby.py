@@ -1,8 +1,9 @@
-"""A standby on a simulated host, and who helps it to lead.
+"""A standby on a simulated host, and its helpers.
 
-Why it exists: with a standby there are two managers, of which one may decide at any time. Here the
-real leadership counts votes, over connections that are cut and hosts that stop; what threads and
-tools do beside it, telling the manager of before and a human's `promote`, is done by the timeline.
+Why it exists: with a standby there are two managers, of which at most one may decide at any time.
+Here the real leadership code counts votes, over connections that are cut and hosts that stop. What
+threads and tools do in production, superseding the former manager and an operator's `promote`, is
+done by the timeline.
 It must never know: who has won, and why (manager/leadership.py).
 """
 
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["Promotion", "Superseding", "candidate_leadership", "first_leadership"]
 
 IDENTITIES = 1 << 48
-PROMOTE_S = 5.0  # for the standby to be reached by a tool
-TOOL_HOME = 1  # a tool belongs to no host
+PROMOTE_S = 5.0  # how long a tool tries to reach the standby
+TOOL_HOME = 1  # a tool does not belong to a host
 
 
 def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | None:
-    """Of the manager that begins the cluster; None: it shares it with nobody."""
+    """The leadership of the manager that begins the cluster; None if there is no standby."""
     if not around.standby_at:
         return None
     silence_s = around.config.silence_s
@@ -47,7 +48,7 @@ def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | Non
 
 
 def candidate_leadership(around: Surroundings, own: int) -> Leadership[Any]:
-    """Of the standby; own: the number of its host's node."""
+    """The leadership of the standby; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
     seconds = lease_s(around.config.silence_s)
     return Leadership(_named(around), own=own, lease_s=seconds, write=_write, candidate=candidate)
@@ -66,7 +67,7 @@ def _turn(action: Callable[[], object]) -> None:
 
 
 class _Calls:
-    """Of one process, to one address."""
+    """Calls from one process to one address."""
 
     def __init__(
         self, around: Surroundings, loop: VirtualLoop, place: int, home: int, to: tuple[str, int]
@@ -84,10 +85,10 @@ class _Calls:
 
 
 class Superseding(_Calls):
-    """The manager of before is told that it is none, again and again; see manager/standby.py."""
+    """Repeatedly tells the former manager that it has been superseded; see manager/standby.py."""
 
     def begin(self, term: int) -> None:
-        """The standby has won that term."""
+        """Begins after the standby has won that term."""
 
         def called(admission: Admission | None) -> None:
             if admission is not None:
@@ -103,7 +104,7 @@ class Superseding(_Calls):
 
 
 class Promotion(_Calls):
-    """`hoplite-mp promote --anyway`, by a human who knows that the manager's host is gone."""
+    """`hoplite-mp promote --anyway`, by an operator who knows that the manager's host is gone."""
 
     def __init__(self, around: Surroundings, place: int, to: tuple[str, int]) -> None:
         loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)
@@ -111,7 +112,8 @@ class Promotion(_Calls):
         self._stream: Any = None
 
     def begin(self) -> None:
-        """Once; whoever has asked stays, or the standby forgets it."""
+        """Asks once; the connection stays open, because otherwise the standby forgets the
+        request."""
 
         def called(admission: Admission | None) -> None:
             if admission is not None:

@@ -1,7 +1,7 @@
-"""Connections between simulated hosts: bytes in order, ends, resets; and bulk frames beside them.
+"""Connections between simulated hosts: ordered bytes, closing, resets; and frames of engines.
 
-Why it exists: a real node, or manager, writes into a stream and reads from one. These have the face
-of transport/stream.py, and the network in the place of the kernel.
+Why it exists: real nodes and managers read from and write to streams. These have the interface of
+transport/stream.py, with the simulated network instead of the kernel.
 It must never know: who is at an end, what the bytes mean.
 """
 
@@ -29,17 +29,17 @@ class Noticing(Protocol):
     """The loop of a process."""
 
     def notice(self, fd: int) -> None:
-        """There is something to be read there."""
+        """There is something to read at this descriptor."""
 
 
 class Bulk(Protocol):
     """An engine's end of a connection."""
 
     def take(self, data: bytes) -> None:
-        """These bytes have come."""
+        """These bytes have arrived."""
 
     def ended(self) -> None:
-        """None will come any more."""
+        """No more bytes will arrive."""
 
 
 class VirtualStream:
@@ -60,10 +60,10 @@ class VirtualStream:
         self._traps = descriptors.traps
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
-        self._ended = False  # the other side has closed it, and nothing comes after the inbox
-        self._early: list[bytes] = []  # of an engine, before there is one at this end
+        self._ended = False  # closed by the other side; nothing follows the inbox
+        self._early: list[bytes] = []  # frames that arrived before an engine took it over
 
-    # -- the face ------------------------------------------------------------------------------
+    # -- the interface of Stream -----------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -121,14 +121,14 @@ class VirtualStream:
                 self.out.send(b"", 1)
 
     def detach(self) -> VirtualSocket:
-        """The same, for an engine."""
+        """Hands the stream over to an engine."""
         return VirtualSocket(self)
 
-    # -- what comes ----------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes | None) -> None:
-        """From the other end; no bytes: it was closed there; None: what was sent from here came
-        after that."""
+        """Receives data from the other end. b"": that end was closed. None: it was closed before
+        what was sent from here arrived."""
         if data is None:
             self.break_off()
         elif self.is_closed:
@@ -143,14 +143,14 @@ class VirtualStream:
             self._end()
 
     def receive_bulk(self, data: bytes) -> None:
-        """The same, from engine to engine."""
+        """Receives a frame of the other end's engine."""
         if self.bulk is not None:
             self.bulk.take(data)
         elif not self.is_closed:
             self._early.append(data)
 
     def attach(self, bulk: Bulk) -> None:
-        """An engine has taken this end over."""
+        """An engine takes this end over."""
         self.bulk = bulk
         early, self._early = self._early, []
         for data in early:
@@ -159,7 +159,7 @@ class VirtualStream:
             bulk.ended()
 
     def break_off(self) -> None:
-        """The connection is reset: what was on its way is lost."""
+        """Resets the connection: what is on its way is lost."""
         if self.failure is None and not self.is_closed:
             self.failure = RESET
             self._end()
@@ -173,7 +173,7 @@ class VirtualStream:
 
 
 class VirtualSocket:
-    """A stream that is handed over; see `TcpStream.detach`."""
+    """A stream on its way to an engine; see `TcpStream.detach`."""
 
     def __init__(self, stream: VirtualStream) -> None:
         self.stream = stream
@@ -190,7 +190,7 @@ class VirtualSocket:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """The engine has a descriptor of its own."""
+        """Does nothing, because the engine keeps a descriptor of its own."""
 
 
 def connect(
@@ -199,7 +199,7 @@ def connect(
     one: tuple[Noticing, int],
     other: tuple[Noticing, int],
 ) -> tuple[VirtualStream, VirtualStream]:
-    """A connection between two processes, each given as its loop and its host."""
+    """Connects two processes, each given as (loop, host). Returns both ends."""
     ours, theirs = (VirtualStream(descriptors, *end) for end in (one, other))
     ours.peer, theirs.peer = theirs, ours
     ours.out = Channel(network, (ours.host, theirs.host), theirs.receive)

@@ -1,6 +1,6 @@
-"""What all hosts of a run share: time, the network, who listens where, sizes.
+"""What all hosts of a run share: time, the network, listeners, sizes.
 
-Why it exists: a host is made of these, and need not know the world that plays it.
+Why it exists: hosts are built from these, and need not know the world that contains them.
 It must never know: which hosts there are.
 """
 
@@ -26,15 +26,15 @@ MANAGER_PORT = 7001
 
 
 def address_of(place: int) -> Address:
-    """Where the node of that machine listens."""
+    """The address at which the node of that machine listens."""
     return Address(f"10.0.{place // 250}.{place % 250 + 1}", PORT)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of each host, in bytes."""
+    """Sizes on each host, in bytes."""
 
-    block: int = 64 << 10  # of a frame between engines, at most
+    block: int = 64 << 10  # the longest frame between engines
     store: int = 256 << 20
     disk: int = 1 << 30
 
@@ -51,7 +51,7 @@ def _config() -> Config:
 
 @dataclass
 class Surroundings:
-    """Of one run. `place`: a machine, as the network numbers it."""
+    """The shared parts of one run. `place` is a machine's number in the network."""
 
     timeline: Timeline
     network: Network
@@ -59,9 +59,9 @@ class Surroundings:
     config: Config = field(default_factory=_config)
     cluster: bytes = b"c" * 16
     manager_place: int = 0
-    standby_place: int | None = None  # None: nobody else can be the manager
-    workers: int = 2  # of each host
-    resources: str | None = None  # of each third host
+    standby_place: int | None = None  # None: there is no standby
+    workers: int = 2  # on each host
+    resources: str | None = None  # of every third host
 
     def __post_init__(self) -> None:
         self.descriptors = Descriptors()
@@ -69,7 +69,7 @@ class Surroundings:
         self.processes = Processes(self.timeline, self.network)
 
     def config_of(self, place: int) -> Config:
-        """Of the host on that machine."""
+        """The configuration of the host on that machine."""
         if place % 3 != 1 or self.resources is None:
             return self.config
         return replace(self.config, resources=self.resources)

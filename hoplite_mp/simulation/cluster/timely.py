@@ -1,7 +1,7 @@
-"""What must be there in time: sources at a deadline, and hosts that have just joined.
+"""What must be there in time: sources at a deadline, and data for hosts that have just joined.
 
-Why it exists: a reduction with a deadline contains everything that was ready, and a host that has
-been let in can be used at once, also before the others have heard of it.
+Why it exists: a reduction with a deadline contains everything that was ready, and a host can be
+used as soon as it has been admitted, even before the others know of it.
 It must never know: which faults come.
 """
 
@@ -33,7 +33,8 @@ LET_IN_LOOK_S, LET_IN_LOOKS = 0.0005, 4000
 
 
 def begin_timely(work: Programs) -> None:
-    """Some sources are ready when a program asks, and one is not until long after the deadline."""
+    """Begins a reduction with a deadline: some sources are ready when it is called, and one only
+    long after the deadline."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -67,7 +68,7 @@ def _in_time(
 
 
 def begin_newcomer(work: Programs) -> None:
-    """A host joins, and reads what others have as soon as it has been let in."""
+    """A host joins, and reads what others have as soon as it has been admitted."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return

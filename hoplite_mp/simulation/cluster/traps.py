@@ -1,9 +1,9 @@
-"""Faults that strike at a message: just before it leaves, or as it arrives.
+"""Faults that strike at a message: just before it leaves, or when it arrives.
 
-Why it exists: many rules matter only if somebody dies between two messages, which a fault at a
-random moment meets once in ten thousand runs. The messages of the protocol are known by name, so a
-fault can wait for one; the rare ones are waited for as often as the common ones (as in FATE: Gunawi
-et al., NSDI 2011).
+Why it exists: many rules matter only if a process dies between two messages, which a fault at a
+random time hits once in ten thousand runs. The protocol's messages are known by name, so a fault
+can wait for one; rare messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI
+2011).
 It must never know: what a message means, which fault comes.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGES", "Trap", "spring"]
 
-# Messages for tools, and of what no simulated program uses.
+# Messages for tools, and messages that no simulated program causes.
 UNUSED = {
     "AddWorkers", "ClockAsked", "ClusterEnded", "CountersAsked", "CountersNow", "Credentials",
     "DumpAsked", "LookTold", "Printed", "PrintedTaken", "RelayAsked", "RelayOpened", "RemoveNode",
@@ -37,17 +37,17 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for the `left`-th message of that name, and strikes. strike: called with the places of
-    the host that sends it and of the one that receives it."""
+    """Waits for the `left`-th message of that name, and strikes. strike: called with the machines
+    of its sender and of its receiver."""
 
     message: str
     left: int
-    arrives: bool  # else: before it leaves
+    arrives: bool  # False: just before it leaves
     strike: Callable[[int, int], None]
 
 
 def spring(traps: list[Trap], data: bytes, ends: tuple[int, int], arrives: bool) -> None:
-    """Whole frames are about to leave a host for another, or have arrived there."""
+    """Complete frames are about to leave a host, or have arrived at one: springs traps for them."""
     names: list[str] = []
     for trap in list(traps):
         if trap.arrives is arrives:
@@ -59,7 +59,7 @@ def spring(traps: list[Trap], data: bytes, ends: tuple[int, int], arrives: bool)
 
 
 def names_in(data: bytes) -> list[str]:
-    """Of the messages in these frames; "" for what is none."""
+    """The names of the messages in these frames; "" for anything else."""
     found, at = [], 0
     while at + HEAD_BYTES <= len(data):
         (nbytes,) = _length(data, at)
@@ -70,11 +70,11 @@ def names_in(data: bytes) -> list[str]:
 
 
 def _name_of(body: bytes) -> str:
-    """A body is a MessagePack array that begins with the name."""
+    """The name of a message: a body is a MessagePack array that begins with it."""
     at = 1 if body[:1] < b"\xa0" else 3
     if not body[at:]:
         return ""
-    short = body[at] != 0xD9  # up to 31 bytes, whose count is in that byte
+    short = body[at] != 0xD9  # up to 31 bytes, with the length in that byte
     begin = at + 1 if short else at + 2
     nbytes = body[at] & 31 if short else body[at + 1]
     return body[begin : begin + nbytes].decode("ascii", "replace")

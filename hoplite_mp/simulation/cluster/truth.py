@@ -1,8 +1,8 @@
-"""What is true in a run, known by no process in it, and what must hold of all that is read.
+"""What is true in a run, unknown to its processes, and the invariants of everything that is read.
 
-Why it exists: an object that is read holds itself, whole. A result holds each contributor exactly
-once, in every byte, the ones that it names, and has the same bits wherever it is read. What fails
-has a cause among the faults.
+Why it exists: an object that is read is complete and unchanged. A result contains each contributor
+that it names exactly once in every byte, and has the same bits wherever it is read. Every error has
+a cause among the faults.
 It must never know: how anything came about.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Operation", "Truth", "WrongEnd"]
 
-# What a program may be told when hosts die, are cut off, or cannot be reached.
+# Errors that a program may get when hosts die, are cut off, or cannot be reached.
 LOSSES = (
     errors.ObjectLostError,
     errors.NodeLostError,
@@ -32,23 +32,23 @@ LOSSES = (
     errors.WorkerLostError,
     errors.ManagerLostError,
     errors.PeerLostError,
-    CancelledError,  # of a task whose sender has gone with its host
+    CancelledError,  # for a task whose submitter is gone with its host
 )
 
 
-# ValueErrors about nodes that the caller does not know any more, or not yet.
+# ValueErrors about nodes that the caller does not know yet, or no longer.
 NO_NODE = "there is no node ", "copies=2: each needs a node", "no node of this cluster"
 
 
-# By a node that leaves: it makes no more actors, and those that it has take no more calls.
+# From a node that leaves, which starts no more actors, and whose actors take no more calls.
 REFUSED = errors.ActorLostError, errors.NodeLostError
 
 
-# Of a Group some of whose members were gone before it was whole.
+# From a Group that lost members before it was complete.
 UNFILLED = "group_wait_s"
 
 
-TRIES = 4  # of a task: 1 + Config.retries
+TRIES = 4  # runs of a task: 1 + Config.retries
 
 
 class WrongEnd(AssertionError):
@@ -57,13 +57,13 @@ class WrongEnd(AssertionError):
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective that a program has asked for."""
+    """A collective that a program has requested."""
 
     number: int
     kind: str
     leaves: tuple[Leaf, ...]
     num: int
-    least: int  # contributors that a result must have: fewer than num after a deadline
+    least: int  # the fewest contributors of a result: fewer than num after a deadline
     ordered: bool = False
 
     @property
@@ -72,27 +72,28 @@ class Operation:
 
 
 class Truth:
-    """Of one run. `reads`: values that were looked at; `errors`: what programs were told."""
+    """The truth about one run. `reads`: number of values checked; `errors`: those that programs
+    got."""
 
     def __init__(self, world: World) -> None:
         runs.clear()
         self.world = world
         self.reads = 0
         self.errors: list[str] = []
-        self.tight = False  # stores or disks are small: what does not fit is refused
+        self.tight = False  # stores or disks are small, and what does not fit is refused
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
         self._told: list[tuple[tuple[object, int], tuple[Any, ...], Host | None]] = []
 
     # -- values --------------------------------------------------------------------------------
 
     def check_leaf(self, leaf: Leaf, value: Array) -> None:
-        """A source has been read somewhere."""
+        """Checks a source that was read somewhere."""
         self.reads += 1
         if not np.array_equal(value, leaf.array()):
             raise WrongBytes(f"a copy of {leaf} holds {value[:8]}")
 
     def check_value(self, value: Array, expected: Array, what: str) -> None:
-        """Something was read."""
+        """Checks any other value that was read."""
         self.reads += 1
         if not np.array_equal(value, expected):
             raise WrongBytes(f"{what} holds {value[:8]}")
@@ -100,7 +101,8 @@ class Truth:
     def check_result(
         self, operation: Operation, part: int, parts: int, value: Array, named: tuple[int, ...]
     ) -> None:
-        """A result, or one part of it, has been read somewhere; `named`: its contributors."""
+        """Checks a result, or one part of it, that was read somewhere; `named`: its
+        contributors."""
         self.reads += 1
         if not operation.least <= len(named) <= operation.num or len(set(named)) != len(named):
             raise WrongEnd(f"{operation.kind} of {operation.num} named {named}")
@@ -122,26 +124,27 @@ class Truth:
             raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
 
     def note_call(self, call: tuple[object, int], ranks: tuple[Any, ...]) -> None:
-        """A member of a Group, the program that runs, was told that these are in that call."""
+        """The running program, a member of a Group, was told that these ranks contributed to that
+        call."""
         running = self.world.processes.running
         self._told.append((call, ranks, self.world.host_of(running)))
 
     def check_runs(self) -> None:
-        """No task has run more often than its tries allow."""
+        """No task may have run more often than its tries allow."""
         for task, count in runs.items():
             if count > TRIES:
                 raise WrongEnd(f"the task that makes {task} has run {count} times")
 
     def check_members(self) -> None:
-        """No host was given up to which nothing has happened."""
+        """No host may have been given up without a fault."""
         world = self.world
         disturbed = world.cuts or world.resets or world.stops or world.managers
         if world.gave_up and world.lives[0].alive and not disturbed:
             raise WrongEnd(f"host {world.gave_up[0].place} was given up, and nothing has happened")
 
     def check_let_in(self) -> str:
-        """At the end of a run: a host that was not let in though it could be; or "". Who called
-        while there was no manager was told so."""
+        """At the end of a run: names a host that was not admitted although it could have been; or
+        "". A host that tried while there was no manager has got an error."""
         world = self.world
         managers = [one for one in (world.manager, world.standby) if one is not None]
         if any(one.decides for one in managers):
@@ -152,7 +155,7 @@ class Truth:
         return ""
 
     def check_agreed(self) -> None:
-        """All members on hosts that have lived on were told the same of each call."""
+        """All members on hosts that have survived must have been told the same about each call."""
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
         for call, ranks, host in self._told:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
@@ -163,12 +166,13 @@ class Truth:
 
     @property
     def calm(self) -> bool:
-        """Nothing has happened that may cost anybody anything."""
+        """Has nothing happened that may cause errors?"""
         world = self.world
         return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
 
     def check_error(self, what: str, error: BaseException, holds: bool = False) -> None:
-        """A program has been told this; what is no loss is raised again. holds: it must not."""
+        """A program got this error; raises it again if no fault can explain it. holds: no error is
+        allowed."""
         if holds:
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, which had to hold")
         self.errors.append(f"{what}: {type(error).__name__}: {error}")
@@ -179,7 +183,8 @@ class Truth:
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         host = self.world.host_of(self.world.processes.running)
-        if host in self.world.left:  # what it sends after that is not waited for
+        # What a program of a leaving host submits then is not waited for.
+        if host in self.world.left:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.left:
             return

@@ -1,8 +1,8 @@
-"""Values whose every byte says where it comes from, and what collectives must make of them.
+"""Values whose every byte tells where it comes from, and what collectives must make of them.
 
-Why it exists: the promises are checked to the byte. A source of a collective is a power of two
-times a pattern over the places of its elements, so a sum says who is in it, and a byte in a wrong
-place is seen. Where the order of additions counts, sources are floats whose sum depends on it.
+Why it exists: promises are checked to the byte. A source of a collective is a power of two times a
+pattern over the positions of its elements, so a sum tells which sources it contains, and misplaced
+bytes are noticed. Where the order of additions matters, sources are floats whose sum depends on it.
 It must never know: how a value travels.
 """
 
@@ -34,9 +34,9 @@ __all__ = [
     "sum_of",
 ]
 
-PERIOD = 7  # of the pattern: no power of two, as blocks and stripes are
-PATTERNS = 64  # that are kept, as many sources are of one length
-SOURCES_MAX = 40  # bits of a source, of a salt and of the pattern fit into an int64
+PERIOD = 7  # of the pattern; not a power of two, as sizes of blocks and stripes are
+PATTERNS = 64  # how many patterns are cached, because many sources have the same length
+SOURCES_MAX = 40  # bits of index, salt and pattern together fit into an int64
 SALT_BITS = 10
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,8 +48,8 @@ class WrongBytes(AssertionError):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One source: the `index`-th of a collective with that salt. `ordered`: floats, whose sum
-    depends on the order of additions. `fortran`: a matrix of two rows, column by column."""
+    """One source: number `index` of a collective with that salt. `ordered`: floats, whose sum
+    depends on the order of additions. `fortran`: a matrix of two rows in column-major order."""
 
     salt: int  # below 1 << SALT_BITS, and odd
     index: int
@@ -71,31 +71,31 @@ class Leaf:
 
 @functools.lru_cache(maxsize=PATTERNS)
 def pattern(items: int) -> Array:
-    """What a source is times its number."""
+    """The pattern of which a source is a multiple."""
     made = np.arange(items, dtype=np.int64) % PERIOD + 1
     made.flags.writeable = False
     return made
 
 
-# How often the task that makes a source has begun in this run: all processes of a run are in one.
+# How often the task that makes a source has begun in this run, whose processes are all in this one.
 runs: Counter[tuple[int, int]] = Counter()
 
 
 def make(leaf: Leaf, seconds: float) -> Array:
-    """The task that makes a source, in that time."""
+    """A task that makes a source, in that time."""
     runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array()
 
 
 def make_once_more(leaf: Leaf, seconds: float) -> Array:
-    """The same for whoever may have it made more often: it is not counted."""
+    """As `make`, but not counted, for tasks that may run more often."""
     time.sleep(seconds)
     return leaf.array()
 
 
 def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
-    """The task whose result is refs, which nobody else holds."""
+    """A task whose result is refs that nobody else holds."""
     from hoplite_mp.cluster import current
 
     c = current()
@@ -103,23 +103,23 @@ def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
 
 
 def rolled(leaf: Leaf) -> Array:
-    """The task whose value says how often it has run."""
+    """A task whose value tells how often it has run."""
     runs[leaf.salt, leaf.index] += 1
     return leaf.array() + runs[leaf.salt, leaf.index]
 
 
 def scaled(value: Array, factor: int) -> Array:
-    """The task that needs its argument."""
+    """A task that needs its argument."""
     return value * factor
 
 
 def add(left: Array, right: Array) -> Array:
-    """The task that adds two up."""
+    """A task that adds two values."""
     return left + right
 
 
 def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
-    """The task that has tasks make all of these, and adds them up."""
+    """A task that submits tasks to make all of these, and adds their results."""
     from hoplite_mp.cluster import current
 
     c = current()
@@ -128,7 +128,7 @@ def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
 
 
 def contributors_in(value: Array, salt: int) -> set[int]:
-    """The indices of the sources in a sum. WrongBytes: it is no such sum in every place."""
+    """The indices of the sources in a sum. WrongBytes if it is not the same sum in every place."""
     if not len(value):
         return set()
     first, rest = divmod(int(value[0]), salt)

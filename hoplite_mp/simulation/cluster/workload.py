@@ -1,9 +1,9 @@
-"""What programs of a simulated cluster do, drawn by chance, by the public face of the library.
+"""What programs of a simulated cluster do, drawn at random, using the library's public API.
 
-Why it exists: a run needs work for faults to disturb. Programs on all hosts put values and submit
-tasks, run collectives of all kinds over what others have made, read results where they like, drop
-and delete; sources become ready early, late or never.
-It must never know: what goes wrong meanwhile.
+Why it exists: faults need work to disturb. Programs on all hosts put values and submit tasks, run
+collectives of all kinds over what others have made, read results anywhere, drop and delete; sources
+become ready early, late or never.
+It must never know: which faults come.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
          "allgather", "alltoall")  # fmt: skip
 
 
-# How many times as often as usual a kind of programs is in a run.
+# Factors for how often a kind of program occurs in a run.
 SWARM = 0, 0, 1, 1, 3
 
 
 class Workload(Programs):
-    """Of one run; it is over when everything that was begun has ended."""
+    """The programs of one run, which is over when all of them have ended."""
 
     def begin(self) -> None:
-        """Schedules it. Some kinds of programs are not in a run, others are there more often (swarm
-        testing: Groce et al., ISSTA 2012): what must come together is not lost in a crowd."""
+        """Schedules the programs. A run omits some kinds and has more of others (swarm testing:
+        Groce et al., ISSTA 2012), so that combinations which matter are not lost among many
+        others."""
         chance = self.chance
         kinds: list[tuple[Callable[[], object], tuple[int, ...]]] = [
             (self._collective, (1, 2, 3)),
@@ -81,7 +82,7 @@ class Workload(Programs):
                 self.world.timeline.after(chance.random() * self.span_s, begin)
 
     def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> None:
-        """One host makes it: puts it, or has a task make it."""
+        """Begins a program that makes a source, by putting it or by a task."""
         chance = self.chance
         late = chance.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * chance.random()
         by_task = chance.random() < 0.4
@@ -99,16 +100,16 @@ class Workload(Programs):
                     ref = c.put(leaf.array())
             finally:
                 board.publish(name, None if ref is None else ref._id)
-            if by_task and ref is not None:  # what a program has sent ends with it
+            if by_task and ref is not None:  # a program's tasks end with it
                 c.wait([ref], timeout=HANGS_S)
             board.find(f"{name} is not needed")
 
         self.program(chance.choice(hosts), f"source {name}", body)
 
-    # -- what they do --------------------------------------------------------------------------
+    # -- kinds of programs -----------------------------------------------------------------------
 
     def _some_gets(self) -> None:
-        """One object, wanted in many places at nearly the same time."""
+        """One object that is wanted in many places at nearly the same time."""
         hosts, chance = self.hosts(), self.chance
         if not hosts:
             return
@@ -128,7 +129,8 @@ class Workload(Programs):
         ref = self.ref(c, name)
         time.sleep(late)
         try:
-            if ref is not None and self.chance.random() < 0.3:  # not so long; later again
+            # First with a short timeout, then again.
+            if ref is not None and self.chance.random() < 0.3:
                 with contextlib.suppress(HopliteTimeoutError):
                     c.get(ref, timeout=self.chance.choice([0.0, 0.001, 0.05]))
                 ref = None
@@ -142,7 +144,7 @@ class Workload(Programs):
                 self.board.publish(f"{name} is not needed", None)
 
     def _tasks(self) -> None:
-        """A tree of tasks, with values and Futures as arguments, and tasks inside of tasks."""
+        """A tree of tasks, with values and Futures as arguments, and tasks inside tasks."""
         hosts, chance = self.hosts(), self.chance
         if not hosts:
             return
@@ -263,7 +265,7 @@ class Workload(Programs):
             self._copy(kind, refs, to, what, c)
             return
         dropped = -1
-        if len(results) > 1 and self.chance.random() < 0.3:  # the others can be read all the same
+        if len(results) > 1 and self.chance.random() < 0.3:  # the others must still be readable
             dropped = self.chance.randrange(len(results))
             c.delete([results[dropped]])
         self._read_elsewhere(operation, results, dropped)
@@ -293,7 +295,7 @@ class Workload(Programs):
             raise WrongEnd(f"{what} hangs") from error
 
     def _read_elsewhere(self, operation: Operation, results: list[Any], dropped: int) -> None:
-        """Others read the results, soon or late, but for one that is deleted."""
+        """Other programs read the results, soon or late, except for one that is deleted."""
         hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"

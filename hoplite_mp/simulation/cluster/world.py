@@ -1,7 +1,7 @@
-"""Everything of one run together, and what can happen to a host.
+"""All parts of one run, and everything that can happen to a host.
 
 Why it exists: hosts, the manager and the network know each other through this. A host that dies
-resets its connections; one that is stopped, or cut off, is given up by the real code in its time.
+resets its connections; one that is stopped or cut off is given up by the real code in due time.
 It must never know: what is asked for, which faults come when.
 """
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-# When the kernel ends a connection over which nothing was acknowledged (transport/listen.py).
+# When the kernel ends a connection whose data is not acknowledged (transport/listen.py).
 UNACKNOWLEDGED_S = 40.0
-HOME_BASE = 1000  # homes are random numbers in a cluster; here they are counted from this on
+HOME_BASE = 1000  # in a cluster host ids are random; here they are consecutive from this number on
 MANAGER_PLACE = 0
-PROMOTED_S = 5.0  # between two looks of whoever may promote a standby
-RESTART_S = 0.001  # of a manager, at least: its supervisor forks another one
+PROMOTED_S = 5.0  # how often an operator looks whether to promote a standby
+RESTART_S = 0.001  # the least time in which a supervisor forks another manager
 
 
 class World:
-    """One cluster. The first host has the manager; without a standby it never dies."""
+    """One cluster. The first host has the manager; it never dies if there is no standby."""
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
@@ -50,15 +50,17 @@ class World:
         self.hosts: list[Host] = []  # the latest life on each machine
         self.lives: list[Host] = []
         self.lost: list[Host] = []  # lives that are over
-        self.manager: VirtualManager | None = None  # of the first host
+        self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
-        self.managers = 0  # that have died
-        self.calls_begun = 0  # of Groups, by one member each
+        self.managers = 0  # how many managers have died
+        self.calls_begun = 0  # calls of Groups begun by any member
         self.taken_over = 0  # how often a standby has won
-        self._standby_of: tuple[Host, StartStandby] | None = None  # host, and what it was asked
+        # Its host, and the request to start it.
+        self._standby_of: tuple[Host, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
         self.left: set[Host] = set()  # lives that were asked to leave
-        self.gave_up: list[Host] = []  # lives whose node ended, because it was told that it is out
+        # Lives whose node ended because it learned that it had been given up.
+        self.gave_up: list[Host] = []
         self._introduction = Introduction(HOME_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class World:
         leadership.won = won
 
     def add_host(self, up: float, down: float) -> Host:
-        """One more machine, whose node joins. The first one has the manager."""
+        """Adds a machine, whose node joins. The first one has the manager."""
         place = self.network.add(up, down)
         self.hosts.append(self._begin(place))
         return self.hosts[-1]
@@ -118,26 +120,26 @@ class World:
         if not self.lives:
             self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
-            near = self.manager.near(self.manager.loop)  # its loop becomes the node's
+            near = self.manager.near(self.manager.loop)  # its loop is replaced by the node's
         host = Host(self.around, place, home, self.end, self._start_standby, near)
         self.lives.append(host)
         return host
 
     def rejoin(self, place: int) -> None:
-        """A new life on that machine."""
+        """Begins a new life on that machine."""
         if not self.hosts[place].alive:
             self.timeline.note(f"host {place} joins again")
             self.go_on(place)
             self.hosts[place] = self._begin(place)
 
     def host_of(self, process: Process | None) -> Host | None:
-        """On which life of a host that process runs."""
+        """The life of a host on which that process runs."""
         return next((host for host in self.lives if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, host: Host, why: str) -> None:
-        """That life is over, and so are its connections: those who have some see it."""
+        """Ends a life and its connections, which the other ends notice."""
         if not host.alive:
             return
         self.timeline.note(f"host {host.place} ends: {why}")
@@ -165,7 +167,8 @@ class World:
     # -- managers ------------------------------------------------------------------------------
 
     def _manager_turned(self) -> None:
-        """One of them has had a turn: at most one may decide, and who is out goes."""
+        """A manager or standby has had a turn: checks that at most one may decide, and ends one
+        that steps down."""
         managers = [one for one in (self.manager, self.standby) if one is not None]
         deciding = [one for one in managers if one.decides]
         assert len(deciding) < 2, "the manager and the standby both decide"
@@ -176,7 +179,7 @@ class World:
             self.end(self._standby_of[0], "its manager steps down")
 
     def _end_process(self, manager: VirtualManager | None) -> bool:
-        """Of a manager or a standby. False: there was none."""
+        """Ends the process of a manager or a standby. False if there was none."""
         if manager is not None:
             manager.loop.over = True
             self._reset_all(manager.loop, manager.host)
@@ -191,7 +194,7 @@ class World:
         return self._end_process(standby)
 
     def lose_manager(self, away_s: float) -> None:
-        """Its process dies; another one is started after that time."""
+        """The manager's process dies; another one is started after that time."""
         if self._end_manager():
             self.timeline.note("the manager dies")
             self.managers += 1
@@ -206,7 +209,7 @@ class World:
             node.loop.run_soon(partial(node.node.rooms.management.again, stream))
 
     def lose_standby(self, away_s: float) -> None:
-        """The same of the standby, which leads perhaps."""
+        """As lose_manager, for the standby, which may be leading."""
         if self._end_standby():
             self.timeline.note("the standby dies")
             self.timeline.after(max(away_s, RESTART_S), self._standby_again)
@@ -217,14 +220,15 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """The manager's host is gone for good: a human helps, where more than half are not left."""
+        """The manager's host is gone for good: an operator promotes the standby, in case fewer than
+        a majority are left to vote."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
         self.timeline.after(PROMOTED_S, self._promote)
 
     def leave(self, place: int) -> None:
-        """Its node is asked to; that of the manager's host is not let go."""
+        """Asks a node to leave in order; the node of the manager's host is not asked."""
         host = self.hosts[place]
         lan = host.node.lan
         if lan is not None and host.node.rooms.management.home != host.home:
@@ -232,7 +236,7 @@ class World:
             host.loop.run(lan.draining.begin)
 
     def kill_one(self, chance: random.Random) -> None:
-        """A worker, or a program, of some host that lives."""
+        """Kills a worker or a program of some living host."""
         found = [
             (host, process)
             for host in self.hosts
@@ -244,24 +248,25 @@ class World:
             self.kill(*chance.choice(found))
 
     def kill(self, host: Host, process: Process) -> None:
-        """As by SIGKILL."""
+        """Kills a process, as SIGKILL does."""
         self.timeline.note(f"{process.name} on host {host.place} is killed")
         self.killed += 1
         host.kill(process)
 
-    # -- what is in the way --------------------------------------------------------------------
+    # -- obstacles -------------------------------------------------------------------------------
 
     def stop(self, place: int) -> None:
-        """The machine does nothing."""
+        """Stops a machine."""
         self.stops += 1
         self.network.stop(place)
 
     def go_on(self, place: int) -> None:
-        """It does again."""
+        """A stopped machine continues."""
         self.network.go_on(place)
 
     def cut(self, some: set[int], others: set[int]) -> None:
-        """Nothing passes between these; their connections end when nothing is acknowledged."""
+        """Cuts all traffic between these hosts; their connections end when nothing was acknowledged
+        for long."""
         self.cuts += 1
         self.network.separate(some, others)
         self.timeline.after(UNACKNOWLEDGED_S, self._give_up, some, others)
@@ -273,11 +278,11 @@ class World:
                     self.reset(one, other)
 
     def heal(self, some: set[int], others: set[int]) -> None:
-        """It passes again."""
+        """Ends such a cut."""
         self.network.join(some, others)
 
     def reset(self, one: int, other: int) -> None:
-        """All connections between two machines break."""
+        """Resets all connections between two machines."""
         self.resets += 1
         for stream in self.board.between(one, other):
             stream.out.close()
@@ -286,6 +291,6 @@ class World:
             stream.peer.break_off()
 
     def close(self) -> None:
-        """The run is over."""
+        """Frees everything after the run."""
         for host in self.lives:
             host.close()
