@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["call", "made", "make", "take"]
 
-_made: dict[int, Any] = {}  # this process's id -> its object; a forked child has none
+_made: dict[int, Any] = {}  # pid of this process -> its object; a forked child has none
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What a handle submits."""
+    """The function that a handle submits."""
     found = _made.get(os.getpid())
     if found is None:
         raise RuntimeError("there is no actor in this process: user code has forked it")
@@ -36,12 +36,12 @@ def made() -> Any:
 
 
 def take(found: Any) -> None:
-    """This process's object is that one, of which another process had kept the state."""
+    """Makes `found`, restored from a checkpoint of an earlier process, this process's object."""
     _made[os.getpid()] = found
 
 
 def make(runtime: Runtime, setup: ActorSetup) -> None:
-    """Runs the constructor. Waits for those of its arguments that are refs."""
+    """Runs the constructor, after waiting for those of its arguments that are refs."""
     constructor, carried = serial.decode_with_carried(setup.constructor)
     carried.check()
     memory = runtime.memory

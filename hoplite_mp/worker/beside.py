@@ -1,4 +1,4 @@
-"""Tasks and calls that run beside one another in one worker.
+"""Tasks and calls that run concurrently in one worker.
 
 Why it exists: async tasks, calls of async methods, and calls of an actor with `concurrency` above 1
 run several at a time. The worker's own thread takes them in order, reads their arguments, and
@@ -31,25 +31,26 @@ if TYPE_CHECKING:
 __all__ = ["Beside"]
 
 POLL_NS = 500_000_000
-HOUSE_S = POLL_NS / 1e9  # how often the house is kept while nothing begins or ends
+HOUSE_S = POLL_NS / 1e9  # how often `keep_house` runs while nothing begins or ends
 POOL_OPEN = 1
 
 
 class _Running(Call):
-    """One that runs."""
+    """A task or call that is running."""
 
     def __init__(self, oid: int, concurrency: int) -> None:
         super().__init__(oid)
         self.concurrency = concurrency
         self.coroutine: Any = None
-        self.task: asyncio.Task[Any] | None = None  # of the event loop, when it has begun
-        self.unwanted = False  # cancelled before that
-        self.again: Exceptions = ()  # after these it is tried again
-        self.flags = 0  # of one with a priority or resources
+        # The coroutine's asyncio task, once it has begun.
+        self.task: asyncio.Task[Any] | None = None
+        self.unwanted = False  # cancelled before it has begun, or has ended
+        self.again: Exceptions = ()  # exceptions after which it is tried again
+        self.flags = 0  # the task's flags, if it has a priority or resources
 
 
 class Beside:
-    """All that runs in this worker's loop and threads."""
+    """Everything that runs in this worker's event loop and threads."""
 
     def __init__(self, worker: OfWorker) -> None:
         self.worker = worker
@@ -59,18 +60,19 @@ class Beside:
         self._loop: EventLoop | None = None
         self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
         self._deadlines: dict[int, int] = {}
-        self._lock = threading.Lock()  # of the deadlines
+        self._lock = threading.Lock()  # guards `_deadlines`
         self._brought = 0
 
     @property
     def loop(self) -> EventLoop:
-        """Made when it is first needed: asyncio takes long to import."""
+        """Made when it is first needed, because importing asyncio takes long."""
         if self._loop is None:
             from hoplite_mp.worker.event_loop import EventLoop
 
             self._loop = EventLoop()
             waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
-            # While a task awaits another one, this worker counts as blocked: others stand in.
+            # While a task awaits another one, this worker counts as blocked, and another one stands
+            # in.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
                 waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
@@ -80,10 +82,10 @@ class Beside:
         if self._loop is not None:
             self._loop.close()
 
-    # -- the worker's own thread -----------------------------------------------------------------
+    # -- in the worker's own thread ---------------------------------------------------------------
 
     def run(self, oid: int, flags: int) -> None:
-        """An async task, and those that come while it runs and may run beside it."""
+        """Runs an async task, and those that arrive meanwhile and may run concurrently with it."""
         self._begin(oid, flags)
         audience = self.tasks.audience(oid)
         while self.running:
@@ -101,7 +103,8 @@ class Beside:
         )
 
     def serve(self, concurrency: int, backlog: list[int]) -> None:
-        """The calls of an actor, so many at a time, until it ends; first those of the backlog."""
+        """Runs the calls of an actor, at most `concurrency` at a time, until it ends; those of the
+        backlog first."""
         worker, tasks = self.worker, self.tasks
         for oid in backlog:
             while len(self.running) >= concurrency:
@@ -118,7 +121,8 @@ class Beside:
             self._turn(False, 0, True)
 
     def _turn(self, takes: bool, audience: int, any_task: bool) -> None:
-        """Waits until something ends, or, if it takes more, until there is more; looks after it."""
+        """Waits until something ends or, if it `takes` more, until there is something to take;
+        handles it."""
         if takes:
             seen = self.slots.word()
             if self._ended.empty():
@@ -134,7 +138,7 @@ class Beside:
             self._settle(True)
 
     def _settle(self, wait: bool) -> None:
-        """What has ended is written; `wait`: until something has, for a while."""
+        """Writes the result of a task that has ended; `wait`: waits a while for one."""
         try:
             ended = self._ended.get(wait, HOUSE_S)
         except queue.Empty:
@@ -178,7 +182,7 @@ class Beside:
             self._end(call, error, True)
 
     def _end(self, call: _Running, value: Any, failed: bool) -> None:
-        """Its result is written, as that of any task."""
+        """Writes the result, as for any task."""
         worker, oid = self.worker, call.oid
         call.coroutine = call.task = None
         worker.check_line()
@@ -207,8 +211,7 @@ class Beside:
                 self._begin(oid, self.tasks.task(oid)[3])
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """This worker is killed at that moment, unless it is told otherwise; 0: not because of
-        that one."""
+        """Sets the time at which this worker is killed because of that task; 0 removes it."""
         with self._lock:
             if at_ns:
                 self._deadlines[oid] = at_ns
@@ -217,14 +220,14 @@ class Beside:
             first = min(self._deadlines, key=lambda one: self._deadlines[one], default=0)
             self.slots.deadline(first, self._deadlines.get(first, 0))
 
-    # -- elsewhere -------------------------------------------------------------------------------
+    # -- in other threads --------------------------------------------------------------------------
 
     def _tell(self, call: _Running, value: Any, failed: bool) -> None:
         self._ended.put((call, value, failed))
         self.slots.wake()
 
     def _run_plain(self, call: _Running, function: Any, args: Any, kwargs: Any) -> None:
-        """In a thread of its own."""
+        """Runs a plain method in a thread of its own."""
         try:
             value, failed = function(*args, **kwargs), False
         except BaseException as error:
@@ -232,7 +235,7 @@ class Beside:
         self._tell(call, value, failed)
 
     def _start(self, call: _Running) -> None:
-        """In the event loop."""
+        """Starts a coroutine; called in the event loop."""
         if self.tasks.aborted(call.oid):
             call.unwanted = True
         call.task = self.loop.loop.create_task(self._drive(call))
@@ -245,13 +248,14 @@ class Beside:
                 call.coroutine.close()
                 raise asyncio.CancelledError
             value, failed = await call.coroutine, False
-        except BaseException as error:  # SystemExit too: it ends this task, not the loop
+        except BaseException as error:  # SystemExit too ends only this task, not the loop
             value, failed = error, True
-        call.unwanted = True  # has ended: it is not cancelled any more
+        call.unwanted = True  # it has ended, and is not cancelled any more
         self._tell(call, value, failed)
 
     def cancel_aborted(self) -> None:
-        """After a signal: those that were cancelled by force get a CancelledError at an await."""
+        """After a signal: raises CancelledError, at an await, in tasks that were cancelled by
+        force."""
         if self._loop is not None:
             for oid, call in list(self.running.items()):
                 if self.tasks.aborted(oid) and call.coroutine is not None:

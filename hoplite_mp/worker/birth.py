@@ -1,6 +1,6 @@
-"""What a spawned process has from its parent, in a worker, whose parent is a template.
+"""Gives a worker what a spawned process has from its parent; the worker's parent is a template.
 
-Why it exists: see `protocol/birth.py`. What is about multiprocessing is done when user code first
+Why it exists: see `protocol/birth.py`. Settings of multiprocessing are applied when user code first
 imports that, if ever: importing it costs 1.5 ms, and most workers never need it.
 It must never know: tasks.
 """
@@ -24,7 +24,7 @@ MODULE = "multiprocessing.context"  # which imports .process
 
 
 def take_after(birth: Birth, number: int) -> None:
-    """number: of the worker, from 1."""
+    """number: of the worker, counted from 1."""
     sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
     if birth.faulthandler and not faulthandler.is_enabled():
         faulthandler.enable(file=2)
@@ -35,7 +35,7 @@ def take_after(birth: Birth, number: int) -> None:
 
 
 class _Finder:
-    """Is asked for modules; finds one, once."""
+    """Intercepts the import of one module, once."""
 
     def __init__(self, birth: Birth, number: int) -> None:
         self.birth, self.number = birth, number
@@ -59,7 +59,7 @@ class _Finder:
 
 
 def _apply(birth: Birth, number: int) -> None:
-    """multiprocessing here as it is in a spawned process."""
+    """Sets up multiprocessing as in a spawned process."""
     context: Any = sys.modules[MODULE]
     process: Any = sys.modules["multiprocessing.process"]
     me = process.current_process()
@@ -67,17 +67,17 @@ def _apply(birth: Birth, number: int) -> None:
     me._name = f"SpawnProcess-{number}"
     me._identity = (number,)
     me._parent_pid = birth.pid
-    driver = lift(_end_of(birth.pid))  # it can be read when the program has ended
+    driver = lift(_end_of(birth.pid))  # becomes readable when the program has ended
     process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
     if birth.start_method:
         context._default_context.set_start_method(birth.start_method, True)
 
 
 def _end_of(pid: int) -> int:
-    """A descriptor that can be read as soon as that process has ended."""
+    """A descriptor that becomes readable when that process has ended."""
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has, and so will this worker
+    except ProcessLookupError:  # it has ended already, and this worker will soon
         read, write = os.pipe()
         os.close(write)
         return read

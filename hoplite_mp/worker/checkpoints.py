@@ -1,10 +1,11 @@
-"""Checkpoints of an actor: its state is kept outside of its process after every k calls.
+"""Checkpoints of an actor: its state is saved outside of its process after every k calls.
 
-Why it exists: a process that begins again goes on with the state that was kept last. With the state
-go the results of calls whose callers may not have them yet, by the calls' numbers: a call that is
-tried again, and is in the kept state already, is answered with its first result and not applied a
-second time. The next call begins only when the node has said that the state is kept.
-It must never know: on which hosts states are kept, how calls travel, who restarts a process.
+Why it exists: a process that restarts continues with the state that was saved last. With the state
+are saved the results of calls whose callers may not have them yet, by the calls' numbers: a call
+that is tried again, and is contained in the saved state, is answered with its first result instead
+of being applied twice. The next call begins only when the node has confirmed that the state is
+saved.
+It must never know: on which hosts states are saved, how calls travel, who restarts a process.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "call"]
 
-# Processes whose results are kept with the state; of more, those that have not called for longest
-# are forgotten, and a call of theirs that is tried again is applied again. 100 bytes for each, and
-# its results.
+# Calling processes whose results are saved with the state. Of more, those that have not called for
+# longest are forgotten; if a call of theirs is tried again, it is applied again. 100 bytes for
+# each, plus its results.
 CALLERS_MAX = 4096
 
-_checkpoints: dict[int, Checkpoints] = {}  # by this process's id, as in worker/actor.py
+_checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in worker/actor.py
 
 
 class Checkpoints:
-    """Of this process's object."""
+    """The checkpoints of this process's object."""
 
     def __init__(self, runtime: Runtime, every: int) -> None:
         self.runtime = runtime
         self.every = every
-        self.again: Exceptions = ()  # what a call raises that is tried again after it
-        self.since = 0  # calls since the last one
-        # Caller -> number of the call -> did it fail, its payload, the refs inside that.
+        self.again: Exceptions = ()  # exceptions after which a call is tried again
+        self.since = 0  # calls since the last checkpoint
+        # Caller -> number of the call -> (did it fail, its payload, refs inside that).
         self.results: dict[bytes, dict[int, tuple[bool, bytes, list[ObjectRef[Any]]]]] = {}
         self.kept: ObjectRef[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of its async methods
+        self._loop: asyncio.AbstractEventLoop | None = None  # for its async methods
 
     def note(self, number: CallNumber, failed: bool, value: Any) -> None:
-        """What that call has given, or raised."""
+        """Records the result of a call, or its error."""
         if failed:
             encoded = serial.encode_error(value, None)
         else:
@@ -65,7 +66,7 @@ class Checkpoints:
             del self.results[next(iter(self.results))]
 
     def known(self, number: CallNumber) -> tuple[bool, Any] | None:
-        """Its first result, if it has been applied before."""
+        """The first result of a call that has been applied before; None if it has not."""
         found = self.results.get(number.caller, {}).get(number.turn)
         if found is None:
             return None
@@ -76,8 +77,8 @@ class Checkpoints:
         return False, serial.decode(memoryview(payload), make_ref=make_ref, writable=True)
 
     def ended(self, value: Any) -> Any:
-        """The result of a call; a coroutine runs to its end, because the state must not change
-        while it is kept."""
+        """The result of a call. A coroutine is run to its end, because the state must not change
+        while it is being saved."""
         if not inspect.iscoroutine(value):
             return value
         if self._loop is None:
@@ -87,7 +88,7 @@ class Checkpoints:
         return self._loop.run_until_complete(value)
 
     def count_one(self) -> None:
-        """Another call has been applied; keeps the state when its turn has come."""
+        """Counts a call that was applied; saves the state after every k-th."""
         self.since += 1
         if self.since < self.every:
             return
@@ -103,7 +104,7 @@ class Checkpoints:
 
 
 def begin(runtime: Runtime, setup: ActorSetup) -> None:
-    """This process's object: from its last kept state, or from its constructor."""
+    """Makes this process's object: from the last saved state, or by its constructor."""
     checkpoints = Checkpoints(runtime, setup.checkpoint)
     checkpoints.again = serial.decode_function(setup.again) if setup.again else ()
     _checkpoints[os.getpid()] = checkpoints
@@ -119,10 +120,10 @@ def begin(runtime: Runtime, setup: ActorSetup) -> None:
 
 
 def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What a handle of an actor with checkpoints submits."""
+    """The function that a handle of an actor with checkpoints submits."""
     checkpoints = _checkpoints.get(os.getpid())
     if checkpoints is None:
-        return actor.call(method, *args, **kwargs)  # which says why not
+        return actor.call(method, *args, **kwargs)  # which raises why there is no actor
     known = checkpoints.known(number)
     if known is None:
         failed, value = False, None
@@ -130,11 +131,11 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
             value = checkpoints.ended(actor.call(method, *args, **kwargs))
         except Exception as error:
             if isinstance(error, checkpoints.again):
-                raise  # as if its process had died: it was not applied
+                raise  # as if the process had died: the call was not applied
             failed, value = True, error
         try:
             checkpoints.note(number, failed, value)
-        except Exception as error:  # it does not pickle
+        except Exception as error:  # it cannot be pickled
             failed, value = True, error
             checkpoints.note(number, failed, value)
         checkpoints.count_one()

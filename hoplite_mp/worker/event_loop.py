@@ -1,8 +1,8 @@
-"""The event loop of a worker: one thread that lives as long as the worker does.
+"""The event loop of a worker: one thread that lives as long as the worker.
 
-Why it exists: what an async task leaves behind, a session, a pool of connections, is bound to its
-event loop, so the next one must find the same. It has a thread of its own, because the worker's
-own thread waits for tasks and writes results, which would stop everything that is awaited.
+Why it exists: what an async task leaves behind (a session, a connection pool) is bound to its event
+loop, so the next task must find the same loop. It has a thread of its own, because the worker's
+main thread waits for tasks and writes results, which would block everything that is awaited.
 It must never know: tasks, results, who interrupts whom.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLoop"]
 
-# How long the end of a worker waits for what its tasks have left in the loop. Higher: more of it
+# How long a worker that ends waits for what its tasks have left in the loop. Higher: more of it
 # ends in order; lower: a worker that leaves is gone sooner.
 CLOSE_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
@@ -42,20 +42,22 @@ class EventLoop:
         while not self._ends:
             try:
                 self.loop.run_forever()
-            except BaseException:  # SystemExit of something that a task has left behind
+            # SystemExit, for example, of something that a task has left behind
+            except BaseException:
                 _log.exception("in the event loop of a worker")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Its result; for any thread but the loop's own. An interrupt meanwhile cancels it."""
+        """Runs a coroutine and returns its result; for any thread except the loop's own. An
+        interrupt of the caller cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # without effect if it is the coroutine that has raised
+            future.cancel()  # has no effect if the coroutine itself has raised
             raise
 
     def close(self) -> None:
-        """Cancels what is left, and ends the thread."""
+        """Cancels everything that is left, and ends the thread."""
         self._ends = True
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self.loop)
         self._thread.join(CLOSE_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The process of a worker: what it is given when it is forked, its setup, and its exit code.
+"""The worker's process: what it receives when it is forked, its setup, and its exit code.
 
 Why it exists: the supervisor forks it with a few descriptors. Here it becomes a client of its host,
 runs the initializer of its pool or makes its actor's object, and tells the node when that is done
@@ -42,7 +42,7 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 
 def prepare(worker: Worker, setup: int) -> bool:
     """Runs the pool's initializer, or makes the actor's object, and tells the node. False: it has
-    failed, and this process is to end with SETUP_FAILED."""
+    failed, and this process must end with SETUP_FAILED."""
     channel = worker.runtime.channel
     try:
         _set_up(worker, setup)
@@ -54,7 +54,8 @@ def prepare(worker: Worker, setup: int) -> bool:
         sys.stderr.write(text)
         sys.stderr.flush()
         summary = traceback.format_exception_only(error)[-1].strip()
-        # Answered, so that it has arrived before the end of this process is known.
+        # `call` waits for the reply, so that the message arrives before this process's end is
+        # noticed.
         channel.call(
             SetupFailed(
                 summary[:SETUP_SUMMARY_CHARS_MAX],

@@ -1,8 +1,8 @@
-"""What the parts of a worker know of the whole.
+"""The worker's interface for its parts.
 
-Why it exists: tasks that run beside one another, generators, retries and rounds are parts of a
-worker, which makes them, and ask it in turn.
-It must never know: who implements it (worker/main.py).
+Why it exists: concurrent tasks, generators, retries and rounds are parts of a worker, which creates
+them, and call it in turn.
+It must never know: who implements it (worker/task_loop.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["OfWorker", "Several"]
 
 
 class Several(Protocol):
-    """What runs in the worker's event loop and threads."""
+    """What runs concurrently in the worker's event loop and threads."""
 
     slots: _tasks.Beside
 
@@ -33,7 +33,7 @@ class Several(Protocol):
         """Made when it is first needed."""
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """The worker is killed at that moment, unless it is told otherwise; 0: never."""
+        """Sets the time at which the worker is killed because of that task; 0 removes it."""
 
 
 class OfWorker(Protocol):
@@ -48,8 +48,8 @@ class OfWorker(Protocol):
     max_tasks: int
     done_tasks: int
     is_actor: bool
-    again: Exceptions  # of an actor's calls: after these they are tried again
-    own_again: list[int]  # those of its calls that are
+    again: Exceptions  # exceptions after which an actor's calls are tried again
+    own_again: list[int]  # calls of the actor that are to be tried again
     untaken: deque[tuple[int, Any]]  # generators' results that their readers do not hold yet
 
     @property
@@ -59,22 +59,22 @@ class OfWorker(Protocol):
         """Has an actor no calls left?"""
 
     def keep_house(self, busy: bool) -> None:
-        """Between two tasks."""
+        """Housekeeping between two tasks."""
 
     def check_line(self) -> None:
-        """Ends the worker if it has lost its node."""
+        """Ends the worker if its line to the node is lost."""
 
     def leave_groups(self) -> None:
-        """The task that has run is a member no more."""
+        """Leaves the Groups that the ended task has joined."""
 
     def speak_to(self, audience: int) -> None:
-        """Who hears what is printed from here on."""
+        """Sets the audience of everything that is printed from here on."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
-        """What is to be called, with which arguments, and after which exceptions again."""
+        """(function, args, kwargs, exceptions after which the task is tried again)."""
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The same of a generator."""
+        """(function, args) that run a generator to its end."""
 
     def arguments(
         self, args_id: int, inline: bytes, copy: bool
@@ -88,4 +88,4 @@ class OfWorker(Protocol):
         """Writes a result; returns whether it is an error."""
 
     def traceback_of(self, error: BaseException) -> str:
-        """In words, without this library's own frames."""
+        """The traceback as text, without this library's own frames."""

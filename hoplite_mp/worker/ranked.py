@@ -1,8 +1,8 @@
-"""What a worker does around a task with a priority, or with resources.
+"""What a worker does around a task that has a priority or resources.
 
-Why it exists: tasks that such a task sends must count at least as much as it does, because it may
-wait for them; and the node learns at once that resources are in use, or free again.
-It must never know: how a task runs, who shares out resources.
+Why it exists: tasks submitted by such a task must have at least its level, because it may wait for
+them; and the node must learn at once that resources are in use, or free again.
+It must never know: how a task runs, who assigns resources.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ RESOURCES: int = _tasks.RESOURCES_FLAG
 
 
 def begins(runtime: Runtime, oid: int, flags: int) -> None:
-    """Before its function is read."""
+    """To be called before the task's function is read."""
     submitter = runtime.submitter
     submitter.floor = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
-        if flags & FLAG_STREAM:  # its header is done before its generator is
+        if flags & FLAG_STREAM:  # its header is done before the generator has ended
             runtime.channel.call(KeepForStream(oid))
         else:
-            runtime.tasks.wake_node()  # a worker less is free
+            runtime.tasks.wake_node()  # one idle worker less
 
 
 def ended(runtime: Runtime, oid: int, flags: int) -> None:
-    """Its result is written; of a generator, all of it."""
+    """To be called when the result is written; for a generator, all of its items."""
     if flags & RESOURCES:
         runtime.running = 0
         if flags & FLAG_STREAM:

@@ -1,4 +1,4 @@
-"""What runs again although its worker has not died (`options(retry_exceptions=)`).
+"""Tasks that are tried again although their worker has not died (`options(retry_exceptions=)`).
 
 It must never know: how tasks are queued, how many tries are left.
 """
@@ -22,7 +22,7 @@ __all__ = ["exceptions_of", "prepared", "try_again"]
 def prepared(
     worker: OfWorker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
 ) -> Any:
-    """What is to be called: a chunk whose items may be tried again asks for each of them."""
+    """The function to call. A chunk whose items may be tried again asks the node for each retry."""
     if type(function) is not Chunked or not function.again:
         return function
 
@@ -36,7 +36,7 @@ def prepared(
 
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
-    """After which that task, or call of the actor, is tried again."""
+    """The exceptions after which that task, or call of the actor, is tried again."""
     if flags & FLAG_STREAM:
         return ()
     if worker.is_actor:
@@ -45,10 +45,10 @@ def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
 
 
 def try_again(worker: OfWorker, oid: int) -> bool:
-    """It is queued again; then it is no longer this worker's."""
+    """Asks the node to queue the task again. If granted, it no longer belongs to this worker."""
     granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
     if granted and worker.is_actor:
         worker.own_again.append(oid)
     elif granted:
-        worker.submitter.waiting.ready(oid)  # a task around this one may wait for it
+        worker.submitter.waiting.ready(oid)  # an enclosing task may wait for it
     return granted

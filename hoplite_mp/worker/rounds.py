@@ -1,4 +1,4 @@
-"""A worker's part in rounds (`Cluster.run`): it runs its task of each when it is between two tasks.
+"""A worker's part in rounds (`Cluster.run`): between two tasks it runs its task of each round.
 
 It must never know: who has called the round, how many others take part.
 """
@@ -19,8 +19,8 @@ COMMON_POOL = 0
 
 
 def offer(worker: OfWorker) -> None:
-    """While a task of this worker waits for a round that it has called, it takes part in that and
-    in others: else two tasks that call rounds would wait for each other."""
+    """Lets this worker take part in rounds while a task of its own waits for a round that it has
+    called: otherwise two tasks that call rounds would wait for each other for ever."""
     if worker.pool != COMMON_POOL:
         return
 
@@ -38,7 +38,7 @@ def offer(worker: OfWorker) -> None:
 
 
 def take_part(worker: OfWorker) -> None:
-    """Asks the node for this worker's tasks, and runs them."""
+    """Asks the node for this worker's tasks of rounds, and runs them."""
     for oid in worker.runtime.channel.call(TakeRound()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)

@@ -1,9 +1,9 @@
 """A generator in its worker: its items become objects, and links that lead to them.
 
-Why it exists: a stream is a task whose result is its first *link*, an object that is still pending.
-Each link, when it is done, names an item and the next link, so whoever holds one, on any host,
-waits for it and reads it like any object. A link goes when its reader has taken the item: that is
-how the generator knows how far ahead it is, and, when nobody holds the next link, that nobody wants
+Why it exists: a stream is a task whose result is its first *link*, an object that is pending at
+first. When a link is done, it names an item and the next link, so whoever holds one, on any host,
+waits for it and reads it like any object. A link is freed when its reader has taken the item; by
+that the generator knows how far ahead it is and, when nobody holds the next link, that nobody wants
 more.
 It must never know: who reads, on which host, what is done after a death.
 """
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["STREAMED", "Source"]
 
-STREAMED = object()  # in place of a result: it is written already
-# What an item counts at least for Config.stream_bytes_max: its object and its link cost as much.
+STREAMED = object()  # in place of a result that has been written already
+# The least size that an item counts for Config.stream_bytes_max, because its object and its link
+# need about that much.
 ITEM_BYTES_MIN = 4096
 
 
@@ -46,23 +47,25 @@ class Source:
         self.slots = worker.beside.slots
         self.name = worker.tasks.name(oid)
         self.audience = worker.tasks.audience(oid)
-        self.timeout_ns = self.left_ns = timeout_ns  # the whole, and what is left at a pause
-        self.ends_ns = 0  # when it has run for so long; 0: it pauses, or may run for ever
-        self.limited = 0  # the link because of which this worker may be killed now
-        self.link: Any = self._new_link()  # the pending one
-        self.ahead: deque[tuple[int, int]] = deque()  # links not taken, and their items' bytes
+        # The whole timeout, and what was left of it at a pause.
+        self.timeout_ns = self.left_ns = timeout_ns
+        self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
+        self.limited = 0  # the link for which this worker's deadline is set
+        self.link: Any = self._new_link()  # the pending link
+        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item): not taken yet
         self.bytes_ahead = 0
-        self.first: Any = None  # the first link, until its reader holds it
+        self.first: Any = None  # holds on the first link, until its reader has one
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """All of it. Returns STREAMED; raises what the task itself is to fail with."""
+        """Runs the whole generator. Returns STREAMED; raises what the task itself must fail
+        with."""
         items = self._items(function(*args, **kwargs))
         first = serial.encode(self.link)
-        if self.timeout_ns:  # it counts for the links from now on
+        if self.timeout_ns:  # from now on the timeout is that of the links
             self.worker.beside.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
-            items.close()  # it was cancelled
+            items.close()  # the task was cancelled
             self._drop_link()
             return STREAMED
         self.first = first.refs
@@ -70,7 +73,7 @@ class Source:
         self._resume()
         try:
             self._send(items)
-        except BaseException as error:  # the cluster ends, say: the task itself is done
+        except BaseException as error:  # the cluster is ending, say: the task itself is done
             self._give_up(error)
         finally:
             self._limit(0)
@@ -90,7 +93,7 @@ class Source:
             ) from None
 
     def _send(self, items: Any) -> None:
-        """Until the generator has ended, or nobody wants more."""
+        """Sends items until the generator has ended, or nobody wants more."""
         raised: BaseException | None = None
         number = 0
         try:
@@ -131,7 +134,7 @@ class Source:
             raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
 
     def _end(self, raised: BaseException | None) -> None:
-        """The last link says that there is no more, or why."""
+        """Writes the last link: there are no more items, or the generator has raised."""
         self._limit(0)
         if raised is None:
             self._fulfil((END, None, None), 0)
@@ -145,7 +148,7 @@ class Source:
         self._fulfil((RAISED, failure, None), 0)
 
     def _give_up(self, error: BaseException) -> None:
-        """Something about the stream itself has failed: its reader is told, if that can be."""
+        """The stream itself has failed: tells its reader, if possible."""
         try:
             if self.link is not None and self.memory.client.usable:
                 oid = self.memory.local_id(self.link)
@@ -158,7 +161,7 @@ class Source:
     # -- links ---------------------------------------------------------------------------------
 
     def _new_link(self) -> ObjectRef[Any]:
-        """Pending, claimed by this worker."""
+        """A pending link, claimed by this worker."""
         client = self.memory.client
         oid = client.new(KIND_STREAM, STATE["CLAIMED"], client.slot, 0)
         self.slots.link(
@@ -171,7 +174,8 @@ class Source:
         return self.memory.own_ref(oid)
 
     def _fulfil(self, value: tuple[Any, ...], nbytes: int) -> None:
-        """The link that is pending is done. Its refs are held first: it may go at once."""
+        """Seals the pending link. The refs inside are held first, because the link may be freed at
+        once."""
         oid = self.memory.local_id(self.link)
         encoded = serial.encode(value)
         self.memory.inner[oid] = list(encoded.refs)
@@ -181,17 +185,17 @@ class Source:
         self.link = None
 
     def _drop_link(self) -> None:
-        """Nobody has ever heard of it."""
+        """Cancels a link that nobody has ever received."""
         oid = self.memory.local_id(self.link)
         self.tasks.cancel(oid, True)
         self.tasks.settle(oid)
         self.link = None
 
-    # -- how far ahead -------------------------------------------------------------------------
+    # -- items that were not taken yet ---------------------------------------------------------
 
     def _look(self) -> None:
-        """What has been taken meanwhile. A reader holds the next link before it lets one go: so of
-        the first one that is left, nobody but this worker holds it only if it was taken."""
+        """Removes links that have been taken. A reader acquires the next link before it releases
+        one, so if only this worker holds the first link that is left, that one has been taken."""
         if self.first is not None and self.tasks.taken(self.oid):
             self.first = None
         client = self.memory.client
@@ -201,11 +205,11 @@ class Source:
                 break
             self.ahead.popleft()
             self.bytes_ahead -= nbytes
-        while client.news():  # with each link the worker's hold on the next one goes
+        while client.news():  # each link releases this worker's hold on the next one
             self.memory.collect()
 
     def _unwanted(self) -> bool:
-        """Nobody will ever take another item."""
+        """Will nobody ever take another item?"""
         if self.memory.client.closing:
             return True
         self._look()
@@ -221,7 +225,7 @@ class Source:
         return self.bytes_ahead >= self.plan.bytes_max
 
     def _has_room(self) -> bool:
-        """For one more item; waits for it. False: nobody wants any."""
+        """Waits until there is room for another item. False: nobody wants one."""
         blocked = False
         waiting = self.worker.submitter.waiting
         try:
@@ -234,7 +238,7 @@ class Source:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # others stand in meanwhile
+                    waiting.count_blocked(1)  # another worker stands in meanwhile
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False
@@ -243,10 +247,12 @@ class Source:
                 waiting.count_blocked(-1)
                 self._resume()
 
-    # -- its timeout, which counts while it runs -------------------------------------------------
+    # -- the timeout, which runs only while the generator does
+    # --------------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """This worker is killed at that moment, because of the pending link; 0: it is not."""
+        """Sets the time at which this worker is killed, because of the pending link; 0: removes
+        it."""
         if self.limited:
             self.worker.beside.limit(self.limited, 0)
         self.limited = 0
@@ -267,7 +273,7 @@ class Source:
 
 
 class _Plain:
-    """A generator, or any iterator."""
+    """A plain generator, or any iterator."""
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
@@ -282,7 +288,7 @@ class _Plain:
 
 
 class _Awaited:
-    """An async generator, in the worker's event loop."""
+    """An async generator, which runs in the worker's event loop."""
 
     def __init__(self, loop: Any, made: Any) -> None:
         self.loop = loop

@@ -1,7 +1,7 @@
-"""A worker: claims tasks, runs them, writes results; ends when it is told to or nobody is there.
+"""A worker's loop: claims tasks, runs them, writes results, until it is told to end.
 
-Why it exists: user code runs here and nowhere else of the library's processes. The loop is thin:
-the claim, the pickles and the result are a few calls into compiled rooms.
+Why it exists: of this library's processes only workers run user code. The loop is thin: claiming,
+pickling and writing results are a few calls into compiled modules.
 It must never know: who decides on retries, where workers come from, the user's main script.
 """
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 POLL_NS = 500_000_000
-UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
-FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
+UNTAKEN_LOOKS = 8  # after each task; more than one task can add, so that their number falls
+FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 RANKED: int = _tasks.RANKED_FLAG
 ROOM = __name__.rpartition(".")[0] + "."
@@ -63,17 +63,18 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        self.limited = False  # the task at the bottom of the stack may be ended by its timeout
-        # id -> the function, what to check before it runs, from how many bytes it was decoded
+        # The outermost task has a timeout, by which this process may be killed.
+        self.limited = False
+        # Id -> (function, what to check before it runs, number of bytes that it was decoded from).
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
-        self.first_use = False  # collections are put off for the first task's imports
+        self.first_use = False  # garbage collection is postponed during the first task's imports
         self.is_actor = False
-        self.concurrency = 1  # of an actor: calls at a time
-        self.again: Exceptions = ()  # of an actor's calls: after these they are tried again
-        self.own_again: list[int] = []  # those of its calls that are
+        self.concurrency = 1  # of an actor: how many calls may run at a time
+        self.again: Exceptions = ()  # of an actor: exceptions after which calls are tried again
+        self.own_again: list[int] = []  # of an actor: calls that are to be tried again
         self.beside = Beside(self)
-        # Results whose refs the submitter must take over.
+        # Results whose inner refs the submitter has not taken over yet.
         self.untaken: deque[tuple[int, Any]] = deque()
         self.line = runtime.channel.line
         runtime.channel.taken_away = self.end_without_line
@@ -83,7 +84,8 @@ class Worker:
         rounds.offer(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
-        """Its tasks are calls of one object: while one waits, it runs no other in its place."""
+        """Makes this worker an actor's: its tasks are calls of one object, so while one waits, no
+        other is run in its place."""
         self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = serial.decode_function(setup.again) if setup.again else ()
@@ -91,7 +93,7 @@ class Worker:
         self.submitter.waiting.forbid(self.pool, concurrency)
 
     def loop(self) -> None:
-        """Until the cluster or the pool closes, or this worker is to retire."""
+        """Runs tasks until the cluster or the pool closes, or this worker is to retire."""
         client, tasks = self.memory.client, self.tasks
         if self.is_actor:
             backlog = self.runtime.channel.call(ActorBegins()).value
@@ -114,15 +116,15 @@ class Worker:
         self.finish_own()
 
     def run_backlog(self, calls: list[int]) -> None:
-        """Calls that were made before this process had its object, in their order: who died before
-        it may have taken some out of the queues."""
+        """Runs calls that were made before this process had its object, in order: an earlier
+        process that died may have taken their hints out of the queues."""
         for oid in calls:
             if self.tasks.claim(oid):
                 self.run_whole(oid)
                 self.keep_house(True)
 
     def run_whole(self, oid: int) -> None:
-        """A task; or a call of the actor with all its tries, before the next call begins."""
+        """Runs a task, or a call of the actor with all its retries, before the next call begins."""
         self.run(oid)
         while self.own_again:
             oid = self.own_again.pop()
@@ -130,13 +132,14 @@ class Worker:
                 self.run(oid)
 
     def may_end(self) -> bool:
-        """Its pool is closing. An actor first runs the calls that wait for their arguments."""
+        """Its pool is closing. May it end? An actor first runs the calls that wait for their
+        arguments."""
         return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
-        """Tasks that were sent from here would fail with this process: it stays until they are
-        done, and counts as blocked, so that another worker can run them. Refs inside its results
-        need nobody: what is not taken over yet, the node holds."""
+        """Waits for tasks that were submitted here, which would fail with this process. Meanwhile
+        it counts as blocked, so that another worker can run them. It need not wait for refs inside
+        its results to be taken over, because the node holds those after its death."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -145,11 +148,11 @@ class Worker:
             oid = next(iter(pending), 0)
             outcome = tasks.wait([oid], 1, time.monotonic_ns() + POLL_NS, True)
             self.keep_house(False)
-            if oid in pending and outcome != _tasks.NEWS:  # its bit may have gone astray
+            if oid in pending and outcome != _tasks.NEWS:  # its done bit may have been lost
                 self.submitter.look_at_all()
 
     def keep_house(self, busy: bool) -> None:
-        while self.memory.client.news():  # what goes may have held more
+        while self.memory.client.news():  # freeing an object may release further ones
             self.memory.collect()
         if self.submitter.pending and not busy:
             self.submitter.drain()
@@ -164,13 +167,14 @@ class Worker:
                 self.untaken.append(item)
 
     def end_without_line(self) -> None:
-        """User code has closed the line to the node. What runs here counts as killed."""
-        if os.getpid() == self.pid:  # else a forked child of a task has come here
+        """User code has closed the line to the node. The task that runs here counts as killed."""
+        if os.getpid() == self.pid:  # else this is a forked child of a task
             self.voice.flush()
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
-        """Functions whose submitter has dropped them go, and what their closures hold."""
+        """Drops cached functions that their submitter has dropped, and so what their closures
+        hold."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
             if header["id"] != function_id or header["owner"] not in header["refs"]:
@@ -179,9 +183,9 @@ class Worker:
     # -- one task ------------------------------------------------------------------------------
 
     def run_in_place(self, oid: int) -> bool:
-        """A task that this worker waits for, if it may run here and now."""
+        """Runs a task that this worker waits for, if it may run here and now."""
         if self.limited or self.beside.running:
-            return False  # its end would be the end of the other task, too
+            return False  # the deadline would kill this process, and so the other task, too
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
@@ -217,7 +221,8 @@ class Worker:
                 self.limited = timeout_ns != 0
             function, carried = self.function(function_id)
             args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
-            if carried is not None:  # here: functions among the arguments have brought theirs
+            # After the arguments, because functions among them bring globals.
+            if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
                     carried.check_own()
                 else:
@@ -228,7 +233,7 @@ class Worker:
             if flags & FLAG_STREAM:
                 function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
-            if flags & FLAG_ASYNC:  # inside another task, which waits for it
+            if flags & FLAG_ASYNC:  # it runs inside another task, which waits for it
                 value = self.beside.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
@@ -238,13 +243,14 @@ class Worker:
             function = carried = None
             args, kwargs = (), {}
         if os.getpid() != self.pid:
-            os._exit(0)  # user code forked, and the child came back: it is none of ours
+            os._exit(0)  # user code forked, and the child has returned to this loop
         self.check_line()
         self.leave_groups()
         self.voice.finish()
         again = again and retrying.try_again(self, oid)
         if value is not STREAMED and not again:
-            failed = self.store(oid, value, failed)  # functions in the result take globals along
+            # Pickling functions in the result needs their globals.
+            failed = self.store(oid, value, failed)
         value = None
         serial.end_run(brought)
         self.depth -= 1
@@ -262,8 +268,8 @@ class Worker:
     def prepared(
         self, oid: int, flags: int
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
-        """A task's function and arguments, for one that runs beside others, and the exceptions
-        after which it is tried again."""
+        """(function, args, kwargs, exceptions after which it is tried again) of a task that runs
+        concurrently with others."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(function_id)
         args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
@@ -274,24 +280,24 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """What runs a generator to its end, instead of a function that returns one."""
+        """What runs a generator to its end, instead of a function that would return one."""
         source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
     def check_line(self) -> None:
-        """Before a result counts: its task may have closed the line."""
+        """Called before a result counts, because its task may have closed the line."""
         if not self.line.there():
             self.end_without_line()
 
     def speak_to(self, audience: int) -> None:
-        """What is printed from now on, here and by tasks that are sent from here, is for that
-        driver; after the last task too, until another one begins."""
+        """Sets the audience of what is printed from now on, here and by tasks submitted from here.
+        It stays after the task, until another one begins."""
         self.submitter.audience = audience
         self.voice.turn_to(audience)
 
     def leave_groups(self) -> None:
         for leave in self.runtime.task_leaves:
-            with contextlib.suppress(HopliteError):  # the cluster is closing, and the group with it
+            with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
                 leave()
 
     def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
@@ -301,12 +307,15 @@ class Worker:
         value = self.memory.read(function_id, FOREVER_NS, False)
         data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        ids = [ref._id for ref in beside]  # held by the function's object as long as it is needed
+        # Held by the function's object as long as they are needed.
+        ids = [ref._id for ref in beside]
         function, carried = serial.decode_with_carried(data, ids)
         del value, beside
         if self.memory.attached != attached:
-            return function, carried  # it holds refs, and is to hold them no longer than it runs
-        # No ref is kept: an id names one object for ever, and what closures hold may be large.
+            # It holds refs, which must not be held for longer than it runs.
+            return function, carried
+        # Keeps no ref to the function's object: an id is never reused, and closures may hold large
+        # values.
         self.functions[function_id] = (function, carried or None, carried.nbytes)
         self.functions_bytes += carried.nbytes
         while len(self.functions) > 1 and (
@@ -334,7 +343,7 @@ class Worker:
     # -- its result ----------------------------------------------------------------------------
 
     def store(self, oid: int, value: Any, failed: bool) -> bool:
-        """Writes the result and says so. Returns whether the task failed in the end."""
+        """Writes the result, or the error. Returns whether the task has failed in the end."""
         try:
             if not failed and type(value) is np.ndarray:
                 block = self.memory.block_of(value)
@@ -343,21 +352,22 @@ class Worker:
             if not failed:
                 self.write(oid, self.encode_result(oid, value))
                 return False
-        except BaseException as error:  # it does not pickle, or finds no room
+        except BaseException as error:  # it cannot be pickled, or finds no room
             value = error
         try:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
-        except KeyboardInterrupt:  # the task was cancelled while its error was written
+        except KeyboardInterrupt:  # the task was cancelled while its error was being written
             refs = []
         if refs:
             self.untaken.append((oid, refs))
-        value.__traceback__ = None  # or its frames keep the task's arrays until a collection
+        # Otherwise its frames keep the task's arrays alive until a garbage collection.
+        value.__traceback__ = None
         return True
 
     def encode_result(self, oid: int, value: Any) -> serial.Encoded:
         try:
             return serial.encode(value, self.memory.keep)
-        except Exception as error:  # it is about a value that the user may never have seen
+        except Exception as error:  # the error is about a value that the user may never have seen
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
             why = f"{type(cause).__name__}: {cause}"
@@ -368,7 +378,7 @@ class Worker:
             self.untaken.append((oid, encoded.refs))
 
     def traceback_of(self, error: BaseException) -> str:
-        """Without the frames of this room."""
+        """The traceback without the frames of this package."""
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
             frame = frame.tb_next
@@ -385,7 +395,7 @@ class Worker:
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """An array of c.empty(): its block becomes the result, no byte is copied."""
+        """An array of c.empty(): its block becomes the result, without copying."""
         head = self.memory.block_head(array, block)
         if head is None:
             return False

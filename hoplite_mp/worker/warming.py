@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["collect_again", "offer_stacks", "put_off_collections", "warm_up", "warm_up_worker"]
 
-# Objects after which garbage would be looked for. No program would choose it, so what a module that
-# is imported meanwhile has chosen is told apart from it.
+# The collector's threshold while it is postponed. No program would choose this number, so a
+# threshold that an imported module has set meanwhile can be told apart from it.
 OBJECTS_MAX = 1 << 30
 
 
@@ -33,7 +33,8 @@ def _no_refs(object_id: bytes) -> ObjectRef[Any]:
 
 
 def warm_up() -> None:
-    """Runs in the template: what a first get would do for the first time, every worker inherits."""
+    """Runs in the template: does once what the first get would do, so that every worker inherits
+    it."""
     for kind in ("f4", "f8", "i8", "u1"):
         data = serial.encode(np.zeros(2, kind)).tobytes()
         for writable in (False, True):
@@ -43,16 +44,16 @@ def warm_up() -> None:
 
 
 def put_off_collections() -> None:
-    """Until collect_again(). The first task imports what its function and arguments name: that
-    makes many objects, next to none of them garbage, and to look for it takes an eighth of the
-    time."""
+    """Postpones garbage collection until collect_again(). The first task imports what its function
+    and arguments need, which makes many objects but hardly any garbage; collecting would take an
+    eighth of the time."""
     global _thresholds
     _thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
 
 
 def collect_again() -> None:
-    """The garbage collector works as it did, or as was chosen meanwhile."""
+    """Restores the collector's threshold, unless another one was set meanwhile."""
     if gc.get_threshold()[0] == OBJECTS_MAX:
         gc.set_threshold(*_thresholds)
 
@@ -61,15 +62,15 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 
 def offer_stacks() -> None:
-    """Who asks what hangs may see where this process's threads stand (node/shell/stacks.py). The
-    handler is C, and system calls that it interrupts go on."""
+    """Lets the node read where this process's threads are (node/shell/stacks.py). The handler is
+    written in C, and system calls that it interrupts are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
 
 def warm_up_worker(runtime: Runtime) -> None:
-    """Reads an array once. A forked process copies each page of the interpreter that it uses for
-    the first time: 0.1 ms here, which the first task's arguments would pay otherwise."""
+    """Reads an array once. A forked process copies each page of the interpreter that it first
+    writes to: that takes 0.1 ms here, which the first task's arguments would otherwise pay."""
     payload = serial.encode(np.zeros(1)).tobytes()
     serial.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)
