@@ -1,1 +1,2 @@
-"""The manager process: the loop that carries messages to the planner and its plans to the nodes."""
+"""The manager process: its loop passes messages to the planner, and the planner's plans to
+nodes."""

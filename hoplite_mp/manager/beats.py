@@ -1,7 +1,7 @@
-"""Which nodes are heard, and which have been silent for too long.
+"""A failure detector by heartbeats: which nodes have been silent for too long.
 
 Why it exists: the manager sends every node on the network a beat at fixed intervals and listens for
-theirs. Time in which this process itself did not run is nobody's silence.
+theirs. Time in which this process itself did not run is not counted as silence.
 
 This module must never know connections, nor what becomes of a node that is given up.
 """
@@ -21,7 +21,7 @@ Who = TypeVar("Who", bound="Hashable")
 
 
 class Beats(Generic[Who]):
-    """Everybody who is listened to, by whatever names them."""
+    """All nodes that are listened to, identified by any hashable value."""
 
     def __init__(self, interval_s: float, patience_s: float) -> None:
         self._interval_s = interval_s
@@ -30,20 +30,20 @@ class Beats(Generic[Who]):
         self._due = 0.0
 
     def add(self, who: Who, now: float) -> None:
-        """From now on."""
+        """Starts listening for a node."""
         if not self._silences:
             self._due = now + self._interval_s
         self._silences[who] = Silence(now, self._patience_s)
 
     def drop(self, who: Who) -> None:
-        """No more."""
+        """Stops listening for a node."""
         self._silences.pop(who, None)
 
     def heard(self, who: Who, now: float) -> None:
-        """Something has come from there."""
+        """Something has arrived from that node."""
         silence = self._silences.get(who)
         if silence is not None:
-            silence.heard(min(now, self._due))  # if this process is late, that was there in time
+            silence.heard(min(now, self._due))  # if this process is late, it had arrived in time
 
     @property
     def wake_at(self) -> float | None:
@@ -51,8 +51,8 @@ class Beats(Generic[Who]):
         return self._due if self._silences else None
 
     def look(self, now: float) -> tuple[list[Who], dict[Who, float]]:
-        """Who is due a beat, and who has been silent for too many seconds. To be called after what
-        had come was read."""
+        """(nodes to send a beat, nodes that were silent for too long: their seconds of silence). To
+        be called after everything that has arrived was read."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s

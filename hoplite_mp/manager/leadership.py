@@ -1,8 +1,8 @@
-"""Whether this process decides for the cluster: it asks and counts; planner/terms.py judges.
+"""Whether this process may decide for the cluster: the messages and counts around planner/terms.py.
 
-Why it exists: a cluster with a standby has two processes that can be its manager. Both are the same
-loop around the same planner; this room says whether it may decide now. Until it may, what nodes say
-is kept for later.
+Why it exists: a cluster with a standby has two processes that can be its manager. Both run the same
+loop around the same planner; this file tells whether that loop may decide now. Until it may,
+messages from nodes are held back.
 
     the first host's   lease ──► may decide ◄──► hears too few ──► for too long, or superseded: out
     a standby          candidate ──► has the votes ──► lease, as above
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Leadership", "lease_clock"]
 
-# Messages that wait until this manager may decide again. Higher: a long wait of many busy nodes is
-# survived; lower: less memory in it. Above it the manager steps down.
+# How many messages may wait until this manager may decide again. Higher: survives long waits of
+# many busy nodes; lower: less memory. With more, the manager steps down.
 HELD_MAX = 1 << 18
-# How long newcomers wait for a manager that does not decide. Higher: short troubles do not turn
+# How long newcomers wait for a manager that may not decide. Higher: short disturbances do not turn
 # them away; lower: they learn sooner that they should look elsewhere.
 PATIENT_S = 3.0
 US = 1_000_000
@@ -60,18 +60,18 @@ STRUCK = (
 )
 
 Who = TypeVar("Who", bound="Hashable")
-# A lease runs out while its machine sleeps, so CLOCK_MONOTONIC will not do.
+# A lease also runs out while its machine is suspended, when CLOCK_MONOTONIC stands still.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
 
 
 def lease_clock() -> float:
-    """In seconds, for a manager that shares its leadership."""
+    """The time in seconds, for a manager that shares its leadership."""
     return time.clock_gettime(CLOCK)
 
 
 class Leadership(Generic[Who]):
-    """Of one process. Who: whatever names a connection."""
+    """The leadership of one process. Who: any value that identifies a connection."""
 
     def __init__(
         self,
@@ -83,29 +83,30 @@ class Leadership(Generic[Who]):
         again: bool = False,
         candidate: Candidate | None = None,
     ) -> None:
-        """standby: where it is. own: the node of this host. again: the manager of before has told
-        that node what is in force. candidate: this is the standby."""
+        """standby: its addresses. own: the number of this host's node. again: this manager replaces
+        one that has told that node which lists are in force. candidate: given if this is the
+        standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
-        self.held: deque[Any] = deque()  # what nodes have said since it does not decide
+        self.held: deque[Any] = deque()  # messages from nodes that wait for a decision
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
-        self.superseded = 0  # the term of another manager
+        self.superseded = 0  # the term of another manager that has superseded this one
         self._own = own
         self._lease_s = lease_s
         self._write = write
         self._lease = None if again or candidate is not None else Lease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
-        self._offers: dict[Who, int] = {}  # connection -> its node
+        self._offers: dict[Who, int] = {}  # connection -> number of its node
         self._promoter: Who | None = None
-        self._heard: dict[int, float] = {}  # node -> when
+        self._heard: dict[int, float] = {}  # node -> when something last arrived from it
         self._idle_since: float | None = None
-        self._told = 0  # version of the lists that this host's node was sent
+        self._told = 0  # version of the list that was last sent to this host's node
 
-    # -- now -----------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
-        """Is this the manager, though perhaps not now? False: a standby that waits."""
+        """Is this the manager, even if it may not decide now? False: a waiting standby."""
         return self._candidate is None
 
     def decides(self, now: float) -> bool:
@@ -113,7 +114,7 @@ class Leadership(Generic[Who]):
         return self._lease is not None and self._lease.decides(now)
 
     def is_out(self, now: float) -> bool:
-        """Is it over? To be asked each turn."""
+        """Must it step down? To be asked once per turn."""
         if not self.leads or self.decides(now):
             if self._idle_since is not None and self.leads:
                 _log.warning("the manager hears half of the hosts again, and decides")
@@ -124,7 +125,7 @@ class Leadership(Generic[Who]):
             if self._lease is not None and self._lease.lists:
                 _log.warning("the manager hears less than half of the hosts: it decides nothing")
         if self._lease is None:
-            return False  # it was started again, and its host's node is busy
+            return False  # it was restarted, and its host's node has not reported yet
         if self.superseded:
             _log.warning("another manager leads in term %d: this one steps down", self.superseded)
         elif len(self.held) > HELD_MAX:
@@ -136,20 +137,20 @@ class Leadership(Generic[Who]):
         return True
 
     def _hears_half(self, now: float) -> bool:
-        """Hosts that live, and are too busy to answer, follow nobody else meanwhile."""
+        """Living hosts that are too busy to answer do not follow another manager meanwhile."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
 
     def heard(self, node: int, now: float) -> None:
-        """Something has come from there, were it only that it lives."""
+        """Something has arrived from that node, even if only a beat."""
         self._heard[node] = now
 
     def hold(self, message: Any) -> None:
-        """Until it may decide."""
+        """Keeps a message until this manager may decide."""
         self.held.append(message)
 
     def change(self, members: Iterable[Member]) -> None:
-        """These are the members from now on."""
+        """Sets the members from now on."""
         if self._lease is not None:
             self._lease.change(tuple(m.node for m in members if m.stays or m.node == self._own))
 
@@ -159,29 +160,31 @@ class Leadership(Generic[Who]):
         return set() if self._candidate is None else self._candidate.absent()
 
     def admitted(self, link: Who, node: int, now: float) -> None:
-        """A node is let in; before it hears that, it hears of the standby."""
+        """A node is admitted; before its admission it is told about the standby."""
         if self._lease is not None:
             self._lease.joined(node, now)
         self._write(link, self._named)
 
     def turns_away(self, now: float, waits: bool) -> bool:
-        """Must newcomers look elsewhere? waits: for nodes that come back."""
+        """Must newcomers look elsewhere? waits: this manager is waiting for nodes to return."""
         if not self.leads:
             return True
         idle_since = self._idle_since
         return not waits and idle_since is not None and now - idle_since > PATIENT_S
 
-    # -- what is said --------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     def word(self, node: int, now: float) -> Leads | None:
-        """For a node, at each beat; None: only that this process lives."""
+        """The message for a node at each beat; None: send an ordinary beat, which only shows that
+        this process lives."""
         lease = self._lease
         if lease is None:
             return None
         return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
 
     def news(self, now: float) -> Leads | None:
-        """What this host's own node is to know at once: only then others may."""
+        """A new list for this host's own node, which must know it before others; None if there is
+        none."""
         lease = self._lease
         if lease is None or not lease.lists or lease.lists[-1].version == self._told:
             return None
@@ -189,7 +192,7 @@ class Leadership(Generic[Who]):
         return self.word(self._own, now)
 
     def take(self, link: Who, message: Any, now: float) -> bool:
-        """A message; False: it is not about terms."""
+        """Handles a message; False if it is not about terms."""
         match message:
             case Follows():
                 if self._lease is not None:
@@ -218,13 +221,13 @@ class Leadership(Generic[Who]):
             self._candidate.offer(node, knowledge)
             self._ask(now)
         elif self._lease is None:
-            if node == self._own:  # the manager before this one has told it all
+            if node == self._own:  # the previous manager has told it everything
                 lease = Lease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
                 lease.followed(node, lease.term, now, version)
                 self._lease = lease
-        elif self._identity:  # it comes late: it is told that there is another term
+        elif self._identity:  # a late offer: tell that node the present term
             self._write(link, VoteAsked(self._lease.term, self._identity))
 
     def _ask(self, now: float) -> None:
@@ -239,7 +242,7 @@ class Leadership(Generic[Who]):
             self._candidate.voted(message.node, message.term, message.knowledge)
 
     def count(self) -> bool:
-        """Has the standby just won? Then it leads, and `absent` is no more."""
+        """Has the standby just won? Then it leads from now on, and `absent` is empty."""
         candidate = self._candidate
         if candidate is None or not candidate.has_won:
             return False
@@ -253,14 +256,14 @@ class Leadership(Generic[Who]):
         return True
 
     def ended(self, link: Who) -> None:
-        """That connection is over."""
+        """That connection has ended."""
         node = self._offers.pop(link, None)
         candidate = self._candidate
         if candidate is None:
             return
         if node is not None and node not in self._offers.values():
             candidate.withdraw(node)
-        if self._promoter == link:  # nobody is there any more who has said so
+        if self._promoter == link:  # the tool that asked for the promotion is gone
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
@@ -268,7 +271,7 @@ class Leadership(Generic[Who]):
             self._promoter = None
             candidate.force(False)
 
-    # -- a human's word ------------------------------------------------------------------------
+    # -- promotion by an operator ------------------------------------------------------------------
 
     def _promote(self, link: Who, message: Promote, now: float) -> None:
         candidate = self._candidate

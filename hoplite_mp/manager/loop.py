@@ -1,17 +1,17 @@
 """The process around the planner: read, decode, step, encode, send. It decides nothing itself.
 
-One thread, one selector, one connection per node (on one host: one). The end of a connection is
-the end of that node's life and is told to the planner as NodeLost; when no connection is left the
-process is done. Nothing here blocks but `select`, which ends at the planner's next deadline.
+One thread, one selector, one connection per node (on one host: one). The end of a connection is the
+end of that node's life and is reported to the planner as NodeLost; when no connection is left, the
+process is done. Nothing here blocks but `select`, which returns at the planner's next deadline.
 
-A node that does not read is given up once `outgoing_bytes_max` wait for it: holding back our own
-reading instead could leave both sides waiting for each other.
+A node that does not read is given up once `outgoing_bytes_max` wait for it: if we stopped reading
+instead, both sides could wait for each other.
 
-With a standby in the cluster a Leadership says whether this process may decide now; what is said
-when it may not waits. A standby is the same loop, which may not decide before it has the votes.
+With a standby in the cluster, a Leadership tells whether this process may decide now; until it may,
+messages wait. A standby runs the same loop, which may not decide before it has the votes.
 
-This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted
-are looked into, for the number that says which connection leads to which node.
+This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted are
+looked into, for the number that says which connection leads to which node.
 """
 
 from __future__ import annotations
@@ -56,36 +56,36 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.door import Door
     from hoplite_mp.transport.stream import Stream
 
-READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
-OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
+READ_BYTES = 256 << 10  # read from a connection before the others get their turn
+OUTGOING_BYTES_MAX = 64 << 20  # limit for one node; four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
-# How often a manager that shares its leadership looks whether it may decide. Lower: more turns.
+# How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_LOOK_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class Link:
-    """One connection, and whose it is."""
+    """One connection, and the node at its other end."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.decoder = manager_decoder()
         self.joined = False
         self.admitted: NodeAdmitted | None = None
-        self.near = True  # of this host: its end is always seen
-        self.role = "node"  # as it was proved
-        self.broken = False  # it takes no more, or is to hear no more; ended at the next flush
+        self.near = True  # the node is on this host, so its end is always noticed
+        self.role = "node"  # the role proved in the handshake
+        self.broken = False  # it takes no more data, or must get no more; ended at the next flush
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
-        """Whole messages that have come, or None at the end of the connection."""
+        """Complete messages that have arrived, or None at the end of the connection."""
         data = self.stream.read(READ_BYTES)
         if data is None:
             return None
         return self.decoder.feed(data) if data else []
 
     def write(self, data: bytes) -> None:
-        """Queue it; a node that does not read is given up."""
+        """Queues data; a node that does not read is given up."""
         try:
             self.stream.write(data)
         except ConnectionError:
@@ -93,7 +93,7 @@ class Link:
 
 
 class Loop:
-    """The planner, the connections, and the clock that the planner must not have."""
+    """Connects the planner to the nodes, and to the clock that the planner must not have."""
 
     def __init__(
         self,
@@ -104,46 +104,48 @@ class Loop:
         selector: selectors.BaseSelector | None = None,
         in_thread: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """selector, in_thread: what waits, and what runs a long computation; a simulation has its
-        own."""
+        """selector, in_thread: what waits, and what runs a long computation; a simulation replaces
+        them."""
         self._planner = planner
         self._clock = clock
         self._outgoing_bytes_max = outgoing_bytes_max
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
-        self._links: dict[Link, None] = {}  # in their order, so that a run can be repeated
+        self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
         self._door: Door | None = None
         self._credentials = b""
         self._beats: Beats[Link] | None = None
-        self._own: Link | None = None  # to the node of this host, if that is under this process
-        # Until those of before are known, and this host's node has joined: it is the first.
+        self._own: Link | None = None  # to the node of this host, if it is served by this process
+        # Nodes that wait to join: earlier members must be known, and this host's node must join
+        # first.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
-        self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
+        self._packed: list[TreesPacked] = []  # results of threads that a plan has asked for
         self._packed_lock = threading.Lock()
-        self._leadership: Leadership[Link] | None = None  # None: nobody else can be the manager
+        # None: no other process can be the manager
+        self._leadership: Leadership[Link] | None = None
         self._looked_at = 0.0
 
     def add(self, sock: socket.socket) -> None:
-        """Serve this connected stream socket until it ends."""
+        """Serves this connected stream socket until it ends."""
         self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
     def open(self, door: Door, credentials: bytes = b"", beats: Beats[Link] | None = None) -> None:
-        """Serve whom the door lets in, too; each is given these credentials first, and given up
-        when it is silent."""
+        """Also serves connections that the door admits; each is first sent these credentials, and
+        given up when it is silent."""
         self._door = door
         self._beats = beats
         self._credentials = credentials
         self._selector.register(door.fileno(), selectors.EVENT_READ, door)
 
     def share(self, leadership: Leadership[Link]) -> None:
-        """There is a standby, here or elsewhere."""
+        """The cluster has a standby; this process is that, or the manager beside it."""
         self._leadership = leadership
 
     def serve(self, stream: Stream, *, near: bool = True) -> Link:
-        """Serve this stream until it ends. near: the node at its other end is of this host."""
+        """Serves this stream until it ends. near: the node at its other end is on this host."""
         link = Link(stream)
         link.near = near
         if near and self._own is None:
@@ -162,10 +164,11 @@ class Loop:
             link.role = admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
-            self._serve(link)  # what came with the handshake's last bytes is announced by no loop
+            # What came with the handshake's last bytes is not announced by the selector.
+            self._serve(link)
 
     def end_with(self, number: int) -> None:
-        """That signal is the end of the cluster, which the nodes are told."""
+        """Makes that signal end the cluster, which the nodes are told."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def end(_number: int, _frame: object) -> None:
@@ -176,8 +179,8 @@ class Loop:
         self._selector.register(read, selectors.EVENT_READ, None)
 
     def run(self) -> int:
-        """Serve until no connection is left, or it is the end. Returns GIVEN_UP if this process is
-        the manager no more, and the cluster perhaps has another one."""
+        """Serves until no connection is left, or the cluster ends. Returns GIVEN_UP if this process
+        must step down, in which case the cluster may have another manager."""
         leadership = self._leadership
         while not self._ending and (
             self._links or (leadership is not None and not leadership.leads)
@@ -193,15 +196,15 @@ class Loop:
         return 0
 
     def turn(self) -> None:
-        """Wait once, then do everything that this brought."""
+        """Waits once, then does everything that follows."""
         for key, events in self._selector.select(self._timeout()):
-            # A link that an earlier one of this round has closed is served no more.
+            # A link that was closed earlier in this round is not served any more.
             if events & selectors.EVENT_READ and key.data in self._links:
                 self._serve(key.data)
         now = self._clock()
         if self._door is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held:  # that was said before it is this late
+        if self._may_decide(now) and not self._has_held:  # held messages came before the deadline
             if self._wake_at is not None and self._wake_at <= now:
                 self._carry_out(self._planner.tick(now))
             self._take_packed(now)
@@ -219,12 +222,13 @@ class Loop:
         return self._leadership is None or self._leadership.decides(now)
 
     def _attend(self, leadership: Leadership[Link], now: float) -> None:
-        """Whether this process is the manager may change with every answer, and with time."""
+        """Checks whether this process may decide, which may change with every answer and with
+        time."""
         self._looked_at = now
         absent = leadership.absent
         if leadership.count() and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
-        while leadership.held and self._may_decide(at := self._clock()):  # each takes time
+        while leadership.held and self._may_decide(at := self._clock()):  # each step takes time
             message = leadership.held.popleft()
             if isinstance(message, NodeReturned) and self._planner.restoring is None:
                 self._came_too_late(message)
@@ -246,7 +250,7 @@ class Loop:
         if self._leadership is not None:
             self._say_who_leads(self._leadership, due, now)
             if self._leadership.leads and not self._leadership.decides(now):
-                return  # this host is the one that is cut off, perhaps
+                return  # perhaps it is this host that is cut off
         else:
             for link in due:
                 link.write(BEAT)
@@ -256,7 +260,7 @@ class Loop:
                 "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
             )
             if self._may_decide(now):
-                link.write(encode(GivenUp(seconds)))  # should it be there again one day
+                link.write(encode(GivenUp(seconds)))  # should it ever read again
                 link.stream.flush()
             self._end(link)
 
@@ -266,13 +270,13 @@ class Loop:
             link.write(BEAT if word is None else encode(word))
 
     def _pack(self, wanted: PackingWanted) -> None:
-        """In a thread of its own: it may take seconds."""
+        """Packs trees in a thread of its own, because that may take seconds."""
         packed = pack(wanted)
         with self._packed_lock:
             self._packed.append(packed)
 
     def _take_packed(self, now: float) -> None:
-        """Answers wait for the next turn: only a later plan can make use of them."""
+        """Passes packed trees to the planner in the next turn: only later plans can use them."""
         with self._packed_lock:
             packed, self._packed = self._packed, []
         for trees in packed:
@@ -302,7 +306,7 @@ class Loop:
                 self._leadership.heard(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
-                    break  # it has been given up, and is yet to hear why
+                    break  # it has been given up, and has yet to be told why
                 self._take(link, message)
         except ProtocolError as error:
             _log.error("manager gives up a connection: %s", error)
@@ -324,7 +328,7 @@ class Loop:
                 return
             plan = self._planner.step(message, now)
             for node, answer in plan.sends:
-                # The later life of a node is the one that is spoken to.
+                # Messages go to the latest life of a node.
                 if isinstance(answer, NodeAdmitted) and answer.incarnation == message.incarnation:
                     link.admitted = answer
                     self._routes[node] = link
@@ -336,21 +340,21 @@ class Loop:
             return
         if not link.joined:
             raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
-        # What a former life of a node still had under way is not the word of the present one.
+        # Messages that an earlier life of the node has left on the way are ignored.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
-        """May that node not be let in yet? A newcomer waits until the nodes that the manager before
-        this one had let in have reported, until this process may decide, and until the node of
-        this host has joined, because the right to decide is counted by that node's number, 0."""
+        """Must that node wait to be admitted? A newcomer waits until the nodes of the previous
+        manager have reported, until this process may decide, and until the node of this host has
+        joined, because the lease is counted with that node's number, 0."""
         early = not link.near and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _came_too_late(self, message: NodeReturned) -> None:
-        """A node's report waited until this process might decide. The reports before it were enough
-        to go on, because no other node knew this one any more; so the node is told that it is
-        out, or it would follow a manager that does not count it."""
+        """A node's report was held back until this process might decide. Earlier reports had
+        sufficed to continue without it, because no other node knew it any more; so the node is told
+        that it has been given up, otherwise it would follow a manager that does not count it."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
@@ -358,7 +362,7 @@ class Loop:
             link.broken = True
 
     def _step(self, message: Any, now: float) -> None:
-        """What follows from it, now or when this process may decide."""
+        """Passes a message to the planner, now or when this process may decide."""
         if self._leadership is not None and (
             self._leadership.held or not self._leadership.decides(now)
         ):
@@ -367,9 +371,9 @@ class Loop:
             self._carry_out(self._planner.step(message, now))
 
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
-        """A node that the manager before this one has let in."""
-        if self._planner.restoring is None:  # the others have gone on without it
-            # A manager that may not decide has not decided that: the node calls again.
+        """A node that the previous manager had admitted has returned."""
+        if self._planner.restoring is None:  # the others have continued without it
+            # A manager that may not decide has not decided that; then the node calls again.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
             link.broken = True
@@ -387,11 +391,11 @@ class Loop:
             link = self._routes.get(node)
             if link is None:
                 continue
-            # The same plan goes to many nodes: its bytes are made once.
+            # The same plan is sent to many nodes, so it is encoded once.
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
-            link.broken = link.broken or isinstance(message, GivenUp)  # that was the last word
+            link.broken = link.broken or isinstance(message, GivenUp)  # that was its last message
         for note in plan.notes:
             _log.info("%s", note)
         for wanted in plan.packing:
@@ -400,18 +404,19 @@ class Loop:
         self._let_newcomers_in()
 
     def _let_newcomers_in(self) -> None:
-        """As soon as those of before are known, and this process may decide."""
+        """Admits waiting nodes when the earlier ones are known and this process may decide."""
         while (
             self._newcomers
             and not self._must_wait(self._newcomers[0][0], self._clock())
-            and not self._has_held  # they came before
+            and not self._has_held  # held messages came first
         ):
             newcomer, joined = self._newcomers.pop(0)
             if newcomer in self._links:
                 self._take(newcomer, joined)
 
     def _flush(self) -> None:
-        """Send; give up who cannot take it. An end can cause messages to others: until none."""
+        """Sends queued data, and gives up nodes that cannot take it. An end can cause messages to
+        others, so this repeats until there is none."""
         broken = True
         while broken:
             broken = False
@@ -427,7 +432,7 @@ class Loop:
                     self._selector.modify(link.stream.fileno(), events, link)
 
     def _hear_out(self, link: Link) -> None:
-        """What it has said before it broke counts."""
+        """Handles what a broken connection had sent before."""
         while link in self._links and not link.broken and link.stream.wants_read:
             before = link.stream.bytes_received
             self._serve(link)
@@ -435,7 +440,7 @@ class Loop:
                 return
 
     def _end(self, link: Link) -> None:
-        """Close a connection; the node behind it is lost."""
+        """Closes a connection; the node behind it is lost."""
         if link not in self._links:
             return
         self._selector.unregister(link.stream.fileno())
@@ -446,7 +451,7 @@ class Loop:
         if self._leadership is not None:
             self._leadership.ended(link)
         admitted = link.admitted
-        # A later connection of the same node may have taken its place.
+        # A later connection of the same node may have replaced it.
         if admitted is not None and self._routes.get(admitted.node) is link:
             del self._routes[admitted.node]
             lost = NodeLost(admitted.node, admitted.incarnation)
@@ -458,7 +463,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """Tools only look or promote, voters do not join; nobody else promotes."""
+    """ProtocolError if that role may not send this: only tools promote, and voters do not join."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")

@@ -1,4 +1,4 @@
-"""The process of a manager: the loop around the planner, with what its host gives it.
+"""The manager's process: the loop around the planner, with the descriptors that it is given.
 
 Why it exists: the supervisor forks it with a few descriptors, of which a loop is made here.
 It must never know: what a message is about.
@@ -34,8 +34,8 @@ def main(
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
 ) -> int:
-    """Be the manager of the node at the other end of the connected stream socket `fd`, and with
-    `lan` of all nodes that join over the network. again: in the place of one that has died."""
+    """Runs the manager of the node at the other end of the connected stream socket `fd`, and with
+    `lan` of all nodes that join over the network. again: it replaces one that has died."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
     loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
     loop.add(socket.socket(fileno=fd))
@@ -59,7 +59,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
     return Leadership(
         tuple(lan.standby),
-        own=0,  # the first to join
+        own=0,  # the first node to join
         lease_s=lease_s(lan.silence_s),
         write=lambda link, message: link.write(encode(message)),
         again=again,
@@ -67,7 +67,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
 
 def door_of(lan: LanStart) -> Door:
-    """Where others come in."""
+    """The Door at which nodes on the network connect."""
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.versions import software_versions
     from hoplite_mp.transport.certificates import Certificate

@@ -1,8 +1,8 @@
-"""The process of a standby: a manager that waits until it may lead.
+"""The standby's process: a manager that waits until it may lead.
 
-Why it exists: it listens where nodes look when they have lost their manager, collects their votes,
-and is an ordinary manager from then on. The manager of before may still be there, cut off: it is
-told that its term is over, as soon as it can be reached.
+Why it exists: it listens where nodes call when they have lost their manager, collects their votes,
+and is an ordinary manager from then on. The former manager may be alive but cut off: it is told
+that its term is over as soon as it can be reached.
 It must never know: what makes it win (manager/leadership.py).
 """
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 IDENTITY_BYTES = 7
-# Between two calls of the manager of before. Lower: it ends sooner after a cut; each is a call of a
-# host that is mostly gone.
+# Pause between two calls to the former manager. Lower: that ends sooner after a cut, but most calls
+# are to a host that is gone.
 TELL_PAUSE_S = 2.0
-TELL_WAIT_S = 2.0  # for its answer; it ends the connection when it has read
+TELL_WAIT_S = 2.0  # for its answer; it closes the connection when it has read
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
-    """Wait, and lead if it comes to that. own: the number of this host's node; `lan` is as the
-    node's, with the listening socket, the cluster's id and its certificate."""
+    """Waits, and leads if it wins. own: the number of this host's node; `lan`: the node's, with the
+    listening socket, the cluster's id and its certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
@@ -66,7 +66,7 @@ def main(lan: LanStart, own: int) -> int:
 
 
 def _tell_former(lan: LanStart, term: int) -> None:
-    """In a thread that ends with this process."""
+    """Informs the former manager, in a thread that ends with this process."""
     thread = threading.Thread(
         target=_tell, args=(lan, term), name="hoplite_mp superseding", daemon=True
     )
@@ -97,7 +97,7 @@ def _tell(lan: LanStart, term: int) -> None:
 
 
 def _until_it_ends(stream: Stream) -> None:
-    """The other side has read what it was told and ended; or it is not going to."""
+    """Waits until the other side has read the message and closed the connection; not for ever."""
     poll, deadline = select.poll(), time.monotonic() + TELL_WAIT_S
     poll.register(stream.fileno(), select.POLLIN)
     while stream.flush() and stream.read() is not None:
