@@ -1,1 +1,1 @@
-"""The template process and parent of all others of a host."""
+"""The template process, which is the parent of all other processes of a host."""

@@ -1,7 +1,7 @@
-"""How many threads the BLAS of each process has.
+"""How many threads the BLAS library of each process uses.
 
-Why it exists: workers would fight for the cores if each one's BLAS took all of them, and the
-template that they are forked from may have no threads at all.
+Why it exists: workers would compete for the cores if each one's BLAS used all of them, and the
+template from which they are forked must not have any threads.
 It must never know: when workers start, what they compute.
 """
 
@@ -32,30 +32,30 @@ BLAS_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-TBB_SHARES = "ENABLE_IPC"  # TBB's schedulers in several processes do not each take all cores
+TBB_SHARES = "ENABLE_IPC"  # makes TBB's schedulers in several processes share the cores
 _given_blas: dict[str, str] = {}
 
 
 def note_given() -> None:
-    """What the user has said; before this process says something else to itself."""
+    """Remembers what the user has set, before this process changes its own environment."""
     _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
 
 
 def blas_environment(start: Start) -> dict[str, str]:
-    """Threads for each worker's BLAS: cores / workers, unless the user has said something."""
+    """Variables for each worker's BLAS: cores / workers threads, unless the user has set them."""
     chosen = start.config.get("blas_threads")
     count = str(chosen or max(1, start.cores // max(1, start.workers)))
     given = _given_blas
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
     if chosen:
         return {**dict.fromkeys(BLAS_VARIABLES, count), **shares}
-    # Every BLAS follows OMP_NUM_THREADS unless its own variable says otherwise.
+    # Every BLAS follows OMP_NUM_THREADS unless its own variable is set.
     count = given.get("OMP_NUM_THREADS", count)
     return {**{name: given.get(name, count) for name in BLAS_VARIABLES}, **shares}
 
 
 def limit_blas(environment: dict[str, str]) -> None:
-    """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
+    """numpy's own OpenBLAS was loaded with one thread; raises that if the worker may use more."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
     if threads > 1:
@@ -63,7 +63,8 @@ def limit_blas(environment: dict[str, str]) -> None:
 
 
 def set_blas_threads(threads: int) -> None:
-    """Of each OpenBLAS that this process has loaded; a later one reads its variable."""
+    """Sets the threads of each OpenBLAS that this process has loaded; libraries loaded later read
+    their variables."""
     with open("/proc/self/maps") as maps:
         libraries = {line.split()[-1] for line in maps if "openblas" in line}
     for path in libraries:

@@ -1,7 +1,7 @@
 """The first file that the supervisor's process runs, as a script.
 
-Why it exists: the process is to import the package that has started it, whatever sys.path leads
-to, and of it only what its children share: node and manager import the rest by themselves.
+Why it exists: the process must import the package that has started it, wherever sys.path leads, and
+of it only what its children share; node and manager import the rest themselves.
 It must never know: what the supervisor does.
 """
 
@@ -17,7 +17,7 @@ PACKAGE = "hoplite_mp"
 
 
 def import_package(folder: str) -> None:
-    """The package of this very file, whatever sys.path leads to. It imports next to nothing."""
+    """Imports the package of this very file, wherever sys.path leads. It imports almost nothing."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
@@ -29,9 +29,9 @@ def import_package(folder: str) -> None:
 
 
 def boot(fd: int, fresh: bool) -> None:
-    """Reads what launch wrote: length and JSON of sys.path, then the start message. fresh: of a
-    worker that is no fork (see fresh.py)."""
-    gc.disable()  # imports make no garbage worth looking for; supervisor and children enable it
+    """Reads what launch wrote: length and JSON of sys.path, then the start message. fresh: this is
+    a worker that is not a fork (see fresh.py)."""
+    gc.disable()  # imports make hardly any garbage; supervisor and children enable it again
     with open(fd, "rb") as info:
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))

@@ -1,8 +1,8 @@
-"""Which devices a process of its own may use, as the libraries that drive them read it.
+"""Tells a worker with resources which devices it may use, in the form that their libraries read.
 
-Why it exists: such libraries look at the environment once, when they are loaded; so it says which
-indices of a resource a worker has been given before anything is imported there.
-It must never know: who shares out resources.
+Why it exists: such libraries read the environment once, when they are loaded; so the indices of the
+resource that a worker was assigned are set before anything is imported there.
+It must never know: who assigns resources.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names
 
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
-    """assigned: indices of resources that are a worker's for life."""
+    """assigned: indices of resources that belong to a worker for life."""
     return {
         variable: ",".join(map(str, assigned[name]))
         for name, variable in DEVICES.items()

@@ -1,9 +1,9 @@
-"""A worker that is no fork of the template, because its environment is its own.
+"""A worker that is not a fork of the template, because it has an environment of its own.
 
-Why it exists: most of what reads the environment does so once, when it is imported or loaded:
+Why it exists: most code that reads the environment does so once, when it is imported or loaded:
 OpenBLAS its number of threads, numpy its CPU features, CUDA its devices, the C library its
-allocator. The template has imported numpy already, so a process with `options(env=)` executes the
-interpreter anew, with that environment. That takes as long as importing numpy does (0.15 s).
+allocator. The template has already imported numpy, so a process with `options(env=)` executes the
+interpreter anew, with that environment. That takes as long as importing numpy (0.15 s).
 It must never know: what a worker does.
 """
 
@@ -31,11 +31,11 @@ __all__ = ["become_fresh", "begin", "environment_of"]
 
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PR_SET_NAME = 15
-EVERY_BLAS = "OMP_NUM_THREADS"  # which each BLAS follows that is not told otherwise
+EVERY_BLAS = "OMP_NUM_THREADS"  # every BLAS follows it unless its own variable is set
 
 
 class _Arguments(msgspec.Struct, frozen=True, array_like=True):
-    """Of the worker's entry point, in its order."""
+    """The arguments of the worker's entry point, in its order."""
 
     control_fd: int
     store_fd: int
@@ -55,8 +55,9 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment with the worker's own (its share of the cores, its devices), then
-    the changes. One that names OMP_NUM_THREADS is meant for every BLAS that it does not name."""
+    """The template's environment with the worker's own variables (its share of the cores, its
+    devices), and then the changes. OMP_NUM_THREADS among these is meant for every BLAS that they do
+    not name."""
     found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
@@ -72,7 +73,7 @@ def environment_of(
 def become_fresh(
     start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
 ) -> NoReturn:
-    """In the forked child, which this ends."""
+    """Executes the interpreter in the forked child."""
     arguments = _Arguments(
         start.control_fd,
         start.store_fd,
@@ -104,14 +105,14 @@ def become_fresh(
 
 
 def begin(body: bytes) -> None:
-    """In the new interpreter."""
+    """Runs the worker in the new interpreter."""
     arguments = msgspec.msgpack.decode(body, type=_Arguments)
     for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):
         os.set_inheritable(fd, False)
     for fd in arguments.inherited:
         os.set_inheritable(fd, False)
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"hoplite worker", 0, 0, 0)
-    for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
+    for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     gc.enable()
     code = 1

@@ -1,10 +1,10 @@
 """The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
 
-Why it exists: numpy is imported once, here, for the node too, and every worker is a fork of 1 ms; a
-parent that runs no user code and holds no lock can always fork, wait and kill. It decides nothing:
-the node says when to fork, and learns of every end. When the driver, the node or the manager is
-gone, or the driver says so, it ends the host.
-It must never know: tasks, objects, retries. Its children's entry points it knows by name only.
+Why it exists: numpy is imported once, here, also for the node, so that every worker is a fork of 1
+ms; and a parent that runs no user code and holds no lock can always fork, wait and kill. It decides
+nothing: the node tells it when to fork, and is told of every exit. When the driver, the node or the
+manager is gone, or when the driver asks for it, it ends the host.
+It must never know: tasks, objects, retries. It knows its children's entry points only by name.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_S = 5.0  # for the last processes, which SIGKILL may not end: of another user, or stuck
-FAREWELL_S = 1.0  # for the manager to tell other hosts that it is over
-# A manager that ends so often within so long would do it again.
+UNKILLABLE_S = 5.0  # for processes that SIGKILL may not end: another user's, or stuck in the kernel
+FAREWELL_S = 1.0  # for the manager to tell other hosts that the cluster ends
+# A manager that ends so often within this time would do it again, and is not restarted.
 MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
-LINE_FDS = 3  # of a worker: its line, its standard output and error
-FDS_MAX = 253  # with what it inherits: what the kernel takes in one message
+LINE_FDS = 3  # of a worker: its line, its stdout and stderr
+FDS_MAX = 253  # with inherited ones: as many as the kernel passes in one message
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,10 +74,11 @@ class Supervisor:
         self.node: socket.socket
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
-        self.manager_starts: list[float] = []  # when, the latest last
-        self.standby: tuple[LanStart, int] | None = None  # in place of a manager: (start, its node)
+        self.manager_starts: list[float] = []  # times of the starts, the latest last
+        # If this host has a standby instead of a manager: (its configuration, number of the node).
+        self.standby: tuple[LanStart, int] | None = None
         self.given_up = self.node_died = False
-        self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
+        self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, [rpc, stdout, stderr])
         self.ending = self.orderly = False
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -86,8 +87,8 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """A child in a session of its own that ends with this process. name: as ps and top show
-        it, at most 15 bytes."""
+        """Forks a child in a session of its own that ends with this process. name: as ps and top
+        show it, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -106,7 +107,7 @@ class Supervisor:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
             module, main_of = entry
             run = getattr(importlib.import_module(module), main_of)
-            gc.freeze()  # modules are no garbage: no collection is to look through them
+            gc.freeze()  # keeps collections from scanning the modules
             gc.enable()
             code = run(*args) or 0
         except SystemExit as error:
@@ -120,8 +121,8 @@ class Supervisor:
         return 0
 
     def start_services(self) -> None:
-        """Node and manager, which import the rest of what they need on other cores. The first
-        workers' lines are made here too, so that these need not wait for the node."""
+        """Starts node and manager, which import the rest of what they need on other cores. Also
+        makes the first workers' lines, so that these need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
@@ -148,9 +149,9 @@ class Supervisor:
             os.close(fd)
 
     def start_manager(self, end: socket.socket, *nodes_end: socket.socket) -> None:
-        """At the other end of the node's connection, and at the listening socket, which stays
-        open here: who calls while no manager is there is answered by the next one. nodes_end: that
-        of one which is not the first."""
+        """Starts a manager at the other end of the node's connection. Its listening socket also
+        stays open here, so that calls while there is no manager are answered by the next one.
+        nodes_end: the node's end of the connection, if this is not the first manager."""
         s = self.start
         others = [fd for _, fds in self.first for fd in fds]
         here = [self.driver, self.node, self.wake_read, self.wake_write, *nodes_end]
@@ -166,7 +167,7 @@ class Supervisor:
         )
 
     def restart_manager(self) -> None:
-        """Nodes come back to it, and tell it what they know."""
+        """Starts the manager or standby again; nodes return to it and report what they know."""
         name = "manager" if self.standby is None else "standby"
         self.manager_starts = self.manager_starts[-MANAGER_STARTS_MAX:]
         first = self.manager_starts[0]
@@ -191,8 +192,8 @@ class Supervisor:
                 socket.send_fds(self.node, [message], [to_manager.fileno()])
 
     def start_standby(self) -> None:
-        """A manager in waiting. The listening socket stays open here, as that of a manager does;
-        one that is started again, even one that has led, begins as a standby again."""
+        """Starts a standby. The listening socket also stays open here. One that is restarted begins
+        as a standby, even if it had led."""
         assert self.standby is not None
         s = self.start
         others = [fd for _, fds in self.first for fd in fds]
@@ -215,7 +216,7 @@ class Supervisor:
         self.start_standby()
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
-        """A first worker's line and pipes; its own ends wait in `first`."""
+        """Makes a first worker's line and pipes; the worker's ends wait in `first`."""
         line, workers = seqpacket_pair()
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self.first.append((slot, [workers.detach(), out[1], err[1]]))
@@ -243,7 +244,7 @@ class Supervisor:
             os.close(err_fd)
             if ask.env:
                 become_fresh(s, ask, rpc_fd, inherited, environment)
-            for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
+            for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
             limit_blas(environment)
@@ -299,15 +300,15 @@ class Supervisor:
                 return
             if pid in self.workers:
                 slot, _ = self.workers.pop(pid)
-                kill_group(pid)  # what a task started and did not put into a session of its own
+                kill_group(pid)  # what a task has started, except in sessions of its own
                 self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
             elif pid in (self.node_pid, self.manager_pid):
                 self.note_end(pid, status)
                 if pid == self.manager_pid:
                     self.manager_pid = 0
                     if self.standby is not None and not status:
-                        continue  # the cluster has ended, as the node is told
-                    # 0: it has nothing to do any more, as the node has ended.
+                        continue  # the cluster has ended, of which the node is told, too
+                    # Status 0: it has nothing left to do, because the node has ended.
                     if not self.ending and self.node_pid and status and not self.given_up:
                         self.restart_manager()
                     else:
@@ -317,8 +318,8 @@ class Supervisor:
                     self.ending = True
 
     def note_end(self, pid: int, status: int) -> None:
-        """Whether it says that the others have lost this host: the node's does, and that of a
-        manager which must not decide any more."""
+        """Records from an exit code whether the cluster has given up this host (of the node, or of
+        a manager that had to step down), or the node has failed."""
         code = os.waitstatus_to_exitcode(status)
         if pid in (self.node_pid, self.manager_pid):
             self.given_up = self.given_up or code == GIVEN_UP
@@ -333,7 +334,7 @@ class Supervisor:
             driver_fd = os.pidfd_open(self.start.driver_pid)
             poll.register(driver_fd, select.POLLIN)
         except OSError:
-            return  # gone already
+            return  # the driver is gone already
         poll.register(self.driver, select.POLLIN)
         poll.register(self.node, select.POLLIN)
         poll.register(self.wake_read, select.POLLIN)
@@ -350,12 +351,12 @@ class Supervisor:
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
                     if data and isinstance(decoder.decode(data), Shutdown):
-                        self.orderly = True  # workers have been told, and may end by themselves
+                        self.orderly = True  # workers know it, and may end by themselves
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
                         data, fds, flags, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
-                    except OSError:  # it has died without having read all
+                    except OSError:  # the node has died without reading everything
                         data, fds, flags = b"", [], 0
                     if not data:
                         self.await_node()
@@ -365,7 +366,8 @@ class Supervisor:
                     self.take(decoder.decode(data), fds, bool(flags & socket.MSG_CTRUNC))
 
     def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
-        """A message of the node; `cut`: not all descriptors have come that were sent with it."""
+        """Handles a message from the node; `cut`: not all descriptors that were sent with it have
+        arrived."""
         if isinstance(message, Spawn) and cut:
             self.not_spawned(message.slot, fds, "Too many open files")
         elif isinstance(message, Spawn):
@@ -376,24 +378,24 @@ class Supervisor:
             print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
 
     def doze(self) -> None:
-        """Until a child has ended, or for a moment."""
+        """Waits until a child has ended, or for a moment."""
         select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
 
     def pause(self) -> None:
-        """The same, and its end is noted."""
+        """As `doze`, and reaps children."""
         self.doze()
         self.reap()
 
     def await_node(self) -> None:
-        """It has closed its line, and its end follows: by its own will?"""
+        """The node has closed its line: waits for its exit, whose code tells why."""
         deadline = time.monotonic() + FAREWELL_S
         while self.node_pid and time.monotonic() < deadline:
             self.pause()
 
     def end(self, patience_s: float) -> None:
-        """Workers that see the closing flag end by themselves; what is left is killed."""
+        """Workers that see the closing flag end by themselves; the remaining ones are killed."""
         deadline = time.monotonic() + patience_s
         while self.workers and time.monotonic() < deadline:
             self.pause()
@@ -407,7 +409,8 @@ class Supervisor:
                 self.kill(pid)
         deadline = time.monotonic() + UNKILLABLE_S
         while time.monotonic() < deadline:
-            for pid in children():  # adopted too: what tasks had started goes with the host
+            # Includes adopted ones: what tasks have started ends with the host.
+            for pid in children():
                 self.kill(pid)
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -421,16 +424,16 @@ class Supervisor:
         _say(f"these processes cannot be ended from here: {children()}")
 
     def let_node_finish(self) -> None:
-        """What workers have written last is still on its way through the node to the driver."""
+        """Waits for the node, which still passes the workers' last lines to the driver."""
         deadline = time.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
-            self.node.shutdown(socket.SHUT_WR)  # after the reports of the workers' ends
+            self.node.shutdown(socket.SHUT_WR)  # after the reports of the workers' exits
         while self.node_pid and time.monotonic() < deadline:
             self.pause()
 
     def let_manager_say_farewell(self) -> None:
-        """Other hosts would wait for the next one. Not if there is a standby for them, and this end
-        was nobody's wish."""
+        """Lets the manager tell other hosts of the end, which would otherwise wait for the next
+        manager. Not if there is a standby for them and this end was not asked for."""
         lan = self.start.lan
         if not self.manager_pid or lan is None or (lan.standby and not self.orderly):
             return
@@ -443,18 +446,18 @@ class Supervisor:
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user, by sudo
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, by sudo
             os.kill(pid, signal.SIGKILL)
 
 
 def _say(line: str) -> None:
-    """There is no logging in this process: the user's standard error."""
+    """Writes to the user's stderr, because there is no logging in this process."""
     with contextlib.suppress(OSError):
         os.write(2, f"hoplite_mp: {line}\n".encode())
 
 
 def _descriptors(lan: LanStart | None, *names: str) -> list[int]:
-    """Those of its sockets that there are."""
+    """Those of its descriptors that exist."""
     found = [] if lan is None else [getattr(lan, name) for name in names]
     return [fd for fd in found if fd >= 0]
 
@@ -464,7 +467,7 @@ def _run_in_child(run: Any) -> int:
 
 
 def main(start: Start) -> None:
-    """Runs in the exec'ed process until the host ends."""
+    """Runs in the executed process until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
     raise_descriptor_limit()
@@ -475,7 +478,7 @@ def main(start: Start) -> None:
     signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)
     try:
         for name in BLAS_VARIABLES:
-            os.environ[name] = "1"  # or numpy's BLAS starts threads, and a fork loses them
+            os.environ[name] = "1"  # otherwise numpy's BLAS would start threads, which a fork loses
         for module in PRELOAD:
             importlib.import_module(module)
         supervisor.start_services()

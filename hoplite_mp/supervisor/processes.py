@@ -1,4 +1,4 @@
-"""What the supervisor asks of the system about processes: its own limits, its children's ends.
+"""Functions on processes: this process's limits, its children, and their ends.
 
 Why it exists: these few calls have no state, and each has a reason of its own.
 It must never know: which process is which.
@@ -22,7 +22,7 @@ def children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without it: they end by themselves
+    except OSError:  # a kernel without that file: they end by themselves
         return []
 
 
@@ -32,7 +32,7 @@ def kill_group(pid: int) -> None:
 
 
 def leave(code: int) -> None:
-    """The end of a child: exit handlers run, but nothing of the template's is torn down twice."""
+    """Ends a child: exit handlers run, but nothing of the template's is torn down a second time."""
     import atexit
     import threading
 
@@ -47,7 +47,8 @@ def leave(code: int) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Each worker has a line and two pipes at the node: 1024 are used up by about 170 workers."""
+    """Raises the limit, because each worker has a line and two pipes at the node: 1024 descriptors
+    are used up by about 170 workers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
