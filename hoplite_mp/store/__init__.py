@@ -1,2 +1,2 @@
-"""The store's decisions: where a block goes, what is evicted, what the host can spare. Pure but for
-the reading of limits; the words themselves are changed by the node."""
+"""The store's decisions: where a block is placed, and how much memory the host can spare. Apart
+from reading limits these are pure functions; shared memory is changed by the node."""

@@ -1,8 +1,8 @@
-"""Where big blocks and spans lie in the store's address range.
+"""Allocates ranges for big blocks and spans in the store's address space.
 
 Why it exists: the store is one sparse file; address space is plentiful, memory is not. The arena
-hands out ranges, prefers those whose pages are *warm* (touched before and not given back), last in
-first out, and counts what is resident. It is pure: nobody's memory is touched here.
+hands out ranges, prefers those whose pages are *warm* (touched before and not given back) in LIFO
+order, and counts what is resident. It is pure and touches no memory.
 It must never know: objects, clients, sockets, the clock.
 """
 
@@ -17,19 +17,19 @@ REMEMBERED_MIN = 256
 
 
 class Arena:
-    """First the most recently freed range of just that size, then the best fit, then new ground,
-    and when there is none left, free ranges that touch."""
+    """Allocates, in this order of preference: the most recently freed range of exactly that size,
+    the best fit, address space that was never used, and adjacent free ranges combined."""
 
     def __init__(self, length: int, start: int = PAGE) -> None:
         self.length = length
         self.used = 0  # bytes handed out
-        self.warm = 0  # free bytes whose pages are still there
-        self._end = start  # everything from here on was never used
+        self.warm = 0  # bytes that are free but whose pages are still in memory
+        self._end = start  # start of the space that was never used
         self._free: dict[int, tuple[int, bool]] = {}  # start -> (size, warm)
         self._ends: dict[int, int] = {}  # end -> start
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
         self._recent: dict[int, list[int]] = {}  # size -> starts of warm ranges, latest last
-        self._remembered = 0  # how many stand there
+        self._remembered = 0  # number of entries in `_recent`
         self._taken: dict[int, int] = {}  # start -> size
 
     @property
@@ -42,13 +42,13 @@ class Arena:
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
-        """How much `resident` would grow at most by an allocation: 0 when a warm range fits."""
+        """How much `resident` would grow at most by an allocation: 0 if a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         return 0 if found is not None and self._free[found[0]][1] else size
 
     def allocate(self, nbytes: int, align: int = PAGE) -> int | None:
-        """The start of a range; None when the address range is used up."""
+        """The start of a range; None if the address space is used up."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         if found is None:
@@ -77,7 +77,7 @@ class Arena:
         return start
 
     def free(self, start: int, warm: bool = True) -> None:
-        """Takes a range back; neighbours of the same temperature become one."""
+        """Frees a range; adjacent free ranges are merged if both are warm or both are cold."""
         size = self._taken.pop(start)
         self.used -= size
         exact = size
@@ -93,7 +93,8 @@ class Arena:
             self._remember(start, size)
 
     def cool(self, nbytes: int) -> list[tuple[int, int]]:
-        """Warm ranges to give back to the system, at least `nbytes` of them if there are."""
+        """Turns warm ranges of at least `nbytes` bytes, if there are so many, into cold ones, and
+        returns them; the caller gives their pages back to the system."""
         found: list[tuple[int, int]] = []
         total = 0
         for size, start in reversed(list(self._by_size)):
@@ -110,7 +111,8 @@ class Arena:
         return found
 
     def _allocate_across(self, size: int, align: int) -> int | None:
-        """A range over several free ones that touch: warm and cold ones are not one otherwise."""
+        """Allocates across adjacent free ranges, which are separate if one is warm and the other
+        cold."""
         self._use_up()
         run: list[tuple[int, int, bool]] = []
         for free in sorted(self._free):
@@ -135,7 +137,7 @@ class Arena:
         return start
 
     def _use_up(self) -> None:
-        """What was never used becomes a cold free range."""
+        """Turns the space that was never used into a cold free range."""
         ground = self.length // PAGE * PAGE - self._end
         if ground > 0:
             start = self._end
@@ -147,12 +149,12 @@ class Arena:
     def _remember(self, start: int, size: int) -> None:
         self._recent.setdefault(size, []).append(start)
         self._remembered += 1
-        if self._remembered > 2 * len(self._free) + REMEMBERED_MIN:  # most of it is stale
+        if self._remembered > 2 * len(self._free) + REMEMBERED_MIN:  # most entries are stale
             self._recent = {}
             self._remembered = 0
 
     def _find(self, size: int, align: int) -> tuple[int, int] | None:
-        """(start of a free range, place in it) for `size` bytes; nothing is changed."""
+        """(start of a free range, start of `size` bytes in it); changes nothing."""
         recent = self._recent.get(size)
         while recent:
             start = recent[-1]

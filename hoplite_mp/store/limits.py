@@ -1,8 +1,8 @@
-"""What this process tree may use: RAM, MemAvailable, CPUs, and every enclosing control group.
+"""What this process tree may use: RAM, MemAvailable, CPUs, and the limits of all enclosing cgroups.
 
-Why it exists: a memfd knows no limit; it ends in the out-of-memory killer. So the node asks here
-before the store grows. Both versions of control groups are read, from the process's own group up
-to the root, because a limit anywhere above holds as well.
+Why it exists: a memfd has no limit of its own, so a store that grows too far meets the
+out-of-memory killer. Therefore the node asks here before the store grows. Both versions of cgroups
+are read, from the process's own group up to the root, because a limit at any level applies.
 It must never know: the store, its objects, who asks.
 """
 
@@ -48,7 +48,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _levels(root: Path, inner: str) -> list[Path]:
-    """The folder of a group and of all above it that are visible here."""
+    """The folders of a group and of all its ancestors that are visible here."""
     levels = []
     path = Path(inner.lstrip("/"))
     while True:
@@ -59,7 +59,7 @@ def _levels(root: Path, inner: str) -> list[Path]:
 
 
 def _folders(controller: str) -> tuple[list[Path], list[Path]]:
-    """Folders of every enclosing group of a controller: those of version 1, those of version 2."""
+    """Folders of every enclosing group of a controller: (version 1, version 2)."""
     first: list[Path] = []
     second: list[Path] = []
     try:
@@ -73,7 +73,8 @@ def _folders(controller: str) -> tuple[list[Path], list[Path]]:
             for root in (CGROUP, CGROUP / "unified"):
                 second += _levels(root, inner)
         elif controller in controllers.split(","):
-            for mount in (controllers, controller):  # "cpu,cpuacct" is one mount, often with links
+            # "cpu,cpuacct" is one mount, often with symbolic links
+            for mount in (controllers, controller):
                 if (CGROUP / mount).is_dir():
                     first += _levels(CGROUP / mount, inner)
                     break
@@ -97,8 +98,8 @@ def cgroup_limit() -> int:
 def cgroup_headroom() -> int:
     """How much the tightest enclosing group still allows, in bytes.
 
-    Page cache that the kernel can drop counts as used, so this errs on the careful side only by
-    what `inactive_file` says, which is added back.
+    Page cache that the kernel can drop counts as usage; the part of it that `inactive_file` tells
+    is added back, the rest makes this number conservative.
     """
     headroom = UNLIMITED
     for folder, limit_file, usage_file in _groups():
@@ -110,7 +111,7 @@ def cgroup_headroom() -> int:
 
 
 def _inactive_file(folder: Path) -> int:
-    """Of the group and of those inside it; version 1 also says what the group has alone."""
+    """Of the group with its descendants; version 1 also lists that of the group alone."""
     found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
@@ -128,8 +129,8 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What can be taken now: MemAvailable and the headroom of every enclosing group, in bytes.
-    What cannot be read, for want of a descriptor say, limits nothing."""
+    """What can be allocated now: the smaller of MemAvailable and the headroom of every enclosing
+    group, in bytes. What cannot be read (for want of a descriptor, say) is taken as unlimited."""
     try:
         free = _meminfo("MemAvailable")
     except OSError:
@@ -138,7 +139,7 @@ def available_bytes() -> int:
 
 
 def cpu_quota() -> float:
-    """CPUs' worth of time that the tightest enclosing control group allows; inf if none limits."""
+    """CPUs' worth of time that the tightest enclosing cgroup allows; inf if there is no limit."""
     quotas = [float("inf")]
     first, second = _folders("cpu")
     for folder in first:
@@ -156,12 +157,12 @@ def cpu_quota() -> float:
 
 
 def cpu_count() -> int:
-    """CPUs that this process may use: affinity and the control group's quota."""
+    """CPUs that this process may use, by its affinity and the cgroup's quota."""
     return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
 
 
 def pids_headroom() -> int:
-    """Processes and threads that the tightest enclosing group still allows; 2**60: any number."""
+    """Processes and threads that the tightest enclosing group still allows; 2**60 if unlimited."""
     headroom = UNLIMITED
     first, second = _folders("pids")
     for folder in first + second:
