@@ -1,7 +1,7 @@
-"""Bytes between hosts, and who may send them. On one host nothing of this is imported.
+"""Authenticated byte streams between hosts. Nothing of this is imported on one host alone.
 
     addresses, tokens   stream  <-  memory, tls   listen   certificates
                           <-  conversation  <-  door, caller
 
-No thread, no event loop of its own, no clock: whoever has a loop drives what is in here.
+There are no threads, event loops or clocks in here; the caller's loop drives everything.
 """

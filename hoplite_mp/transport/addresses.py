@@ -1,12 +1,12 @@
-"""Where processes are: "host:port" as people write it, and which of a host's addresses others use.
+"""Addresses of processes: "host:port" as people write it, and which addresses a host advertises.
 
-Why it exists: a host name says little about how others reach a host (it often leads to 127.0.0.1),
-and a host has addresses that lead nowhere (a bridge for containers has the same one everywhere).
-So the address to advertise is that of the interface through which the manager is reached, and
-several are offered, best first.
+Why it exists: a host's name says little about how others reach it (it often resolves to 127.0.0.1),
+and a host has addresses that lead nowhere (a bridge for containers has the same one everywhere). So
+the address to advertise is that of the interface through which the manager is reached, and several
+are offered, best first.
 
-This module must never know connections: it asks the system's tables and resolver only, and sends
-no packet of its own.
+This module must never know connections: it only asks the system's tables and resolver, and sends no
+packets itself.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 
 PORT_MAX = 65535
 HOST_CHARS_MAX = 255
-# Interfaces that lead to containers and virtual machines of this host, not to other hosts. Their
-# addresses come last: they often are the same on every host.
+# Interfaces to containers and virtual machines on this host. Their addresses are ranked last,
+# because they often are the same on every host.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
-# Of the ranges for documentation (RFC 5737, RFC 3849): nobody is there, but the routing table has
-# an answer, which names the interface that leads out.
+# Addresses reserved for documentation (RFC 5737, RFC 3849): no host has them, but the routing
+# table's answer names the interface that leads out.
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
 _DISCARD_PORT = 9
 
@@ -58,7 +58,7 @@ class Address(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """What a socket connects to: a number, and what the system calls it."""
+    """An address in numbers, in the form that a socket connects to."""
 
     family: socket.AddressFamily
     sockaddr: tuple[str, int] | tuple[str, int, int, int]
@@ -84,13 +84,13 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host and port as written; the port is None where there is none."""
+    """Host and port as written; the port is None if there is none."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
             return "", None
         return host, rest[1:] if rest else None
-    if text.count(":") > 1:  # a bare IPv6 address: nobody can say which colon is the port's
+    if text.count(":") > 1:  # a bare IPv6 address, in which the port's colon cannot be told
         return text, None
     host, colon, port = text.partition(":")
     return host, port if colon else None
@@ -120,7 +120,7 @@ def parse_ports(text: str) -> range:
 
 
 def resolve(address: Address) -> list[Endpoint]:
-    """Everything that the name stands for, in the system's order of preference. May wait for the
+    """Everything that the name resolves to, in the system's order of preference. May wait for the
     name service. ManagerLostError if there is no such host."""
     if address.port == 0:
         raise ConfigError(f"address {address} cannot be called: port 0 is for listening only")
@@ -134,18 +134,18 @@ def resolve(address: Address) -> list[Endpoint]:
 
 
 def endpoint_of(address: Address) -> Endpoint:
-    """Of an address in numbers, as nodes advertise theirs: nothing is looked up."""
+    """The Endpoint of an address in numbers, as nodes advertise theirs, without a lookup."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return Endpoint(family, (address.host, address.port))
 
 
 def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
-    """As it was in a message."""
+    """The Endpoint that was in a message."""
     return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
 def routed_address(endpoint: Endpoint) -> str | None:
-    """This host's own address on the way to `endpoint`; None if no way leads there."""
+    """This host's own address on the route to `endpoint`; None if there is no route."""
     try:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as sock:
             sock.connect(endpoint.sockaddr)  # of a datagram socket: no packet is sent
@@ -158,8 +158,8 @@ def routed_address(endpoint: Endpoint) -> str | None:
 def own_addresses() -> list[str]:
     """The addresses that other hosts may reach, best first; never loopback or link-local.
 
-    First those on the way out, then the rest, then those of interfaces that lead to containers;
-    IPv4 before IPv6 each time.
+    First those on routes that lead out, then the others, then those of interfaces to containers;
+    IPv4 before IPv6 in each group.
     """
     out = [
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
@@ -183,11 +183,11 @@ def own_addresses() -> list[str]:
 
 
 def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
-    """What a process that listens at `listening` tells others, best first; never empty.
+    """The addresses that a process listening at `listening` advertises, best first; never empty.
 
-    manager: as this process reaches it, None on the manager's own host before anybody has joined.
-    Only who listens on loopback alone advertises it, and only to a cluster that lives on this host:
-    ConfigError if the manager is elsewhere.
+    manager: as this process reaches it; None on the manager's own host before anybody has joined.
+    Loopback is advertised only by a process that listens on nothing else, and only to a cluster on
+    this host: ConfigError if the manager is elsewhere.
     """
     ip = _ip(listening)
     if ip is None:
@@ -205,7 +205,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     if ip.version == 4:
         found = [one for one in found if ":" not in one]
     usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
-    # A host without any network has a cluster of its own.
+    # A host without any network can only be a cluster by itself.
     return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
 
 

@@ -1,14 +1,14 @@
-"""Calls a manager or node: tries its addresses until one answers and both sides believe each other.
+"""Calls a manager or node: tries its addresses until one answers and both sides authenticate.
 
-Why it exists: a host has several addresses and not all lead to it; a cluster may be just about to
-start; an address may lead to somebody else. What is worth trying again is tried again until the
-deadline, what is not is said at once.
+Why it exists: a host has several addresses and not all lead to it; a cluster may be about to start;
+an address may lead to another process. What is worth retrying is retried until the deadline; what
+is not is reported at once.
 
 For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
-has come, until it returns the connection or raises. `wait` does that for who has no loop.
+has come, until it returns the connection or raises. `wait` does that for callers without a loop.
 
-This module must never know what is said after the handshake, nor the name service: addresses are
-numbers here.
+This module must never know what is sent after the handshake, nor the name service: its addresses
+are numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller"]
 
-# How long one address may be silent before the next is tried: one lost packet costs the kernel 1 s.
+# How long an address may be silent before the next is tried; a lost SYN costs the kernel 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it answers, but not to the handshake"
-# How long a manager that does not lead is asked again: it may be about to take over. Higher: longer
-# take-overs are only a delay; lower: who has the address of a standby learns sooner so.
+# How long a manager that does not lead is called again, because it may be about to take over.
+# Higher: longer take-overs are only a delay; lower: a caller with a standby's address is told
+# sooner.
 LEADS_S = 5.0
 ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
 
@@ -61,9 +62,9 @@ class Caller:
         host: int | None = None,
         rounds_max: int = 0,
     ) -> None:
-        """endpoints: best first. cluster, host: whom it must be; other ids are somebody else.
-        rounds_max: it is over after so many rounds in a row in which no address was even reached;
-        0: when the time is."""
+        """endpoints: best first. cluster, host: ids that the other side must have. rounds_max: give
+        up after so many consecutive rounds in which no address was even reached; 0: only when the
+        time is over."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -77,22 +78,22 @@ class Caller:
         self._cluster = cluster
         self._host = host
         self._rounds_max = rounds_max
-        self._rounds_lost = 0  # the latest ones, in which no address was reached
-        self.starved = False  # nobody could be called for want of descriptors or memory here
-        self._arrived = False  # in this round some address was, whoever is there
-        self._next = 0  # of the endpoints
+        self._rounds_lost = 0  # consecutive rounds in which no address was reached
+        self.starved = False  # no attempt could be made for want of descriptors or memory here
+        self._arrived = False  # in this round some address was reached, whoever is there
+        self._next = 0  # index of the endpoint
         self._attempt_ends = now
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
-        self._coming: socket.socket | None = None  # on its way
+        self._coming: socket.socket | None = None  # a socket that is connecting
         self._conversation: Conversation | None = None
         self._stream: TcpStream | None = None
-        self._refusal: HopliteError | None = None  # of this round
+        self._refusal: HopliteError | None = None  # the refusal of this round
         self._last = "no attempt was made"
         self._poll = select.epoll()
 
     @property
     def deadline(self) -> float:
-        """When `turn` has something to do even if nothing comes."""
+        """When `turn` has something to do even if nothing arrives."""
         soonest = self._attempt_ends if self._again_at is None else self._again_at
         return min(soonest, self._began + self._timeout_s)
 
@@ -100,11 +101,11 @@ class Caller:
         return self._poll.fileno()
 
     def turn(self, now: float) -> Admission | None:
-        """Do what can be done now; the connection once there is one.
+        """Does what can be done now; returns the connection once there is one.
 
-        AuthError, ProtocolError: somebody is there, but it cannot be. When nobody is there within
-        the timeout: ManagerLostError, or ConnectionError if it is a node that was called. After
-        an error, and after a connection was returned, the caller is closed.
+        AuthError, ProtocolError: the other side is there, but the call must fail. If nobody answers
+        within the timeout: ManagerLostError, or ConnectionError if a node was called. After an
+        error, and after a connection was returned, the caller is closed.
         """
         try:
             admission = self._turn(now)
@@ -118,17 +119,17 @@ class Caller:
         return admission
 
     def wait(self, clock: Callable[[], float] = time.monotonic) -> Admission:
-        """Block until there is a connection; errors as `turn`."""
+        """Blocks until there is a connection; errors as for `turn`."""
         try:
             while (admission := self.turn(clock())) is None:
                 self._poll.poll(max(0.0, self.deadline - clock()))
-        except BaseException:  # Ctrl-C comes here too
+        except BaseException:  # also after Ctrl-C
             self.close()
             raise
         return admission
 
     def close(self) -> None:
-        """Give up. May be repeated."""
+        """Gives up. May be repeated."""
         self._abandon()
         self._poll.close()
 
@@ -140,7 +141,7 @@ class Caller:
                 if self._again_at is not None:
                     self._begin(now)
                 outcome = self._go_on(now)
-            except HopliteError as error:  # before OSError, which some of them are
+            except HopliteError as error:  # before OSError, because some of them are OSErrors
                 early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
                 if not early:
                     self._refusal = type(error)(f"{self._who}: {error}")
@@ -190,7 +191,7 @@ class Caller:
         return outcome
 
     def _arrive(self, sock: socket.socket, now: float) -> None:
-        """The socket is connected, or it never will be."""
+        """The socket is connected, or has failed."""
         why_not = connect_error(sock)
         if why_not is not None:
             raise ConnectionError(why_not)
@@ -226,7 +227,7 @@ class Caller:
         return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
 
     def _fail(self, why: str, now: float) -> None:
-        """On to the next address; after the last one a refusal is final, silence is not."""
+        """Goes on to the next address; after the last one a refusal is final, silence is not."""
         self._last = f"{self._endpoints[self._next]}: {why}"
         self._abandon()
         self._next = (self._next + 1) % len(self._endpoints)
@@ -242,14 +243,14 @@ class Caller:
             self._again_at = now + ROUND_PAUSE_S
 
     def _abandon(self) -> None:
-        """Closing takes it out of the epoll as well."""
+        """Closes the attempt's sockets, which also removes them from the epoll."""
         if self._coming is not None:
             self._coming.close()
         if self._stream is not None:
             self._stream.close()
         self._coming = self._stream = self._conversation = None
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- error texts ------------------------------------------------------------------------------
 
     @property
     def _who(self) -> str:
@@ -257,7 +258,7 @@ class Caller:
 
     @property
     def _service(self) -> str:
-        # Who only looks, or promotes, does not know whether it is a manager or a standby.
+        # A tool does not know whether it calls a manager or a standby.
         return "host" if self._role == "tool" else SERVICE_OF[self._role]
 
     def _lost(self, words: str) -> ConnectionError:

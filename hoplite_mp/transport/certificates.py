@@ -1,9 +1,9 @@
-"""The certificate of a cluster: made in memory, handed from process to process, on no disk.
+"""The certificate of a cluster: made in memory, passed between processes, never on disk.
 
-Why it exists: TLS needs one, and nobody should have to run an authority for a LAN. Each cluster
-makes its own when it starts; nodes get it over their authenticated connection to the manager and
-serve their peers with it. No client trusts it for its name, its signature or its dates: a client
-trusts whoever proves the token over the certificate's hash (protocol/handshake.py).
+Why it exists: TLS needs one, and nobody should have to run a certificate authority for a LAN. Each
+cluster makes its own when it starts; nodes receive it over their authenticated connection to the
+manager and serve their peers with it. No client trusts it for its name, signature or dates: a
+client trusts a server that proves the token over the certificate's hash (protocol/handshake.py).
 
 This module must never know connections or tokens. `cryptography` is imported only where a
 certificate is made.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "in_memory_file", "make_certificate"]
 
-# Nobody looks at the dates. They only have to satisfy tools that do: from before now, because
-# clocks differ, to the end of the longest run.
+# Nobody checks the dates, except perhaps tools: valid from before now, because clocks differ, until
+# after the longest run.
 VALID_BEFORE = datetime.timedelta(days=1)
 VALID_AFTER = datetime.timedelta(days=3650)
 PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
@@ -43,7 +43,7 @@ class Certificate:
 
     @cached_property
     def sha256(self) -> bytes:
-        """Of the certificate in its binary form, as a client computes it from what it is shown."""
+        """The hash of the certificate in binary form (DER), as a client computes it."""
         import ssl
 
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self._certificate)).digest()
@@ -89,10 +89,11 @@ def make_certificate() -> Certificate:
 
 @contextlib.contextmanager
 def in_memory_file(data: bytes) -> Iterator[str]:
-    """A path that leads to `data` as long as the block runs.
+    """A path from which `data` can be read inside the `with` block.
 
-    The standard library loads certificates from files only. This one is anonymous memory: it has no
-    name, no other user can open it, and it is gone with its descriptor, whatever happens to us.
+    The standard library loads certificates from files only. This one is anonymous memory (a memfd):
+    it has no name, no other user can open it, and it disappears with its descriptor, however this
+    process ends.
     """
     fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""A stream and the handshake on it: one step after the other, as far as the bytes go.
+"""A stream with the handshake on it, driven as far as the available bytes allow.
 
-Why it exists: client and server, TLS and plain, TCP and memory do the same here. Only as many bytes
-are read as the handshake needs, so that what follows it is left for whoever gets the stream.
+Why it exists: client and server, TLS and plain, TCP and memory are handled alike here. Only as many
+bytes are read as the handshake needs, so that what follows is left for the stream's next owner.
 
 This module must never know how streams are made, nor loops and clocks.
 """
@@ -27,11 +27,11 @@ __all__ = ["Admission", "Conversation"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A connection that both sides believe.
+    """A connection whose two sides have authenticated each other.
 
-    stream: read it once at once: what came with the handshake's last bytes is announced by no loop.
-    For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS), not blocking, with
-    nothing buffered outside it. address: the other end as the system has it.
+    stream: read it once immediately, because no loop announces bytes that came with the handshake's
+    last ones. For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS),
+    non-blocking, with nothing buffered outside it. address: the other end as the system knows it.
     """
 
     stream: TcpStream
@@ -42,7 +42,7 @@ class Admission:
 
 
 class Conversation:
-    """The handshake of one connection. begin: makes it from the certificate's hash."""
+    """The handshake of one connection. begin: makes it, given the certificate's hash."""
 
     def __init__(
         self, stream: Stream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
@@ -52,15 +52,15 @@ class Conversation:
         self._handshake: ClientHandshake | ServerHandshake | None = None
 
     def go_on(self) -> Outcome | None:
-        """Do what can be done now; the outcome once everything is said and sent.
+        """Does what can be done now; returns the outcome once everything is sent and received.
 
-        AuthError, ProtocolError: as the handshake raises them; what it has to say to the other side
-        has been sent then. ConnectionError: the connection is over.
+        AuthError, ProtocolError: as the handshake raises them; its answer to the other side has
+        been sent then. ConnectionError: the connection has ended.
         """
         while True:
             self._send()
             handshake = self._handshake
-            if handshake is None:  # TLS is not through
+            if handshake is None:  # TLS's own handshake is not finished
                 return None
             if handshake.result is not None:
                 return None if self.stream.wants_write else handshake.result
@@ -77,7 +77,7 @@ class Conversation:
                 raise
 
     def _send(self) -> None:
-        """What is to be sent, and the steps of TLS, which happen in between."""
+        """Sends what is queued, and makes the steps of TLS in between."""
         stream = self.stream
         stream.flush()
         if self._handshake is None and stream.certificate_sha256 is not None:
@@ -87,8 +87,8 @@ class Conversation:
             stream.flush()
         if stream.failure == NOT_TLS:
             raise ProtocolError(REFUSED_TEXTS["plain"])
-        # Before the other side has said anything, a failure is all there is to say. Later its last
-        # words may still be readable.
+        # Before the other side has sent anything, a failure can be reported at once. Later its last
+        # bytes may still be readable.
         if stream.failure is not None and (
             self._handshake is None or self._handshake.result is not None
         ):

@@ -1,13 +1,13 @@
-"""The door of a manager or node: who calls is a stranger until the handshake is through.
+"""The listening side of a manager or node: callers are strangers until the handshake is finished.
 
 Why it exists: everything that a stranger can do happens here, under limits: how many there are at a
 time, how long each may take, how many bytes each can make us hold. The loop that owns the door sees
-only connections that both sides believe.
+only authenticated connections.
 
 For any loop: watch `fileno()` for reading (it is an epoll of the door's own, which holds listener
 and strangers), call `turn(now)` when it is ready and when `deadline` has come.
 
-This module must never know what is said after the handshake.
+This module must never know what is sent after the handshake.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Door"]
 
-# The first byte of a TLS connection. What begins with it cannot be a preamble, and the other way
-# round, so either kind of client can be told which kind of door this is.
+# The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
+# of client can be told which kind of door this is.
 TLS_OPENER = 22
-# How long one who was refused may take to read why. Then the connection is closed on unread bytes.
+# How long a refused caller may take to read why. Then the connection is closed, read or not.
 LEAVE_S = 1.0
-# Without descriptors or memory for another connection the listener would wake the loop for nothing.
+# Pause of accepting: without descriptors or memory the listener would wake the loop in vain.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
-WARNING_PAUSE_S = 1.0  # whoever knocks all day must not fill the log
+WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
 _log = logging.getLogger("hoplite_mp")
 
 
 def _address(where: Any) -> Address:
-    """Of who has called. A UNIX socket that calls has no name; an IPv6 socket that serves IPv4 too
-    shows such addresses in clothes of its own."""
+    """The caller's address. A calling UNIX socket has no name; a dual-stack IPv6 socket shows IPv4
+    addresses in mapped form."""
     return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
 class _Guest:
-    """One connection before it is believed."""
+    """A connection that has not authenticated yet."""
 
     def __init__(self, sock: socket.socket, address: Address, deadline: float) -> None:
         self.address = address
@@ -74,8 +74,8 @@ class _Guest:
 
 
 class Door:
-    """Lets in whom the handshake lets in. `mine`, how this side introduces itself, may be changed
-    for those who come later."""
+    """Admits connections that pass the handshake. `mine`, how this side introduces itself, may be
+    changed for later ones."""
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class Door:
         handshake_timeout_s: float,
         unauthenticated_max: int,
     ) -> None:
-        """listener: as of `listen`, or a UNIX socket; taken over. certificate: None: no TLS."""
+        """listener: as `listen` returns it, or a UNIX socket; taken over. certificate: None without
+        TLS."""
         self.mine = mine
         self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
         self.refused = 0
@@ -117,17 +118,17 @@ class Door:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the port that was free."""
+        """Where it listens, with the port that was chosen."""
         return bound_address(self._listener)
 
     @property
     def strangers(self) -> int:
-        """Connections that are not believed yet, or never will be."""
+        """The number of connections that have not authenticated."""
         return len(self._guests)
 
     @property
     def deadline(self) -> float | None:
-        """When `turn` has something to do even if nothing comes."""
+        """When `turn` has something to do even if nothing arrives."""
         times = [guest.deadline for guest in self._guests.values()]
         if self._accept_again_at is not None:
             times.append(self._accept_again_at)
@@ -137,7 +138,7 @@ class Door:
         return self._poll.fileno()
 
     def turn(self, now: float) -> list[Admission]:
-        """Do what can be done now; returns the connections that this has let in."""
+        """Does what can be done now; returns newly admitted connections."""
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
@@ -145,7 +146,7 @@ class Door:
         for fd, _ in self._poll.poll(0):
             if fd == self._listener.fileno():
                 self._accept(now)
-            elif fd in self._guests:  # not one that made room for another just now
+            elif fd in self._guests:  # not one that was dropped to make room for another just now
                 self._serve(fd, now, admitted)
         for fd, guest in list(self._guests.items()):
             if guest.deadline <= now:
@@ -155,7 +156,7 @@ class Door:
         return admitted
 
     def close(self) -> None:
-        """Lets nobody in any more; connections that were handed out live on."""
+        """Admits nobody any more; connections that were handed out live on."""
         for fd in list(self._guests):
             self._drop(fd)
         self._poll.close()
@@ -177,7 +178,7 @@ class Door:
                     self._accept_again_at = now + ACCEPT_PAUSE_S
                     self._poll.modify(self._listener, 0)
                     return
-                continue  # this one has gone already
+                continue  # this caller is gone already
             self._starved = False
             if len(self._guests) >= self._guests_max:
                 self._make_room()
@@ -187,7 +188,8 @@ class Door:
             self._poll.register(sock, guest.events)
 
     def _make_room(self) -> None:
-        """The oldest one of the host that has the most: who floods the door is in its own way."""
+        """Drops the oldest stranger of the host that has the most, so a host that floods the door
+        hinders only itself."""
         counts = Counter(guest.address.host for guest in self._guests.values())
         ((host, _),) = counts.most_common(1)
         self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == host))
@@ -206,11 +208,11 @@ class Door:
         except HopliteError as error:
             self._report(guest, error, now)
             self._send_away(guest, now)
-        except OSError as error:  # it has gone; HopliteErrors that are OSErrors came before
+        except OSError as error:  # it is gone; HopliteErrors that are OSErrors were caught above
             _log.info("%s: %s left: %s", self._service, guest.address, error)
             self._drop(fd)
             return
-        except Exception:  # one stranger is not the end of the host
+        except Exception:  # one stranger must not end the host
             _log.exception("%s gives up %s", self._service, guest.address)
             self._drop(fd)
             return
@@ -225,7 +227,8 @@ class Door:
         self._poll.modify(fd, guest.events)
 
     def _open(self, guest: _Guest) -> bool:
-        """By its first byte: TLS or not, and whether that fits. False if nothing has come."""
+        """Decides by the first byte whether the caller uses TLS, and whether that fits. False if
+        nothing has arrived."""
         opener = guest.stream.opener()
         if opener is None:
             return False
@@ -260,12 +263,12 @@ class Door:
 
     def _drop(self, fd: int) -> None:
         guest = self._guests.pop(fd)
-        with contextlib.suppress(OSError):  # it was closed where it broke
+        with contextlib.suppress(OSError):  # it was closed when it broke
             self._poll.unregister(fd)
         guest.stream.close()
 
     def _report(self, guest: _Guest, why: HopliteError | str, now: float) -> None:
-        """Who has the wrong token is worth a warning; who has lost the way is not."""
+        """Logs a refusal: a wrong token is worth a warning, a wrong protocol is not."""
         self.refused += 1
         words = ("%s refused %s: %s", self._service, guest.address, why)
         if not isinstance(why, AuthError):

@@ -1,8 +1,8 @@
-"""Sockets that wait for others, and sockets on their way to others; nothing here blocks.
+"""Listening sockets and connecting sockets; nothing here blocks.
 
-Why it exists: the settings that every connection between hosts has, in one place, and the one clear
-error for each way in which listening fails.
-This module must never know what is said on a connection.
+Why it exists: one place for the settings of every connection between hosts, and one clear error for
+each way in which listening fails.
+This module must never know what is sent on a connection.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
-# This process or host has no descriptor or memory now: nothing that speaks of the other side.
+# This process or host has no descriptor or memory now, which says nothing about the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
-# The kernel notices a peer whose host has gone without a word, or to which no way leads any more,
-# when nothing was acknowledged for so long. The beats of a cluster are faster; this is for
-# connections that have none. Lower: a peer that takes nothing for so long is lost, too, and a loop
-# may be busy with one thing for 30 s (node/core/pulse.py).
+# After this time without acknowledgements the kernel notices that a peer's host is gone, or cannot
+# be reached. The cluster's beats are faster; this is for connections without beats. Lower: a peer
+# that takes nothing for so long is lost, too, although its loop may be busy with one thing for 30 s
+# (node/core/pulse.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -38,7 +38,7 @@ KEEPALIVE = (
 
 
 def prepare(sock: socket.socket) -> socket.socket:
-    """Settings of every TCP connection: not blocking, no delay of small packets, kept alive."""
+    """Sets the options of every TCP connection: non-blocking, TCP_NODELAY, keepalive."""
     sock.setblocking(False)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +49,7 @@ def prepare(sock: socket.socket) -> socket.socket:
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
-    """Listens at `host` on the first of `ports` that is free; 0 is any free one.
+    """Listens at `host` on the first of `ports` that is free; port 0 stands for any free one.
 
     "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
     """
@@ -58,7 +58,7 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
         for port in tried:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
-                # A successor need not wait for connections of the last life to fade out.
+                # A successor must not wait for connections of the previous process in TIME_WAIT.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
@@ -86,7 +86,7 @@ def _port_words(ports: list[int]) -> str:
 
 
 def _local(host: str) -> list[Endpoint]:
-    """What `host` means for listening; one address, the first."""
+    """The address that `host` means for listening; only the first."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -102,9 +102,9 @@ def _words(host: str, error: OSError) -> str:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """A socket on its way; writable means that it has arrived, or `connect_error` says why not.
+    """A connecting socket; once it is writable, it is connected or `connect_error` says why not.
 
-    OSError if it cannot even begin.
+    OSError if connecting cannot even begin.
     """
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -119,18 +119,18 @@ def begin_connect(endpoint: Endpoint) -> socket.socket:
 
 
 def connect_error(sock: socket.socket) -> str | None:
-    """Why a socket that was on its way has not arrived; None if it has."""
+    """Why a connecting socket has failed; None if it is connected."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # A free port of this host can be given to the very socket that calls it.
+        # The kernel may give a free port of this host to the very socket that connects to it.
         return "it reached itself: nobody listens there" if here == there else None
     return "the connection has ended"
 
 
 def bound_address(sock: socket.socket) -> Address:
-    """Where a socket listens."""
+    """The address at which a socket listens."""
     name = sock.getsockname()
     return Address(name[0], name[1])

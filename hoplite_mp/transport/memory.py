@@ -1,7 +1,7 @@
-"""Connections inside one process, for tests: nothing moves unless the test pumps it.
+"""Connections inside one process, for tests: no byte moves unless the test pumps it.
 
-Why it exists: every cut, delay and order of bytes that a network can cause is to be tried on
-purpose and again, and without a network. The streams are those of stream.py in every other respect.
+Why it exists: every cut, delay and order of bytes that a network can cause must be reproducible
+without a network. In all other respects these streams are those of stream.py.
 
 This module must never know what the bytes mean.
 """
@@ -15,17 +15,17 @@ __all__ = ["MemoryStream", "Wire", "pair"]
 
 
 class Wire:
-    """One direction: bytes on the way, bytes that have arrived, and what becomes of the rest."""
+    """One direction of a connection: bytes on the way, and bytes that have arrived."""
 
     def __init__(self) -> None:
         self.bytes_passed = 0
         self._way = bytearray()
         self._arrived = bytearray()
-        self._ended = False  # the sender has closed, behind all that is on the way
+        self._ended = False  # the sender has closed it, after all that is on the way
         self._cut_at: int | None = None
 
     def cut_after(self, nbytes: int) -> None:
-        """From byte number `nbytes` on nothing passes: the connection is broken there."""
+        """Cuts the connection: nothing passes from byte number `nbytes` on."""
         self._cut_at = nbytes
 
     @property
@@ -33,7 +33,7 @@ class Wire:
         return self._cut_at is not None and self.bytes_passed >= self._cut_at
 
     def pump(self, nbytes_max: int | None = None) -> int:
-        """Let bytes arrive, all by default; returns how many did."""
+        """Lets bytes arrive, all by default; returns how many did."""
         count = len(self._way) if nbytes_max is None else min(nbytes_max, len(self._way))
         if self._cut_at is not None:
             count = min(count, self._cut_at - self.bytes_passed)
@@ -55,12 +55,13 @@ class Wire:
 
     @property
     def at_end(self) -> bool:
-        """Whether the reader has seen everything that will ever come."""
+        """Has the reader received everything that will ever come?"""
         return not self._arrived and (self.broken or (self._ended and not self._way))
 
 
 class MemoryStream:
-    """One end. certificate_sha256: what this side is to believe that it has seen."""
+    """One end. certificate_sha256: the hash of the certificate that this side is to believe it has
+    seen."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class MemoryStream:
 def pair(
     client_sees: bytes = PLAIN, server_has: bytes = PLAIN, queue_bytes_max: int = QUEUE_BYTES_MAX
 ) -> tuple[MemoryStream, MemoryStream]:
-    """A client's and a server's end; `incoming` and `outgoing` of either are the wires to pump."""
+    """A client's and a server's end; their `incoming` and `outgoing` are the wires to pump."""
     up, down = Wire(), Wire()
     return (
         MemoryStream(down, up, client_sees, queue_bytes_max),

@@ -1,14 +1,14 @@
-"""Where a host's node and the drivers of the same user find each other: a socket in a directory.
+"""How a host's node and the drivers of the same user find each other: a socket in a directory.
 
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-Why it exists: a driver shall take part through the node that its host has already. A name is the
-only way to find one; it is the cluster's random id, so several clusters do not meet. "The same
-host" means that the socket answers: neither names nor addresses nor boot ids are compared. The
-directory belongs to the user and is closed to others (0700); one that is not so is not used. What
-happens to the name goes through a descriptor of the directory that was checked, so nobody can put
-another one in its place meanwhile, and long paths fit into a socket's address.
+Why it exists: a driver should take part through the node that its host already has, and can only
+find that by a name. The name is the cluster's random id, so several clusters do not collide. "The
+same host" means that the socket answers: no names, addresses or boot ids are compared. The
+directory belongs to the user and is closed to others (0700); otherwise it is not used. All
+operations on the name go through a descriptor of the directory that was checked, so nobody can
+replace the directory meanwhile, and long paths fit into a socket's address.
 It must never know: what is said over the socket.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
-BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
-AGAIN_MAX = 100  # tries in one directory that others remove
+BACKLOG = 64  # drivers that connect at the same moment; one more waits in connect()
+AGAIN_MAX = 100  # tries, because others may remove the directory meanwhile
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -46,7 +46,7 @@ def folders() -> list[str]:
     """The directories of this user, the best first, whether they exist or not."""
     found = []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):  # as the XDG specification says: else it is to be ignored
+    if os.path.isabs(runtime):  # the XDG specification demands that other values be ignored
         found.append(os.path.join(runtime, FOLDER))
     temporary = os.environ.get("TMPDIR", "")
     base = temporary if os.path.isabs(temporary) else "/tmp"
@@ -54,12 +54,12 @@ def folders() -> list[str]:
 
 
 def anybody() -> bool:
-    """Whether a node of any cluster may be found here; its name may be a dead one's."""
+    """May a node of any cluster be found here? The name may be that of a dead one."""
     return any(_names(place) for place in _places())
 
 
 def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
-    """A connection to the node of that cluster on this host, blocking; None if there is none."""
+    """A blocking connection to the node of that cluster on this host; None if there is none."""
     for place in _places():
         sock = _connect(place, cluster.hex(), patience_s)
         if sock is not None:
@@ -68,7 +68,8 @@ def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end; the process id is 0 where it is not visible."""
+    """(process id, user id) of the other end; the process id is 0 if it is not visible from
+    here."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -86,9 +87,9 @@ class Meeting:
 
     @classmethod
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Meeting | None:
-        """Takes the cluster's name. None: another node has it and answers, or somebody else is just
-        changing the directory; later it may be free. OSError: no directory can be used. level: at
-        which it is logged that one is not fit."""
+        """Takes the cluster's name. None: another node has it and answers, or another process is
+        just changing the directory; the name may be free later. OSError: no directory can be used.
+        level: of the log message about an unsuitable directory."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
         for folder in folders():
             for _ in range(AGAIN_MAX):
@@ -97,7 +98,7 @@ class Meeting:
                     if place is None:
                         break
                     return cls._take(folder, place, cluster.hex())
-                except FileNotFoundError as error:  # the last one in it has just removed it
+                except FileNotFoundError as error:  # another process has just removed the directory
                     why = error
                 except OSError as error:
                     why = error
@@ -108,7 +109,9 @@ class Meeting:
     def _take(cls, folder: str, place: int, name: str) -> Meeting | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            try:  # one at a time: of two who find a dead one's name, one would remove the other's
+            # One process at a time: of two that find a dead node's name, one would remove the
+            # other's new name.
+            try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
@@ -130,22 +133,24 @@ class Meeting:
     def _inode(self) -> int | None:
         try:
             return os.stat(self._name, dir_fd=self._place, follow_symlinks=False).st_ino
-        except OSError:  # somebody has removed it
+        except OSError:  # the name has been removed
             return None
 
     def close(self) -> None:
-        """Gives the name back, while the socket still listens: until then nobody else takes it."""
+        """Releases the name while the socket still listens, because until then nobody else takes
+        it."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
-            os.rmdir(self._folder)  # if it was the last one's
+            os.rmdir(self._folder)  # fails unless it is empty
         self.socket.close()
         os.close(self._place)
 
 
 class Sole:
-    """Being the only process of this user on this host that does something: a locked file in the
-    directory, with the number of the process. The kernel ends it with the process."""
+    """A lock that makes this process the only one of its user on this host that does something: a
+    locked file in the directory, with the process's pid in it. The kernel releases the lock with
+    the process."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -155,10 +160,10 @@ class Sole:
 
     @classmethod
     def take(cls, name: str) -> Sole | None:
-        """None: another process is it. OSError: no directory can be used."""
+        """Takes the lock. None: another process has it. OSError: no directory can be used."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
-        # The last one of a directory removes it; who went on to the next directory because of that
-        # would be the sole one there.
+        # The last user of a directory removes it. Try the same directory again then: a process that
+        # went on to the next directory would hold a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -184,7 +189,7 @@ class Sole:
                     named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
                 except FileNotFoundError:
                     continue
-                if named == os.fstat(fd).st_ino:  # else one that has just ended has removed it
+                if named == os.fstat(fd).st_ino:  # else its previous holder has just removed it
                     os.truncate(fd, 0)
                     os.pwrite(fd, str(os.getpid()).encode(), 0)
                     stack.pop_all()
@@ -192,7 +197,8 @@ class Sole:
 
     @staticmethod
     def holder(name: str) -> int | None:
-        """The process that is it; 0 if it has not said yet which it is. None: nobody is."""
+        """The pid of the process that has the lock; 0 if it has not written it yet. None: nobody
+        has it."""
         for place in _places():
             try:
                 fd = os.open(
@@ -201,7 +207,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # Asked without taking it, because who takes it meanwhile would be refused.
+                # F_GETLK asks without taking the lock, which would refuse a process that tries to
+                # take it meanwhile.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -210,16 +217,16 @@ class Sole:
         return None
 
     def close(self) -> None:
-        """Somebody else may be it."""
+        """Releases the lock."""
         with contextlib.suppress(OSError):
             os.unlink(self._name, dir_fd=self._place)
-            os.rmdir(self._folder)  # if it was the last one's
+            os.rmdir(self._folder)  # fails unless it is empty
         os.close(self._fd)
         os.close(self._place)
 
 
 def _places() -> Iterator[int]:
-    """Descriptors of the directories that are there, each open for as long as it is the one."""
+    """Yields a descriptor of each directory that exists, open until the next one."""
     for folder in folders():
         try:
             place = _open(folder, logging.DEBUG)
@@ -233,8 +240,8 @@ def _places() -> Iterator[int]:
 
 
 def _open(folder: str, level: int, make: bool = False) -> int | None:
-    """The directory, if it is the user's own and closed to others; None if it is not. OSError: it
-    is not there, or not to be made."""
+    """A descriptor of the directory, if it is the user's own and closed to others; None if not.
+    OSError: it does not exist, or cannot be made."""
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
@@ -270,7 +277,7 @@ def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     whole = int(patience_s)
     limit = _TIMEVAL.pack(whole, int((patience_s - whole) * 1e6))
-    try:  # while too many wait for the node, connect() waits as long as a write would
+    try:  # while the backlog is full, connect() waits as long as a write would
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         sock.connect(_path(place, name))
     except OSError:
@@ -280,7 +287,7 @@ def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
 
 
 def _clean(place: int) -> None:
-    """Removes the names of nodes that were killed: nobody listens there."""
+    """Removes the names of nodes that were killed, at which nobody listens."""
     for name in _names(place):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):

@@ -1,8 +1,8 @@
-"""A connection as a loop sees it: bytes in, bytes out, never waiting.
+"""A connection as a loop sees it: bytes in, bytes out, without blocking.
 
-Why it exists: manager and node speak over TCP, over TLS and, in tests, over memory; the code around
-a connection must not know which. `Stream` is the smallest interface that is honest about all three:
-what is written is queued up to a limit, and an end has a reason.
+Why it exists: manager and node communicate over TCP, over TLS and, in tests, over memory; the code
+around a connection must not know which. `Stream` is the smallest interface that fits all three:
+writes are queued up to a limit, and an end has a reason.
 
 This module must never know what the bytes mean, nor which loop drives it.
 """
@@ -26,69 +26,69 @@ __all__ = [
     "TcpStream",
 ]
 
-READ_BYTES = 256 << 10  # taken from one connection before the others get their turn
-# Asked for first: most messages are small, and a buffer of READ_BYTES is memory that the system
-# maps and takes back each time, which costs 20 us. Higher: fewer calls for large messages.
+READ_BYTES = 256 << 10  # read from one connection before the others get their turn
+# Read size at first: most messages are small, and a buffer of READ_BYTES would be mapped and
+# unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
 FIRST_BYTES = 16 << 10
-# What may wait for a peer that does not read: four of the longest frames of the vocabulary.
-# Higher: slower peers are ridden out. Lower: one that has stopped costs less memory until it is
-# given up.
+# What may wait for a peer that does not read: four of the longest frames of the protocol. Higher:
+# slower peers are tolerated. Lower: a peer that has stopped costs less memory until it is given up.
 QUEUE_BYTES_MAX = 64 << 20
-SEND_BYTES = 256 << 10  # handed to the kernel at once; it seldom takes more
-NOT_TLS = "the other side does not speak TLS"  # one failure that has a remedy of its own
+SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
+# A failure that callers distinguish, because it has a remedy.
+NOT_TLS = "the other side does not speak TLS"
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
 class Stream(Protocol):
-    """What every kind of connection can do. None of these waits."""
+    """What every kind of connection can do. No method blocks."""
 
-    # Application bytes that have passed, for counters.
+    # Application bytes transferred, for counters.
     bytes_received: int
     bytes_sent: int
 
     @property
     def certificate_sha256(self) -> bytes | None:
-        """SHA-256 of the server's certificate as this side sees it, zeros if there is no TLS;
-        None until it is known."""
+        """SHA-256 of the server's certificate as this side sees it, zeros if there is no TLS; None
+        until it is known."""
 
     @property
     def failure(self) -> str | None:
-        """Why it ended or broke, in words; None while it works and after an orderly end."""
+        """Why it ended or broke, as text; None while it works and after an orderly end."""
 
     @property
     def buffered(self) -> bool:
-        """Whether bytes can be read that no loop will announce, because they have left the socket.
-        Never after a read of READ_BYTES; after one of few bytes, and in a stream that was taken
-        over: read it once at once."""
+        """Are there bytes to read that no loop will announce, because they have left the socket?
+        Never after a read of READ_BYTES; possibly after a shorter one, and in a stream that was
+        taken over, which must be read once immediately."""
 
     @property
     def wants_read(self) -> bool:
-        """Whether the loop should wake this stream when something can be read."""
+        """Should the loop wake this stream when something can be read?"""
 
     @property
     def wants_write(self) -> bool:
-        """Whether the loop should wake this stream when something can be written."""
+        """Should the loop wake this stream when something can be written?"""
 
     def fileno(self) -> int:
         """The descriptor for the loop."""
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
-        """What has come, b"" if nothing has now, None once it has ended."""
+        """What has arrived; b"" if nothing has now, None once it has ended."""
 
     def write(self, data: bytes) -> None:
-        """Queue. ConnectionAbortedError, and nothing queued, if too much would wait: the peer does
-        not read, and whoever writes gives it up."""
+        """Queues data. ConnectionAbortedError, and nothing queued, if too much would wait: the peer
+        does not read, and the caller should give it up."""
 
     def flush(self) -> bool:
-        """Send what the connection takes now; False if it is broken."""
+        """Sends what the connection takes now; False if it is broken."""
 
     def close(self) -> None:
-        """End it; what is still queued is lost. May be repeated."""
+        """Ends the connection; what is still queued is lost. May be repeated."""
 
 
 class Outgoing:
-    """The queue of one stream."""
+    """The send queue of one stream."""
 
     def __init__(self, nbytes_max: int) -> None:
         self.waiting = bytearray()
@@ -143,7 +143,7 @@ class TcpStream:
         try:
             data = self._sock.recv(min(nbytes_max, FIRST_BYTES))
             if len(data) == FIRST_BYTES < nbytes_max:
-                with contextlib.suppress(OSError):  # the next read will say it again
+                with contextlib.suppress(OSError):  # the next read will report it again
                     data += self._sock.recv(nbytes_max - FIRST_BYTES)
         except _AGAIN:
             return b""
@@ -156,12 +156,12 @@ class TcpStream:
         return data or None
 
     def opener(self) -> int | None:
-        """The first byte that waits to be read, left where it is; None if there is none yet.
+        """The first byte that waits to be read, without removing it; None if there is none yet.
 
         OSError if the connection is broken or has ended.
         """
         try:
-            # The base class' own method: that of an SSLSocket refuses to peek.
+            # The base class's own method, because that of an SSLSocket refuses to peek.
             data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except _AGAIN:
             return None
@@ -173,7 +173,7 @@ class TcpStream:
         self._queue.add(data)
 
     def flush(self) -> bool:
-        # A broken way out is not the end of the way in: what the other side had to say about it
+        # If writing fails, reading may still work: what the other side has sent about the failure
         # may still be there.
         while self._queue and self.failure is None:
             try:
@@ -188,21 +188,22 @@ class TcpStream:
         return self.failure is None
 
     def _send_some(self, waiting: bytearray) -> int:
-        # The views must be gone before the queue can shrink.
+        # The views must be released before the queue can shrink.
         with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
             return self._sock.send(piece)
 
     def finish(self) -> None:
-        """Say that nothing more will be sent. What still comes can only be discarded."""
+        """Tells the other side that nothing more will be sent. What still arrives can only be
+        discarded."""
         self._ended = True
         with contextlib.suppress(OSError):  # it is gone already
             self._sock.shutdown(socket.SHUT_WR)
 
     def discard(self) -> bool:
-        """Throw away what has come, whatever it is; False at its end.
+        """Discards what has arrived; False at the end of the stream.
 
-        After `finish`: closing with bytes unread would make the kernel send a reset, which can
-        overtake the last words.
+        To be used after `finish`: closing with unread bytes would make the kernel send a reset,
+        which can overtake the last data.
         """
         try:
             return bool(socket.socket.recv(self._sock, READ_BYTES))
@@ -214,7 +215,7 @@ class TcpStream:
     def detach(self) -> socket.socket:
         """The socket itself, still non-blocking, for another owner; this stream is closed.
 
-        ValueError if bytes are still queued: they would be lost.
+        ValueError if bytes are still queued, which would be lost.
         """
         if self._queue:
             raise ValueError(f"{len(self._queue)} bytes are still to be sent")
@@ -232,5 +233,5 @@ class TcpStream:
 
 
 def reason_of(error: OSError) -> str:
-    """An error of the system in words."""
+    """An operating system error as text."""
     return os.strerror(error.errno) if error.errno is not None else str(error)

@@ -1,17 +1,17 @@
 """TLS 1.3 over a non-blocking socket, under the same interface as plain TCP.
 
-Why a real SSLSocket and no memory BIO between: a connection for bulk data is handed to a thread
-that uses recv_into and send on it, after the same handshake as any other. One implementation
-serves both, and OpenSSL reads no more than one record ahead, so nothing hides from the loop:
-`read` asks for at least a whole record each time, or says through `buffered` what is left of one.
+Why a real SSLSocket instead of a memory BIO: a connection for bulk data is handed to a thread that
+uses recv_into and send on it, after the same handshake as any other. So one implementation serves
+both. OpenSSL reads no more than one record ahead, so no bytes are hidden from the loop: `read` asks
+for at least a complete record each time, or tells through `buffered` what is left of one.
 
 A certificate is not verified here, neither by name nor by authority. OpenSSL verifies that the
 server has the private key of the certificate that it shows; the handshake inside proves that the
-server meant that certificate (protocol/handshake.py). Session tickets are off: a resumed session
-would save nothing on a LAN.
+server meant that certificate (protocol/handshake.py). Session tickets are off, because resuming a
+session would save nothing on a LAN.
 
-This module must never know tokens, nor what the bytes mean. Importing it loads OpenSSL: only who
-uses TLS does so.
+This module must never know tokens, nor what the bytes mean. Importing it loads OpenSSL, so it is
+imported only if TLS is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["TlsStream", "client_context", "server_context"]
 
 RECORD_BYTES = 16 << 10  # the longest payload of a TLS record
-# The first byte of a record during a handshake: an alert or a handshake message.
+# The first byte of a record during the handshake: an alert or a handshake message.
 OPENERS = frozenset((21, 22))
 
 
@@ -43,7 +43,7 @@ def client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # see above: the handshake inside does it
+    context.verify_mode = ssl.CERT_NONE  # see above: the handshake inside verifies it
     return context
 
 
@@ -58,7 +58,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 class TlsStream(TcpStream):
-    """A connected stream socket with TLS in it. The handshake of TLS happens in read and flush."""
+    """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class TlsStream(TcpStream):
         server_sha256: bytes | None = None,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
-        """A server says what the hash of its own certificate is; a client learns it.
+        """server_sha256: a server gives the hash of its own certificate; a client learns it.
 
         Takes the socket over. OSError if the connection is gone already.
         """
         sock.setblocking(False)
         try:
-            sock.getpeername()  # where it is gone, wrapping would leave it open
+            sock.getpeername()  # raises if it is gone, when wrapping would leave it open
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,
                 do_handshake_on_connect=False,
-                suppress_ragged_eofs=False,  # an end that anybody can forge is no orderly end
+                suppress_ragged_eofs=False,  # a forgeable end must not count as an orderly one
             )
         except BaseException:
             sock.close()
@@ -88,7 +88,7 @@ class TlsStream(TcpStream):
         self._tls: ssl.SSLSocket = inner
         self._server_sha256 = server_sha256
         self.certificate_sha256 = None
-        self._opener_missing = True  # the other side's first byte has not been looked at
+        self._opener_missing = True  # the other side's first byte has not been checked
         self._read_must_write = False
         self._shake_must_write = False
 
@@ -104,7 +104,7 @@ class TlsStream(TcpStream):
     def wants_write(self) -> bool:
         if self.failure is not None:
             return False
-        # Before the handshake is through, the queue cannot move however writable the socket is.
+        # Until the handshake is finished, the queue cannot move, however writable the socket is.
         ready = self.certificate_sha256 is not None
         return self._read_must_write or self._shake_must_write or (ready and bool(self._queue))
 
@@ -112,19 +112,20 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         room = nbytes_max
-        # With room for a whole record each time, none is left that the loop would not announce.
+        # Each time there is room for a complete record, so none is left that the loop would not
+        # announce.
         while self._shake() and not self._ended and (not pieces or room >= RECORD_BYTES):
             try:
-                piece = self._tls.recv(min(room, RECORD_BYTES))  # it never gives more at once
+                piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLWantWriteError:  # TLS must answer by itself (a change of keys) first
+            except ssl.SSLWantWriteError:  # TLS itself must send something first (a change of keys)
                 self._read_must_write = True
                 break
             except OSError as error:
                 self._break(error)
                 break
-            self._ended = not piece  # "close_notify": the other side says that this is the end
+            self._ended = not piece  # "close_notify": an orderly end
             pieces.append(piece)
             room -= len(piece)
         data = b"".join(pieces)
@@ -132,12 +133,12 @@ class TlsStream(TcpStream):
         return None if self._ended and not data else data
 
     def flush(self) -> bool:
-        # Whatever a read could not write, the next read begins with.
+        # The next read begins with what an earlier one could not write.
         self._read_must_write = self._shake_must_write = False
         return super().flush() if self._shake() else self.failure is None
 
     def _send_some(self, waiting: bytearray) -> int:
-        # OpenSSL wants a send that it could not finish repeated with at least the same bytes: the
+        # OpenSSL requires that an unfinished send be repeated with at least the same bytes: the
         # queue only grows behind them. In TLS 1.3 a send never waits for something to read.
         try:
             return super()._send_some(waiting)
@@ -158,14 +159,15 @@ class TlsStream(TcpStream):
         super().close()
 
     def _say_goodbye(self) -> None:
-        """The "close_notify", if it is true that everything was sent, and if it can leave now."""
+        """Sends "close_notify", if everything was sent, and if it can be sent now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
-        with contextlib.suppress(OSError, ValueError):  # it waits for the other's, we do not
+        # Unwrapping would wait for the other side's close_notify; this side does not.
+        with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()
 
     def _shake(self) -> bool:
-        """Go on with the handshake of TLS; whether it is done."""
+        """Continues the TLS handshake; returns whether it is finished."""
         if self.certificate_sha256 is not None:
             return True
         if self._ended or self.failure is not None:
@@ -186,7 +188,8 @@ class TlsStream(TcpStream):
         return True
 
     def _look_at_opener(self) -> None:
-        """OpenSSL has a dozen names for what is no TLS; the first byte says it plainly."""
+        """Checks the first byte, because OpenSSL has a dozen different errors for data that is not
+        TLS."""
         opener = self.opener()
         self._opener_missing = opener is None
         if opener is not None and opener not in OPENERS:
@@ -194,7 +197,7 @@ class TlsStream(TcpStream):
 
     def _shown(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
-        assert certificate is not None  # without a pre-shared key a server always shows one
+        assert certificate is not None  # a server always shows one, without a pre-shared key
         return hashlib.sha256(certificate).digest()
 
     def _break(self, error: OSError) -> None:

@@ -1,8 +1,8 @@
-"""The token: the one secret of a cluster, where it is looked for, and the key that is made of it.
+"""The token: the secret of a cluster, where it is looked for, and the key that is derived from it.
 
-Why it exists: who has the token can run code on every host of the cluster. So it is read only from
-places that nobody else can read, made with enough chance in it that nobody guesses it, and never
-shown: not in argv, messages, reprs or logs.
+Why it exists: whoever has the token can run code on every host of the cluster. So it is read only
+from places that nobody else can read, generated with enough entropy that it cannot be guessed, and
+never shown: not in argv, messages, reprs or logs.
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
 
@@ -26,20 +26,21 @@ from hoplite_mp.errors import AuthError
 
 __all__ = ["Token", "default_path", "load_token", "token_path"]
 
-TOKEN_BYTES = 32  # of chance, in a token that is made here
-# Whoever sees or forges one handshake can try guesses at home, a billion a second. 16 random
-# characters cannot be guessed; a word of 16 characters can, so the message says to make one.
+TOKEN_BYTES = 32  # random bytes in a token that is generated here
+# Whoever sees or forges one handshake can try guesses offline, a billion per second. 16 random
+# characters cannot be guessed; a word of 16 characters can, so the error message asks for a random
+# one.
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
 COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-# Another process may be writing the file that this one finds; it is one write of 44 bytes.
+# Another process may be writing the file that is found; it is a single write of 44 bytes.
 WRITING_S_MAX = 1.0
 WRITING_LOOK_S = 0.01
 
-# The token is not used as a key itself: the label keeps keys for different uses apart (HKDF's
-# extraction, RFC 5869, with the label as its salt).
+# The token itself is not used as a key: the label separates keys for different uses (HKDF-Extract,
+# RFC 5869, with the label as its salt).
 _KEY_LABEL = b"hoplite_mp handshake key"
 
 
@@ -49,7 +50,8 @@ class Token:
     __slots__ = ("_text", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
-        """`source` is for the message: where the text was found. AuthError if it cannot be one."""
+        """`source`, where the text was found, is for the error message. AuthError if it cannot be a
+        token."""
         text = text.strip()
         if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
             raise AuthError(
@@ -58,12 +60,12 @@ class Token:
             )
         self._text = text
         self.file = file
-        # Bytes that are no UTF-8 have become lone surrogates, in a file and a variable alike.
+        # Invalid UTF-8 has become lone surrogates, in a file and in a variable alike.
         secret = text.encode("utf-8", "surrogatepass")
         self.key = hmac.digest(_KEY_LABEL, secret, hashlib.sha256)
 
     def reveal(self) -> str:
-        """The secret itself: for the standard input of who is to join, for nothing else."""
+        """The secret itself: only for the standard input of a process that is to join."""
         return self._text
 
     def __repr__(self) -> str:
@@ -74,7 +76,7 @@ class Token:
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first place that names one. `make`: a missing file is made.
+    """The token from the first place that names one. `make`: a missing file is created.
 
     AuthError: there is none, or it is too short, or others could read the file.
     """
@@ -99,13 +101,13 @@ def token_path(argument: str | Path | None = None) -> Path | None:
     named = os.environ.get(FILE_VARIABLE)
     if named:
         return _expand(Path(named))
-    # As the XDG specification says: what is not absolute is to be ignored.
+    # The XDG specification demands that relative paths be ignored.
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(base) / "hoplite_mp" / "token" if os.path.isabs(base) else default_path()
 
 
 def default_path() -> Path:
-    """Where a process looks whose environment names no other place."""
+    """Where the token is if the environment names no other place."""
     return _expand(Path("~/.config")) / "hoplite_mp" / "token"
 
 
@@ -117,8 +119,8 @@ def _expand(path: Path) -> Path:
 
 
 def _read(path: Path, make: bool) -> str:
-    """The file's text, once it is there whole and if only its owner can read it. make: for who
-    would make it if it were not there."""
+    """The file's text, once it is complete, and if only its owner can read it. make: the caller
+    would create the file if it did not exist."""
     end = time.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if time.monotonic() > end:
@@ -130,7 +132,7 @@ def _read(path: Path, make: bool) -> str:
 
 def _read_now(path: Path) -> str:
     try:
-        # Not blocking: opening a pipe would wait for somebody to write.
+        # Non-blocking, because opening a pipe would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
@@ -151,7 +153,8 @@ def _read_now(path: Path) -> str:
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
-    """Whether only its owner can read it: the open file, for its name may lead elsewhere by now."""
+    """Checks that only its owner can read it; the open file, because its name may lead elsewhere by
+    now."""
     if stat.S_ISDIR(status.st_mode):
         raise AuthError(f"the token file {path} is a directory: name the file in it")
     if not stat.S_ISREG(status.st_mode):
@@ -166,7 +169,7 @@ def _check_file(path: Path, status: os.stat_result) -> None:
 
 
 def _make(path: Path) -> None:
-    """Write a new token if there is no such file. Of several who try, one does."""
+    """Writes a new token if there is no such file. If several processes try, one succeeds."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,7 +180,7 @@ def _make(path: Path) -> None:
         raise AuthError(f"the token file {path} cannot be made: {error.strerror}") from error
     try:
         with open(fd, "wb", buffering=0) as file:
-            os.fchmod(fd, 0o600)  # whatever the umask took away
+            os.fchmod(fd, 0o600)  # independent of the umask
             data = secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n"
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
