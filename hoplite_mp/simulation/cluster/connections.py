@@ -204,12 +204,13 @@ class VirtualCalling:
     def _agree(self, attempt: int, listener: Listener) -> None:
         network = self._board.network
         current = self._board.listeners.get(self._endpoints[self._next])
-        if attempt != self._attempt or current is not listener:
+        if attempt != self._attempt or network.is_blocked(self._host, listener.host):
             return
-        if network.is_blocked(self._host, listener.host):
-            return
+        outcome: Admission | str = "the process that had accepted it has died"
+        if current is listener:
+            outcome = self._make(listener)
         network.timeline.after(
-            network.delay(listener.host, self._host), self._end, attempt, self._make(listener)
+            network.delay(listener.host, self._host), self._end, attempt, outcome
         )
 
     def _make(self, listener: Listener) -> Admission:

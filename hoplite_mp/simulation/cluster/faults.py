@@ -40,6 +40,8 @@ STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager"
 STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
 FOR_GOOD_S = HANGS_S + 2.0  # long enough that waits for such a host hang
+# The same of the first manager's host: a human must power it off before the standby is promoted.
+FENCED_S = 30.0
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, because a standby may lead meanwhile
 RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
@@ -179,7 +181,7 @@ class Faults:
         the end."""
         self.world.stop(place)
         if self.chance.random() < 0.15:
-            self._later(FOR_GOOD_S, self._switch_off, place)
+            self._later(FOR_GOOD_S if place else FENCED_S, self._switch_off, place)
             return
         longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
