@@ -7,8 +7,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hoplite_mp import _engine
-from hoplite_mp.node.membership.links import Links
+from hoplite_mp.node.membership.links import UNREACHABLE, Links
 from hoplite_mp.node.notes import Notes
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove
@@ -53,6 +55,15 @@ class PlanExecution:
         return {}
 
 
+def _connect(links: Links, sock: Any) -> None:
+    """A connection with node 7, as if that one had made it."""
+    with sock:
+        sock.setblocking(False)
+        link = links.engine.connect(sock.fileno(), 7)
+    links._count(link, 7)
+    links.links[7] = link
+
+
 def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     """Both words come together: the node's loop was busy for a moment."""
     ours, theirs = tcp_pair()
@@ -69,11 +80,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
     )
     links = Links(node, peers, _engine.Engine(1))
-    with ours:
-        ours.setblocking(False)
-        link = links.engine.connect(ours.fileno(), 7)
-    links._count(link, 7)
-    links.links[7] = link
+    _connect(links, ours)
     memory = bytearray(2 * NBYTES)
     cells = [links.engine.cell(None, memory, at * NBYTES, NBYTES) for at in range(2)]
     part = PlanExecution(links, cells)
@@ -85,3 +92,59 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     links.look()
     assert part.heard == [("filled", cells[0]), ("failed", cells[1], "the node is gone")]
     links.stop()
+
+
+class Recorder:
+    """An engine that only remembers what is pulled, and by which key."""
+
+    def __init__(self) -> None:
+        self.pulls: list[Any] = []
+
+    def fileno(self) -> int:
+        return 0
+
+    def connect(self, fd: int, peer: int) -> int:
+        return fd
+
+    def pull(self, cell: int, link: int, key: Any) -> None:
+        self.pulls.append((cell, key))
+
+    def close(self, cell: int) -> None: ...
+
+
+@pytest.mark.parametrize("found", ["our connection is made", "nobody answers"])
+def test_a_later_plan_s_pull_replaces_one_that_waits_for_a_connection(found: str) -> None:
+    """A plan asks for a cell from a node to which a connection is only being made. Meanwhile that
+    node makes one, and the next plan, which goes on with the same cell, pulls over that by its own
+    key: the older key must not be asked for after it, because nobody serves that any more."""
+    called: list[Any] = []
+    member = SimpleNamespace(node=7)
+    peers: Any = SimpleNamespace(
+        start=SimpleNamespace(tls=False),
+        is_near=lambda number: False,
+        by_number={7: SimpleNamespace(member=member)},
+        call=lambda member, role, done: called.append(done),
+    )
+    node: Any = SimpleNamespace(
+        client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop(), NobodyAbove())
+    )
+    engine: Any = Recorder()
+    links = Links(node, peers, engine)
+    part = PlanExecution(links, [3, 4, 5])
+    old, new = (1, 1, 0, 0), (1, 2, 0, 0)
+    for cell in (3, 4, 5):
+        links.pull(cell, 7, old, part)
+    assert len(called) == 1, "one connection serves all that wait for it"
+    buffer: Any = SimpleNamespace(closing=0)
+    links.close(5, buffer)
+    ours, theirs = tcp_pair()
+    _connect(links, theirs)
+    links.pull(3, 7, new, part)
+    with ours:
+        stream = SimpleNamespace(detach=lambda: ours)
+        called[0](SimpleNamespace(stream=stream) if found == "our connection is made" else None)
+    if found == "our connection is made":
+        assert engine.pulls == [(3, new), (4, old)]
+    else:
+        assert engine.pulls == [(3, new)]
+        assert part.heard == [("failed", 4, UNREACHABLE)]

@@ -66,8 +66,10 @@ class Links:
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
         self.near: set[int] = set()  # links to other nodes on this same host
-        # Number of a node -> pulls that wait until the connection to it is made.
-        self.calling: dict[int, list[tuple[int, Key]]] = {}
+        self.calling: set[int] = set()  # numbers of nodes to which a connection is being made
+        # Cells that wait for such a connection -> the node and the key to pull them by. A later
+        # pull of the same cell replaces an earlier one.
+        self.awaiting: dict[int, tuple[int, Key]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> what is to be notified
         self.pulling: dict[int, Pulling] = {}  # the cells of these that are pulled from a node
         self.notes = host.notes
@@ -145,35 +147,36 @@ class Links:
             self._driven(self.peers.by_number[parent].member)
         link = self.links.get(parent)
         if link is not None:
+            self.awaiting.pop(cell, None)
             self.engine.pull(cell, link, key)
             return
-        waiting = self.calling.get(parent)
-        if waiting is not None:
-            waiting.append((cell, key))
-            return
         peer = self.peers.by_number.get(parent)
-        if peer is None:
+        if peer is None and parent not in self.calling:
+            self.awaiting.pop(cell, None)
             wanting.failed(cell, "the node is gone")
             return
-        self.calling[parent] = [(cell, key)]
-        member = peer.member
-        self.peers.call(member, "data", lambda admission: self._called(member, admission))
+        self.awaiting[cell] = parent, key
+        if peer is not None and parent not in self.calling:
+            self.calling.add(parent)
+            member = peer.member
+            self.peers.call(member, "data", lambda admission: self._called(member, admission))
 
     def _called(self, member: Member, admission: Admission | None) -> None:
-        waiting = self.calling.pop(member.node, [])
+        self.calling.discard(member.node)
         why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
-        for cell, key in waiting:
-            wanting = self.wanting.get(cell)
-            if wanting is None:
-                continue
+        for cell, asked in list(self.awaiting.items()):
+            if asked[0] != member.node or self.awaiting.get(cell) is not asked:
+                continue  # another node's, or replaced by what an earlier failure has led to
+            del self.awaiting[cell]
             if why_not:
-                wanting.failed(cell, why_not)
+                self.wanting[cell].failed(cell, why_not)
             else:
-                self.engine.pull(cell, self.links[member.node], key)
+                self.engine.pull(cell, self.links[member.node], asked[1])
 
     def close(self, cell: int, engine_buffer: EngineBuffer) -> None:
         """Closes a cell, which lies in that memory."""
         self.wanting.pop(cell, None)
+        self.awaiting.pop(cell, None)
         self._note(cell, "given up")
         self.closing[cell] = engine_buffer
         engine_buffer.closing += 1
@@ -195,6 +198,7 @@ class Links:
             kind = event[0]
             if kind == FILLED:
                 wanting = self.wanting.pop(event[1], None)
+                self.awaiting.pop(event[1], None)
                 self._note(event[1], "whole")
                 if wanting is not None:
                     wanting.filled(event[1])
