@@ -234,7 +234,10 @@ class Row:
     # that come before: those may wait for just what that one holds.
     needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
-    lost_since: float | None = None  # since when no node has so much at all
+    # No node has so much at all: an object that stands for this spell, and whether it has lasted
+    # too long.
+    lost: object | None = None
+    given_up: bool = False
 
     @property
     def key(self) -> Any:

@@ -42,6 +42,7 @@ FOUND = {
     791: "a Group that became whole as the manager died",
     639: "timers of a node without room; readers that took the room from each other",
     910: "readers that took the room from each other",
+    33104: "a wait for lost resources whose end was rounded down, and was never looked at again",
 }
 # Mistakes that are seen soon.
 SEEN_SOON = ("exports-tells-one-importer", "remote-objects-runner-keeps-the-result")

@@ -355,14 +355,20 @@ class Resources:
 
     def lost(self, row: Row, why: str) -> bool:
         """No node has these resources. True: all of the row have failed, after a while."""
-        now, patience = self.loop.now(), self.config.resource_wait_s
+        patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
             return True
-        if row.lost_since is None:
-            row.lost_since = now
-            self.loop.call_later(patience, self.serve)
-        if now - row.lost_since < patience:
+        if row.lost is None:
+            row.lost = spell = object()
+
+            def over() -> None:
+                if row.lost is spell:
+                    row.given_up = True
+                    self.serve()
+
+            self.loop.call_later(patience, over)
+        if not row.given_up:
             return False
         self._fail(
             row,
@@ -421,7 +427,7 @@ class _Turn:
                 "no node" if row.where == ANYWHERE else "the node to which it is bound no longer"
             )
             return of.lost(row, where)
-        row.lost_since = None
+        row.lost, row.given_up = None, False
         found = []
         for home in able:
             kept = set() if row.needed else self.kept.get(home, set())
