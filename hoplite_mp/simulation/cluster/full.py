@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import StoreFullError
+from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _fill(
     if sums and refs:
         _add_up(work, leaves[: len(refs)], refs, name, c)
     if elsewhere:
-        work.board.find(f"{name} is not needed")
+        work.board.find(f"{name} is not needed", HANGS_S)
 
 
 def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
@@ -106,7 +107,8 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
             if ref is None:
                 break  # there was no room for this one, nor for later ones
             value = _value(work, c, ref, f"reader of {name}")
-            if value is not None:
-                work.truth.check_leaf(leaf, value)
+            if value is None:
+                break  # there was no room here for long: more such waits would tell nothing new
+            work.truth.check_leaf(leaf, value)
     finally:
         work.board.publish(f"{name} is not needed", None)

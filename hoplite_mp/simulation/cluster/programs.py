@@ -45,12 +45,12 @@ class Board:
         self.ids.setdefault(name, object_id)
         self.world.processes.wake_all(("board", name))
 
-    def find(self, name: str) -> bytes | None:
-        """Waits for the name. None if it will never be there."""
+    def find(self, name: str, patience_s: float = PATIENCE_S) -> bytes | None:
+        """Waits for the name. None if it will never be there, or is not there in time."""
         running = self.world.processes.running
         assert running is not None
         if name not in self.ids:
-            running.wait(("board", name), PATIENCE_S)
+            running.wait(("board", name), patience_s)
         return self.ids.get(name)
 
 

@@ -81,6 +81,7 @@ class Truth:
         self.reads = 0
         self.errors: list[str] = []
         self.tight = False  # stores or disks are small, and what does not fit is refused
+        self._refused: set[str] = set()  # programs to which a full store has refused something
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
         self._told: list[tuple[tuple[object, int], tuple[Any, ...], Host | None]] = []
 
@@ -179,6 +180,7 @@ class Truth:
         unknown = isinstance(error, ValueError) and str(error).startswith(NO_NODE)
         unfilled = isinstance(error, errors.HopliteTimeoutError) and UNFILLED in str(error)
         if self.tight and (unfilled or isinstance(error, errors.StoreFullError)):
+            self._refused.add(what)
             return
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
@@ -187,6 +189,8 @@ class Truth:
         if host in self.world.left:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.left:
+            return
+        if what.removeprefix("reader of ") in self._refused:  # it has ended early
             return
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")
