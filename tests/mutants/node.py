@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "links-unreachable-parent-is-not-reported",
         "hoplite_mp/node/membership/links.py",
-        ("            if why_not:\n                wanting.failed(cell, why_not)"),
+        ("            if why_not:\n                self.wanting[cell].failed(cell, why_not)"),
         ("            if why_not:\n                continue"),
         (
             "A copy comes from another host if the first choice cannot be reached; here "

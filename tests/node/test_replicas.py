@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import STATE
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
@@ -47,16 +48,24 @@ def test_a_copy_that_is_placed_where_the_new_home_will_be(network: LossNetwork) 
     assert not network.planner.homes.named
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, fails: bool) -> None:
+@pytest.mark.parametrize("end", ["nothing comes", "an error", "its task is cancelled"])
+def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) -> None:
     """A collective has expected it here and is over: nobody else wants it, and its home does not
     know that it was expected."""
     home, other, *_ = network.living
     object_id, mine = home.put(BIG)
-    oid = other.replicas.expect(object_id, BIG.nbytes, (home.number,))
+    if end == "its task is cancelled":  # it ran here, and has been withdrawn
+        guest = other.imports.keep(object_id)
+        other.results.tasks.cancel(guest.oid, True)
+        other.results.tasks.settle(guest.oid)
+        assert other.results.client.state(guest.oid) == STATE["CANCELLED"]
+        other.replicas.keep(object_id, BIG.nbytes)
+        del guest
+    else:
+        oid = other.replicas.expect(object_id, BIG.nbytes, (home.number,))
+        if end == "an error":
+            other.remote_objects.fail(oid, ObjectLostError("it does not come"))
     assert other.replicas.holds
-    if fails:
-        other.remote_objects.fail(oid, ObjectLostError("it does not come"))
     network.settle()
     assert not other.replicas.holds
     assert not other.imports.by_object

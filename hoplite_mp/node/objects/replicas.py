@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.headers import STATE
+from hoplite_mp.headers import STATE, VALUELESS
 from hoplite_mp.node.objects.exports import KEPT_LOOK_S
 from hoplite_mp.protocol.peers import Kept
 
@@ -149,7 +149,8 @@ class Replicas:
             self.loop.call_later(KEPT_LOOK_S, self._look)
 
     def _never_came(self, oid: int) -> bool:
-        """Whether the value will not come any more, or is an error."""
+        """Whether the value will not come any more: it is lost, an error, or its task was
+        cancelled."""
         remote = self.remote_objects.by_oid.get(oid)
         nowhere = remote is not None and not remote.payload
-        return nowhere or self.client.state(oid) == STATE["FAILED"]
+        return nowhere or self.client.state(oid) in VALUELESS
