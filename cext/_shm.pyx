@@ -412,8 +412,10 @@ cdef class Client(_Holders):
             self.give_block(h.block, oid)
 
     def news(self) -> bool:
-        """Is there anything to collect in the own tables?"""
+        """Is there anything to collect in the own tables? After close() they may be another's."""
         cdef int t
+        if self.map.closed:
+            return False
         for t in self.own_tables:
             if LOAD64(&table_of(self.c, t).freed_summary):
                 return True

@@ -188,6 +188,7 @@ class Processes:
         self._back.acquire()
         self._bases: list[int] = []  # addresses of mappings, sorted
         self._mapped: dict[int, int] = {}  # address -> id of the host whose memory it is
+        self._clients: list[_shm.Client] = []
 
     # -- the baton -----------------------------------------------------------------------------
 
@@ -216,6 +217,7 @@ class Processes:
 
     def map(self, client: _shm.Client, host: Hashable) -> None:
         """Registers that this client has mapped the memory of that host."""
+        self._clients.append(client)
         address = client.control_address
         if address not in self._mapped:
             self._bases.insert(bisect_right(self._bases, address), address)
@@ -258,8 +260,11 @@ class Processes:
             module.play(self.sleep, self.wake)
 
     def finish(self) -> None:
-        """The run is over: ends all threads."""
+        """The run is over: ends all threads. First all clients are closed, because a process that
+        was killed would release in shared memory what its node has given to others since."""
         self.over = True
+        for client in self._clients:
+            client.close()
         for process in self.all:
             process.finish()
         for module in (_shm, _tasks):
