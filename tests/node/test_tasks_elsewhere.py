@@ -294,6 +294,41 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     done(network)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
+    network: Network, dropped: bool
+) -> None:
+    """A process of that host has got the ref before: the task is not cancelled for it, and its hold
+    keeps the result, though its sender's process drops the ref (`dropped`)."""
+    sender, runner = network.sides[:2]
+    sender.delegation.runners[network.sides[2].home].workers = 0
+    oids = [sender.submit() for _ in range(4)]
+    network.pump()
+    first = runner.take_task()
+    assert sorted(map(sender.delegation.where.get, oids), key=str).count(None) == 0
+    holds = {oid: away_hold(network, runner, ids.pack_id(sender.home, oid))[0] for oid in oids}
+    known = sender.delegation.runners[runner.home]
+    known.workers = 0
+    sender.delegation.recall(known, 1 << 10)
+    network.pump()
+    back = [oid for oid in oids if oid not in sender.delegation.where]
+    assert len(back) == 3
+    if dropped:
+        for oid in back:
+            sender.sent[oid] = []
+        network.pump()
+    while task := sender.take_task():
+        sender.answer(task, "home")
+    network.pump()
+    assert [runner.value(holds[oid]) for oid in back] == ["home"] * 3  # type: ignore[arg-type]
+    runner.answer(first, "away")
+    network.pump()
+    (away,) = set(oids) - set(back)
+    assert runner.value(holds[away]) == "away"  # type: ignore[arg-type]
+    holds.clear()
+    done(network)
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_the_runner_dies(network: Network, retries: int) -> None:
     sender = network.sides[0]

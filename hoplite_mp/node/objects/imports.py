@@ -166,6 +166,11 @@ class Imports:
         on other hosts."""
         self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
 
+    def follow_owner(self, oid: int) -> None:
+        """A task that was to run here goes back to its owner. Processes of this host hold its
+        result, and learn from the owner what becomes of it, as they do of other imports."""
+        self._acquire(self.by_oid[oid])
+
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""
         one = self.by_oid.get(oid)

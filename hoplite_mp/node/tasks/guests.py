@@ -354,10 +354,25 @@ class Guests:
         self._return(self.by_oid[oid])
 
     def _return(self, guest: Guest) -> None:
-        if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:
-            guest.ended = True
-            self.send(guest.peer, TaskEnded(guest.task, "returned"))
-            self._forget(guest)
+        oid = guest.oid
+        if not oid or guest.ended:
+            return
+        if self._is_held(oid):  # the header of a task that is cancelled would say so to its holders
+            if not self.client.take_over(oid, NODE_SLOT):
+                return  # it runs
+            # Before its owner receives the task, and perhaps nobody else holds the object.
+            self.imports.follow_owner(oid)
+            self.above.dropped(guest.task)
+        elif self.tasks.cancel(oid, False) != 1:
+            return
+        guest.ended = True
+        self.send(guest.peer, TaskEnded(guest.task, "returned"))
+        self._forget(guest)
+
+    def _is_held(self, oid: int) -> bool:
+        """Does anybody of this host hold that task's result, but the guest itself?"""
+        refs = self.client.inspect(oid)["refs"]
+        return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 
     def lose_peer(self, peer: int) -> None:
         """A host is gone, and nobody waits for its tasks any more."""
