@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
+from hoplite_mp.headers import STATE
 from hoplite_mp.node.collectives.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.membership.links import UNREACHABLE
@@ -58,6 +59,7 @@ class OneNode:
         self.given_up: list[int] = []
         self.let_go: list[bytes] = []
         self.only_kept = True
+        self.state = STATE["SEALED"]
         self.engine = FakeEngine()
         node = SimpleNamespace(
             send_manager=self.said.append,
@@ -65,6 +67,7 @@ class OneNode:
             config=None,
             client=SimpleNamespace(
                 number=1,
+                state=lambda oid: self.state,
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
             ),
@@ -119,6 +122,17 @@ def test_who_has_it_already_serves_by_the_new_plan() -> None:
     assert one.closed == [1]
 
 
+@pytest.mark.parametrize(("state", "here"), [("SPILLED", True), ("SPILLING", True),
+                                             ("CANCELLED", False), ("FREED", False)])  # fmt: skip
+def test_a_receiver_has_what_is_on_its_disk(state: str, here: bool) -> None:
+    """A manager that begins anew makes the owner a receiver of its own broadcast."""
+    one = OneNode()
+    one.state = STATE[state]
+    one.transfers.distribute(CHAIN)
+    told = m.FetchComplete(1, OBJECT, 5) if here else m.CopyDropped(1, OBJECT)
+    assert one.said == [told]
+
+
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_who_has_it_in_a_moment_serves_then(withdrawn: bool) -> None:
     """A collective is bringing it; unless the plan is over by then."""
@@ -129,6 +143,7 @@ def test_who_has_it_in_a_moment_serves_then(withdrawn: bool) -> None:
     assert one.said == []
     if withdrawn:
         one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    del one.remote_objects[7]
     waiting[0]()
     assert one.engine.made == ([] if withdrawn else [SERVED])
     assert len(one.said) == (not withdrawn)

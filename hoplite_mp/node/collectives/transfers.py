@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
 from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.plan_execution import PlanExecution
@@ -212,8 +212,10 @@ class Transfers:
         crossed it. The object is served nevertheless, since other nodes may have been told to get
         it from here."""
         number = self.client.number
-        oid = self.imports.local(plan.object) or None
-        if oid is None or isinstance(self.client.view(oid), int):
+        oid = self.imports.local(plan.object)
+        state = self.client.state(oid) if oid else STATE["FREE"]
+        on_disk = state in AWAY and oid not in self.remote_objects
+        if not (on_disk or state in (STATE["SEALED"], STATE["FAILED"])):
             self.send_manager(CopyDropped(number, plan.object))
             return
         self.copies.add(plan.object)
