@@ -414,10 +414,8 @@ cdef class Client(_Holders):
     def news(self) -> bool:
         """Is there anything to collect in the own tables? After close() they may be another's."""
         cdef int t
-        if self.map.closed:
-            return False
         for t in self.own_tables:
-            if LOAD64(&table_of(self.c, t).freed_summary):
+            if LOAD64(&table_of(self.c, t).freed_summary) and not self.map.closed:
                 return True
         return False
 
