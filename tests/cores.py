@@ -11,24 +11,42 @@ import contextlib
 import multiprocessing
 import os
 import queue
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.pool import Pool
+    from collections.abc import Callable, Iterable, Iterator
 
+T = TypeVar("T")
+R = TypeVar("R")
 PATIENCE_S = 10.0
 _cores: Any = None  # numbers of those that nobody uses, in a process of a pool
 
 
-def pool(processes: int, tasks_max: int | None = None) -> Pool:
-    """Of processes that are made anew, each for so many tasks; see on_one_core."""
+def play_all(
+    play: Callable[[T], R], parts: Iterable[T], processes: int, tasks_max: int | None = None
+) -> Iterator[R]:
+    """What `play` returns of each part, as soon as it does, from processes each of which plays so
+    many parts; see on_one_core. RuntimeError: one of them has died, as after a mistake in C."""
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     known = sorted(os.sched_getaffinity(0))
     for number in range(processes):
         cores.put(known[number % len(known)])
-    return context.Pool(processes, _begin, (cores,), maxtasksperchild=tasks_max)
+    about = {"initializer": _begin, "initargs": (cores,), "max_tasks_per_child": tasks_max}
+    with ProcessPoolExecutor(processes, context, **about) as pool:  # type: ignore[arg-type]
+        asked = {pool.submit(play, part): part for part in parts}
+        try:
+            for future in as_completed(asked):
+                yield future.result()
+                del asked[future]
+        except BrokenProcessPool as error:
+            running = [part for future, part in asked.items()][: 2 * processes]
+            raise RuntimeError(f"a process died while it played one of {running}") from error
+        except BaseException:  # Ctrl-C, or nobody wants more
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _begin(cores: Any) -> None:

@@ -48,15 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     left = [first for first in wanted if first not in played]
     if not arguments.show:
         begun = time.monotonic()
-        with cores.pool(arguments.processes) as pool:
-            for count, part in enumerate(pool.imap_unordered(play, left), 1):
-                played[part["first"]] = part
-                with ledger.open("a") as file:
-                    print(json.dumps(part), file=file)
-                for failure in part["failures"]:
-                    print(f"FAILED  --seed {failure[0]}: {failure[1]}")
-                rate = count * AT_A_TIME / (time.monotonic() - begun) * 60
-                print(f"{count * AT_A_TIME} of {len(left) * AT_A_TIME}, {rate:.0f} a minute")
+        for count, part in enumerate(cores.play_all(play, left, arguments.processes), 1):
+            played[part["first"]] = part
+            with ledger.open("a") as file:
+                print(json.dumps(part), file=file)
+            for failure in part["failures"]:
+                print(f"FAILED  --seed {failure[0]}: {failure[1]}")
+            rate = count * AT_A_TIME / (time.monotonic() - begun) * 60
+            print(f"{count * AT_A_TIME} of {len(left) * AT_A_TIME}, {rate:.0f} a minute")
         left = []
     found = [played[first] for first in wanted if first in played]
     print(tally(found))

@@ -110,13 +110,12 @@ def main(argv: list[str] | None = None) -> int:
     seeds = _reached(FOLDER / f"{commit}-{arguments.seeds}.json", arguments)
     left = [(one, seeds[one.name]) for one in wanted if one.name not in found]
     left.sort(key=lambda pair: len(pair[1]))
-    with cores.pool(arguments.processes, tasks_max=1) as pool:
-        for one in pool.imap_unordered(play, left, chunksize=1):
-            found[str(one["name"])] = one
-            with ledger.open("a") as file:
-                print(json.dumps(one), file=file)
-            told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
-            print(f"{one['name']} ({len(seeds[str(one['name'])])} reach it): {told}", flush=True)
+    for one in cores.play_all(play, left, arguments.processes, tasks_max=1):
+        found[str(one["name"])] = one
+        with ledger.open("a") as file:
+            print(json.dumps(one), file=file)
+        told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
+        print(f"{one['name']} ({len(seeds[str(one['name'])])} reach it): {told}", flush=True)
     missed = [one for one in wanted if not found[one.name]["seen"]]
     for one in missed:
         print(f"NOT SEEN  {one.name} ({one.path}): {one.promise}")

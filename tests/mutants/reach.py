@@ -122,9 +122,8 @@ def reached(seeds: int, processes: int) -> dict[str, list[int]]:
     """Of each mutant the seeds, from 0 on, that reach it."""
     parts = [range(at, seeds, processes) for at in range(processes)]
     found: dict[str, list[int]] = defaultdict(list)
-    with cores.pool(processes, tasks_max=1) as pool:
-        for part in pool.imap_unordered(_play, parts):
-            for seed, names in part.items():
-                for name in names:
-                    found[name].append(seed)
+    for part in cores.play_all(_play, parts, processes, tasks_max=1):
+        for seed, names in part.items():
+            for name in names:
+                found[name].append(seed)
     return {one.name: sorted(found[one.name]) for one in MUTANTS}
