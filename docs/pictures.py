@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from svg import COLOURS, GREY, Drawing
+from svg import COLOURS, GREY, SHADE, Drawing
 
 HERE = Path(__file__).resolve().parent
-SHARED, USER, OURS = "#e3f1fa", "#fff4dc", "#ffffff"
+SHARED, USER, OURS = SHADE, "#fff4dc", "#ffffff"
 
 
 def one_host() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 INK, GREY, GROUND, EDGE = "#1f2933", "#616e7c", "#fbfbfd", "#cbd2d9"
+SHADE = "#e3f1fa"  # of what belongs to the library
 # Told apart by colour-blind eyes (Okabe and Ito), one for each host or kind.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 

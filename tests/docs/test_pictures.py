@@ -14,7 +14,9 @@ PICTURES = DOCS / "pictures"
 PROGRAMS = {
     "pictures": ("one_host.svg", "several_hosts.svg", "life_of_a_task.svg"),
     "plans": ("broadcast.svg", "reduction.svg"),
+    "imports": ("node_imports.svg",),
 }
+PAGES = ("how_it_works", "architecture")
 
 
 @pytest.mark.parametrize(
@@ -31,8 +33,8 @@ def test_a_picture_is_what_its_program_draws(
 def test_every_picture_has_a_program_and_a_page() -> None:
     there = {path.name for path in PICTURES.iterdir()}
     assert there == {name for names in PROGRAMS.values() for name in names}
-    page = (DOCS / "how_it_works.md").read_text()
-    assert [name for name in there if f"(pictures/{name})" not in page] == []
+    pages = "".join((DOCS / f"{page}.md").read_text() for page in PAGES)
+    assert [name for name in there if f"(pictures/{name})" not in pages] == []
 
 
 @pytest.mark.parametrize("path", sorted(PICTURES.iterdir()), ids=lambda path: path.stem)
