@@ -13,6 +13,7 @@ from hoplite_mp.node.groups.group_state import Known
 from hoplite_mp.node.groups.groups import Groups
 from hoplite_mp.protocol.local import GroupJoin
 from hoplite_mp.protocol.messages import (
+    GroupClosed,
     GroupJoined,
     GroupJoinRequested,
     GroupMembers,
@@ -135,3 +136,15 @@ def test_tasks_that_members_wait_for(world: World) -> None:
     world.groups.look()
     assert world.told() == [returns]
     assert not world.parked
+
+
+def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board() -> None:
+    """The manager died between the end of the first and the beginning of the second: its successor
+    says both at once, and the first one's end may come last."""
+    world = World()
+    world.groups.receive(GroupClosed("an earlier one", 6, 0))
+    assert world.groups.known == {0: world.known}
+    world.known.board.set_masks.assert_not_called()  # type: ignore[attr-defined]
+    world.groups.receive(GroupClosed("g", 7, 0))
+    assert not world.groups.known
+    world.known.board.set_masks.assert_called_once_with(0, 0, True)  # type: ignore[attr-defined]

@@ -182,12 +182,14 @@ class Groups:
         elif isinstance(message, GroupClosed):
             if message.end is not None:
                 (self.ends if message.end.dead else self.clean_ends).append(message.end)
-            closed = self.known.pop(message.board, None)
             self.messages.closed(message.generation)
-            if closed is not None:
+            if self.hosts is not None:
+                self.hosts.closed(message.generation)
+            closed = self.known.get(message.board)
+            # After a manager's death another group may have been given that board already.
+            if closed is not None and closed.generation == message.generation:
+                del self.known[message.board]
                 self.refused.pop(closed.name, None)
-                if self.hosts is not None:
-                    self.hosts.closed(closed.generation)
                 closed.board.set_masks(0, 0, True)
         elif isinstance(message, GroupTasksAsked):
             self._await(message)
