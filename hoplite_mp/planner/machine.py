@@ -20,6 +20,7 @@ from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.homes import Homes
 from hoplite_mp.planner.membership import Membership
+from hoplite_mp.planner.operation import CopyRefused
 from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
@@ -283,8 +284,10 @@ class Planner:
         if not self.membership.is_living(message.node):
             return []
         sends = self._heard(self.copies.dropped(message, now), now)
-        reason = "it gave its copy up"
-        return sends + self.reductions.copy_refused(message.node, message.object, reason, now)
+        refused = CopyRefused(message.node, "it gave its copy up")
+        if message.full:
+            refused = CopyRefused(message.node, message.full, "full")
+        return sends + self.reductions.about_copy(message.object, refused, now)
 
     def _object_gone(self, message: ObjectGone, now: float) -> list[Send]:
         self.homes.gone(message)

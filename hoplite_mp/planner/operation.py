@@ -78,6 +78,7 @@ class CopyRefused(NamedTuple):
 
     node: int
     reason: str
+    error: str = "lost"
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ def _note_refusal(op: Operation, event: CopyRefused) -> ManagerToNode | None:
     if event.node not in op.unfinished:
         return None
     text = f"node {event.node} cannot have its copy: {event.reason}"
-    return OperationFailed(op.request.operation, "lost", text)
+    return OperationFailed(op.request.operation, event.error, text)
 
 
 # Kinds whose every destination must live: elsewhere its part cannot be.

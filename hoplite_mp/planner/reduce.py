@@ -199,18 +199,15 @@ class Reductions:
 
     def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
         """A receiver has the object whole: broadcasts of it have waited for that."""
-        return self._about_copy(object_id, CopyMade(node), now)
-
-    def copy_refused(self, node: int, object_id: bytes, reason: str, now: float) -> list[Send]:
-        """A receiver will not get it."""
-        return self._about_copy(object_id, CopyRefused(node, reason), now)
+        return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
         """What `broadcast` has just refused is news to who waits for these copies."""
         more: list[Send] = []
         for node, message in sends:
             if isinstance(message, FetchRefused):
-                more += self.copy_refused(node, message.object, message.message, now)
+                refused = CopyRefused(node, message.message)
+                more += self.about_copy(message.object, refused, now)
         return more
 
     def needs(self, node: int) -> bool:
@@ -222,9 +219,8 @@ class Reductions:
 
     # ---- conclusions
 
-    def _about_copy(
-        self, object_id: bytes, event: CopyMade | CopyRefused, now: float
-    ) -> list[Send]:
+    def about_copy(self, object_id: bytes, event: CopyMade | CopyRefused, now: float) -> list[Send]:
+        """What has become of a receiver's copy."""
         sends: list[Send] = []
         for number in sorted(self._broadcasts.get(object_id, ())):
             sends += self._apply(self.operations[number], event, now)

@@ -73,14 +73,17 @@ class FetchFailed(Message, frozen=True):
 
 
 class CopyDropped(Message, frozen=True):
-    """`node` holds the object no more, or gives up fetching it."""
+    """`node` holds the object no more, or gives up fetching it. `full`: why there was no room for
+    a copy that a broadcast was to place there, if that is the reason."""
 
     node: int
     object: bytes
+    full: str = ""
 
     def __post_init__(self) -> None:
         counts(node=self.node)
         object_id("object", self.object)
+        text("full", self.full, TEXT_CHARS_MAX)
 
 
 class ObjectGone(Message, frozen=True):

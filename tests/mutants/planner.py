@@ -345,7 +345,7 @@ MUTANTS = (
     Mutant(
         "machine-full-receiver-is-not-told",
         "hoplite_mp/planner/machine.py",
-        ("return sends + self.reductions.copy_refused(message.node, message.object, reason, now)"),
+        ("return sends + self.reductions.about_copy(message.object, refused, now)"),
         "return sends",
         (
             "A broadcast to a host that has no room for the copy fails with an error; here "

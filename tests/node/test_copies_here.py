@@ -60,11 +60,12 @@ class OneNode:
         self.let_go: list[bytes] = []
         self.only_kept = True
         self.state = STATE["SEALED"]
+        self.payload: int | None = 3  # where there is room for a copy
         self.engine = FakeEngine()
         node = SimpleNamespace(
             send_manager=self.said.append,
             imports=SimpleNamespace(local=lambda object_id: 7),
-            config=None,
+            config=SimpleNamespace(put_wait_s=10.0),
             client=SimpleNamespace(
                 number=1,
                 state=lambda oid: self.state,
@@ -73,7 +74,9 @@ class OneNode:
             ),
             remote_objects=RemoteObjects(),
             loop=self.loop,
-            store=SimpleNamespace(lease=lambda nbytes, slot: 3),
+            store=SimpleNamespace(
+                lease=lambda nbytes, slot: self.payload, full_message=lambda: "it is full"
+            ),
         )
         node.remote_objects.give_up = self.give_up
         node.results = SimpleNamespace(client=node.client, pin=node.client.view)
@@ -222,6 +225,20 @@ def test_a_plan_for_a_request_that_was_taken_back(asked_again: bool) -> None:
     else:
         assert one.said[2:] == []
         assert (one.given_up, one.let_go) == ([7], [OBJECT])
+
+
+def test_there_is_no_room_for_a_copy_that_a_broadcast_places_here() -> None:
+    """It is waited for, and then the manager is told why."""
+    one = OneNode()
+    one.payload = None
+    one.remote_objects[7] = a_place()
+    one.transfers.distribute(LONE)
+    one.loop.call_all()
+    assert one.said == []
+    one.loop.time += 10.0
+    one.loop.call_all()
+    assert one.said == [m.CopyDropped(1, OBJECT, "it is full")]
+    assert one.let_go == [OBJECT]
 
 
 def test_a_plan_that_takes_the_place_of_another() -> None:

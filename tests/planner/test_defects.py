@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.planner.topology import Topology
@@ -187,6 +189,19 @@ def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> Non
     assert not refused(1, 2, kind="allreduce")
     assert refused(2, kind="reduce")
     assert not refused(1, kind="reduce")
+
+
+@pytest.mark.parametrize("full", ["", "store of h1 is full"])
+def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> None:
+    """The object is not lost then."""
+    cluster = Cluster(3)
+    ask = m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1, 2))
+    cluster.say(ask)
+    cluster.say(m.SourceReady(1, 0, 0, NBYTES))
+    sends = cluster.say(m.CopyDropped(1, A, full))
+    (failed,) = [one for _, one in sends if isinstance(one, m.OperationFailed)]
+    assert failed.error == ("full" if full else "lost")
+    assert (full or "it gave its copy up") in failed.message
 
 
 def test_a_host_that_is_gone_leaves_no_measurements() -> None:

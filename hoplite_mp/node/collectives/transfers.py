@@ -195,7 +195,8 @@ class Transfers:
         else:
             del self.roomless[plan.epoch]
             self.replicas.let_go(plan.object)
-            self.send_manager(CopyDropped(self.client.number, plan.object))
+            why = self.store.full_message()[:1000]
+            self.send_manager(CopyDropped(self.client.number, plan.object, why))
         return False
 
     def _again(self, plan: Distribute) -> None:
