@@ -210,7 +210,8 @@ class Calling:
 
     def _admitted(self) -> int:
         """The first call of this member + 1; 0: the group is not whole, or has not let it in.
-        PeerLostError: this member has come back, and nobody else will."""
+        PeerLostError: this member is none any more: it has come back and nobody else will, or its
+        host was given up."""
         _, start, _, client = self._board.member(self.rank)
         if client != self._identity[1] or self._board.generation() != self._generation:
             _, why = self._why_not()
@@ -265,6 +266,7 @@ class Calling:
                 found.append(ref)
                 return True
             if self._hosts is not None:
+                self._admitted()  # raises if this member was given up
                 return False  # the leading node decides
             ranks = self._participants(alive | joining, call)
             missing = self._board.missing(alive | joining, call)

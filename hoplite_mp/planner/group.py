@@ -36,7 +36,7 @@ from hoplite_mp.planner.group_members import (
     Phase,
     Standing,
 )
-from hoplite_mp.planner.group_returns import Returns, ended_text
+from hoplite_mp.planner.group_returns import Returns, ended_text, struck_text
 from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import (
     SHARES,
@@ -213,6 +213,9 @@ class Groups:
                     member = Member(identity, NO_REQUEST, standing, task, tries)
                     member.since = shown.since_of(rank)
                     self._take(group, rank, member)
+                else:
+                    about = shown.name, shown.generation, shown.board, rank, client, generation
+                    sends.append((one.node, GroupGivenUp(*about, struck_text(shown.name))))
             group.left = group.left or not set(one.left) <= set(one.died)
             for rank in one.died:
                 group.die(_task_of(shown, rank))

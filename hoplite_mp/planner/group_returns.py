@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.protocol.groups import GroupTasksOver
 
-__all__ = ["Mates", "Returns", "ended_text"]
+__all__ = ["Mates", "Returns", "ended_text", "struck_text"]
 
 # The tasks that a member came back to; None: it may wait for anybody.
 Mates: TypeAlias = "frozenset[bytes] | None"
@@ -34,6 +34,14 @@ def ended_text(name: str) -> str:
         f"group {name!r} has ended: this task, which is tried again, was a member of it before, "
         "and the tasks of the others are over. Nobody will come; what they have finished is in "
         "their results"
+    )
+
+
+def struck_text(name: str) -> str:
+    """What the user of a member reads whose host was given up by a manager that then died."""
+    return (
+        f"group {name!r}: this host was given up by a manager that has died since, and the others "
+        "have gone on without its members"
     )
 
 

@@ -48,6 +48,28 @@ def test_a_change_of_which_not_all_have_heard() -> None:
     assert cluster.back(reports) == [(1, second)]
 
 
+def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
+    """Its host is in the cluster all the same, and has heard nothing of that: the member would wait
+    for ever for calls that the others make without it."""
+    cluster = Cluster()
+    first = cluster.group()
+    cluster.say(m.NodeLost(1, 1))
+    second = cluster.latest(m.GroupMembers)
+    assert second.nodes == (0, None)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, first, ((1, 5, 1),)),),
+    }
+    sends = cluster.back(reports)
+    given_up = [(node, one) for node, one in sends if isinstance(one, m.GroupGivenUp)]
+    ((node, one),) = given_up
+    assert (node, one.rank, one.client, one.client_generation) == (1, 1, 5, 1)
+    assert "given up" in one.message
+    (shown,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupMembers)]
+    assert shown.nodes == (0, None)
+
+
 def test_not_all_have_heard_that_a_group_is_whole() -> None:
     """Who has not heard so would never have begun with call 0."""
     cluster = Cluster()
