@@ -142,6 +142,8 @@ class Copies:
         entry = self.entries.get(message.object)
         if entry is None:
             return []
+        if message.node in entry.whole:
+            entry.full = message.full
         sends = self._strike(entry, message.node, now)
         self._directory.forget_if_over(entry)
         return sends
@@ -472,6 +474,8 @@ class Copies:
         if entry.whole:
             why = "no node that holds it can be reached from here"
         message = FetchRefused(entry.object, "lost", why)
+        if entry.full and not entry.whole:
+            message = FetchRefused(entry.object, "full", entry.full)
         for node in receivers:
             entry.receiving.pop(node, None)
         sends: list[Send] = [(node, message) for node in receivers]

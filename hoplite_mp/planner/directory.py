@@ -48,6 +48,7 @@ class Entry:
     served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
     # (receiver, parent): the receiver could not get its bytes there.
     failed: set[tuple[int, int]] = field(default_factory=set)
+    full: str = ""  # why the last node that held it cannot read it from its disk
 
 
 class Directory:

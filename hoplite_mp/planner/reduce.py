@@ -206,7 +206,8 @@ class Reductions:
         more: list[Send] = []
         for node, message in sends:
             if isinstance(message, FetchRefused):
-                refused = CopyRefused(node, message.message)
+                error = "full" if message.error == "full" else "lost"
+                refused = CopyRefused(node, message.message, error)
                 more += self.about_copy(message.object, refused, now)
         return more
 

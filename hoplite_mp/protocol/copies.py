@@ -74,7 +74,8 @@ class FetchFailed(Message, frozen=True):
 
 class CopyDropped(Message, frozen=True):
     """`node` holds the object no more, or gives up fetching it. `full`: why there was no room for
-    a copy that a broadcast was to place there, if that is the reason."""
+    it, if that is the reason: for a copy that a broadcast was to place there, or to read it from
+    the disk."""
 
     node: int
     object: bytes

@@ -46,8 +46,9 @@ KINDS = FOLDING + COPYING
 # How the order of a plan binds. "fold": strictly left to right, each member by itself; "any": it
 # may be regrouped, so a node first folds what it holds.
 RULES = ("any", "fold")
-# Why a fetch cannot come true: "lost" no living node holds the object, "deleted" its home says so.
-FETCH_ERRORS = ("lost", "deleted")
+# Why a fetch cannot come true: "lost" no living node holds the object, "deleted" its home says so,
+# "full" the last node that holds it has it on disk, and no room to read it from there.
+FETCH_ERRORS = ("lost", "deleted", "full")
 # What a failure becomes at the user's `get`: "reduce" ReduceError with the cause's failure as
 # cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
 # "lost" ObjectLostError, "full" StoreFullError.

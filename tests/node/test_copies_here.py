@@ -79,7 +79,10 @@ class OneNode:
             ),
         )
         node.remote_objects.give_up = self.give_up
-        node.results = SimpleNamespace(client=node.client, pin=node.client.view)
+        self.has_room = True  # to read it from the disk
+        node.results = SimpleNamespace(
+            client=node.client, pin=lambda oid: node.client.view(oid) if self.has_room else None
+        )
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,
@@ -239,6 +242,30 @@ def test_there_is_no_room_for_a_copy_that_a_broadcast_places_here() -> None:
     one.loop.call_all()
     assert one.said == [m.CopyDropped(1, OBJECT, "it is full")]
     assert one.let_go == [OBJECT]
+
+
+SERVING = m.Distribute(
+    1 << 63, OBJECT, 5, NBYTES, (1,), (2,), (m.Stripe(2, 0, m.SHARES),), "stripes"
+)
+
+
+@pytest.mark.parametrize("end", ["room", "no room", "withdrawn"])
+def test_who_has_it_on_disk_serves_it_when_there_is_room(end: str) -> None:
+    """The object is not lost meanwhile; without room for too long the manager is told why."""
+    one = OneNode()
+    one.has_room = False
+    one.transfers.distribute(SERVING)
+    one.loop.call_all()
+    assert (one.said, one.engine.made) == ([], [])
+    if end == "withdrawn":
+        one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    one.has_room = end != "no room"
+    one.loop.time += 10.0
+    one.loop.call_all()
+    assert one.engine.made == ([SERVED] if end == "room" else [])
+    assert one.said == ([m.CopyDropped(1, OBJECT, "it is full")] if end == "no room" else [])
+    one.loop.call_all()
+    assert len(one.said) == (end == "no room")
 
 
 def test_a_plan_that_takes_the_place_of_another() -> None:

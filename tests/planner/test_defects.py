@@ -204,6 +204,20 @@ def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> N
     assert (full or "it gave its copy up") in failed.message
 
 
+@pytest.mark.parametrize("full", ["", "store of h0 is full"])
+def test_what_its_host_has_no_room_to_read_is_not_called_lost(full: str) -> None:
+    cluster = Cluster(3)
+    cluster.say(m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1,)))
+    cluster.say(m.SourceReady(1, 0, 0, NBYTES))
+    cluster.fetch(2, 0)
+    sends = cluster.say(m.CopyDropped(0, A, full))
+    refused = {node: one.error for node, one in sends if isinstance(one, m.FetchRefused)}
+    assert refused == dict.fromkeys((1, 2), "full" if full else "lost")
+    (failed,) = [one for _, one in sends if isinstance(one, m.OperationFailed)]
+    assert failed.error == ("full" if full else "lost")
+    assert full in failed.message
+
+
 def test_a_host_that_is_gone_leaves_no_measurements() -> None:
     topology = Topology()
     topology.measure_link(0, 1, 5e-3, 1e6)

@@ -64,7 +64,9 @@ class Transfers:
         self.epochs = self.copied = 0  # the highest ones that this node has received
         # Epochs of plans that would bring an object which a collective is already bringing.
         self.expected: set[int] = set()
-        self.roomless: dict[int, float] = {}  # epoch of a plan that has no room -> its deadline
+        # Epoch of a plan -> until when it waits for room, to receive or to serve.
+        self.roomless: dict[int, float] = {}
+        self.unserved: dict[int, float] = {}
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
 
     # -- fetching remote objects ---------------------------------------------------------------
@@ -131,9 +133,14 @@ class Transfers:
     def _take_up(self, plan: Distribute, receiving: bool) -> None:
         number = self.client.number
         execution = PlanExecution(plan, program_of(plan, number), self, self.loop.now_ns())
-        if not (self._receive(execution, plan) if receiving else self._serve(execution, plan)):
+        taken = self._receive(execution, plan) if receiving else self._serve(execution, plan)
+        if taken is None:
+            self._serve_later(plan)
+            return
+        if not taken:
             self.send_manager(CopyDropped(number, plan.object))
             return
+        self.unserved.pop(plan.epoch, None)
         self.by_epoch[plan.epoch] = execution
         fill_blocks(self.results, execution, self.cells)
         self.cells.begin(execution)
@@ -153,9 +160,9 @@ class Transfers:
         execution.carryover = Carryover(remote.engine_buffer, copies={plan.object: begun})
         return True
 
-    def _serve(self, execution: PlanExecution, plan: Distribute) -> bool:
+    def _serve(self, execution: PlanExecution, plan: Distribute) -> bool | None:
         """Serves the whole object, or what another plan is still receiving; False if it is not
-        here."""
+        here, None if it is on disk and there is no room for it now."""
         older = self._receiving(plan.object)
         if older is not None:
             execution.carryover = Carryover(older.engine_buffer)
@@ -164,10 +171,29 @@ class Transfers:
             return True
         oid = self.imports.local(plan.object)
         got = self.results.pin(oid) if oid else None
+        if oid and got is None:
+            return None
         if got is None or isinstance(got, int) or got.nbytes != plan.nbytes:
             return False  # the object is gone, or an error is in its place
         execution.views[0] = got
         return True
+
+    def _serve_later(self, plan: Distribute) -> None:
+        """Serves it as soon as there is room; without room for too long the manager is told why."""
+        until = self.unserved.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
+        if self.loop.now() < until:
+            self.loop.call_later(ROOM_LOOK_S, lambda: self._serve_again(plan))
+            return
+        del self.unserved[plan.epoch]
+        self._tell_full(plan)
+
+    def _serve_again(self, plan: Distribute) -> None:
+        if plan.epoch in self.unserved:  # else the plan was withdrawn
+            self._take_up(plan, False)
+
+    def _tell_full(self, plan: Distribute) -> None:
+        why = self.store.full_message()[:1000]
+        self.send_manager(CopyDropped(self.client.number, plan.object, why))
 
     def _expect(self, plan: Distribute) -> bool:
         """Makes room for a copy that no process here asked for; False if there is no room yet, or
@@ -195,8 +221,7 @@ class Transfers:
         else:
             del self.roomless[plan.epoch]
             self.replicas.let_go(plan.object)
-            why = self.store.full_message()[:1000]
-            self.send_manager(CopyDropped(self.client.number, plan.object, why))
+            self._tell_full(plan)
         return False
 
     def _again(self, plan: Distribute) -> None:
@@ -241,6 +266,7 @@ class Transfers:
         first, it belonged to a request that this node has taken back."""
         if self.roomless.pop(message.epoch, None) is not None:
             self.replicas.let_go(message.object)
+        self.unserved.pop(message.epoch, None)
         self.expected.discard(message.epoch)
         execution = self.by_epoch.get(message.epoch)
         received = execution is not None and execution.receives
