@@ -1,0 +1,79 @@
+"""The members as the manager has named them, and what a node says of itself to the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hoplite_mp.node.core.membership import Membership
+from hoplite_mp.node.roster import Roster
+from hoplite_mp.protocol.local import GoneNodes
+from hoplite_mp.protocol.messages import Member
+from hoplite_mp.protocol.peers import WorkersNow
+from tests.node.manual_loop import ManualLoop
+
+OTHERS = {11: 1, 22: 2}
+
+
+class World:
+    """One node that has joined with two workers, beside two others."""
+
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.sent: list[tuple[int, Any]] = []
+        self.replies: list[Any] = []
+        host: Any = SimpleNamespace(
+            loop=self.loop,
+            client=SimpleNamespace(number=0, home=77),
+            store=None,
+            roster=Roster(),
+            send_peer=lambda home, message: self.sent.append((home, message)),
+            reply=lambda slot, reply: self.replies.append(reply.value),
+        )
+        start: Any = SimpleNamespace(cluster=b"", certificate=None)
+        nobody: Any = None
+        self.membership = Membership(host, nobody, nobody, 2, start)
+        for home, number in OTHERS.items():
+            member = Member(number, 1, home, 4, host=f"host {number}")
+            host.roster.add(member)
+            self.membership.came(member)
+
+    def gone(self) -> Any:
+        self.replies.clear()
+        request: Any = SimpleNamespace(number=1, ask=GoneNodes())
+        self.membership.asked_gone(3, request)
+        return self.replies.pop()
+
+
+def test_others_are_told_when_the_workers_are_other_ones_than_they_know() -> None:
+    world = World()
+    for count, told in ((2, False), (3, True), (3, False), (2, True), (2, False)):
+        world.sent.clear()
+        world.membership.workers_are(count)
+        assert world.sent == [(home, WorkersNow(count)) for home in OTHERS if told]
+
+
+def test_a_node_that_leaves_says_nothing_of_its_workers() -> None:
+    world = World()
+    world.membership.roster.leaves = True
+    world.membership.workers_are(5)
+    assert not world.sent
+
+
+def test_hosts_that_have_gone_and_how_long_ago() -> None:
+    world = World()
+    assert world.gone() == []
+    world.membership.went(2)
+    world.loop.pass_time(5.0)
+    world.membership.went(1)
+    assert world.membership.went(1) is None  # it was not there any more
+    world.loop.pass_time(2.5)
+    assert world.gone() == [(2, "host 2", 7.5), (1, "host 1", 2.5)]
+
+
+def test_a_program_that_only_looked_in_is_no_host_that_has_gone() -> None:
+    world = World()
+    for number, stays in ((3, False), (4, True)):
+        world.membership.came(Member(number, 1, 10 + number, 0, host="asks", stays=stays))
+        assert world.membership.went(number) is not None
+    assert world.gone() == [(4, "asks", 0.0)]
