@@ -203,3 +203,16 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
         plan_executor.forget(100 + cell, remote)
     one.loop.call_all()
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]
+
+
+def test_of_a_member_that_is_being_written_a_cell_has_what_is_written_of_its_own_bytes() -> None:
+    """They lie behind the head of the member's payload, and behind the stripes before."""
+    one = Node1()
+    execution = one.execution(a_copy(GROUP))
+    source: Any = SimpleNamespace(written=Ranges([(0, 140)]), cells={})
+    execution.streaming[0] = source
+    elements = memoryview(bytearray(200))
+    for begin, there in ((0, 100), (100, 12), (150, 0)):
+        cell = one.cells.own(execution, None, 0, elements, begin, 50, at=28)
+        assert one.engine.made[-1] == (None, begin, 50, min(there, 50))
+        assert source.cells[cell] == (28 + begin, 50)

@@ -1,0 +1,39 @@
+"""How a node announces tasks to the workers of its host."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.submitter import FLAG_COPY
+from hoplite_mp.node.tasks.hints import Hints
+from tests.cext.host import KIND_TASK, POOL, STATE, Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(name="host")
+def fixture_host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host: Host) -> None:
+    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
+    hints = Hints(context, guests={})  # type: ignore[arg-type]
+    sender, worker = host.client(), _tasks.Tasks(host.client())
+    tasks, ranked = _tasks.Tasks(sender), _tasks.Ranked(_tasks.Tasks(sender))
+    queue, holds, sent = tasks.open_queue(POOL), [], []
+    for priority in (-1, 5, 7):
+        oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+        holds.append(sender.hold(oid, False))
+        tasks.submit(oid, 0, b"", 0, 0, 0, FLAG_COPY, b"t", queue, False)
+        ranked.rank(oid, priority, _tasks.NO_FLOOR)  # of a task of before
+        assert hints.post(oid, here=False)
+        sent.append(oid)
+    assert [worker.next(POOL, 0) for _ in range(4)] == [*sent, 0]
