@@ -79,8 +79,8 @@ class Stacks:
 
 def _file_of(pid: int) -> str:
     """The path to a worker's stacks file; "" if there is none that this process may open."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
                 if os.readlink(entry.path).startswith(f"/memfd:{STACKS_FILE}"):
                     return entry.path
