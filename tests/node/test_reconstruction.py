@@ -176,6 +176,27 @@ def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: 
     clean(network)
 
 
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_second_run_that_gives_refs_is_an_error(
+    network: LossNetwork, sender: LossSide, count: int
+) -> None:
+    """Who would hold what they name is not asked a second time. Small values and large ones."""
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    network.settle()
+    sender.remote_objects.want(oid, lambda: None)
+    network.settle()
+    for side in network.living:
+        task = side.take_task()
+        if task:
+            object_id, hold = side.put("inner")
+            side.answer(task, [ObjectRef(object_id, hold), b"x" * count * 8])
+            del hold
+    network.settle()
+    assert "its task gave refs" in sender.read(sender.sent[oid][0])
+    clean(network)
+
+
 def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: LossSide) -> None:
     for again in ("small", np.ones(70_000)):
         oid, runner = submit(network, BIG)

@@ -1,0 +1,98 @@
+"""A node that leaves: when it says that nothing of it is needed any more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, NODE_SLOT
+from hoplite_mp.node.roster import Roster
+from hoplite_mp.node.tasks.draining import LOOK_S, Draining
+from hoplite_mp.protocol.messages import Member, NodeLeaving
+from hoplite_mp.protocol.peers import Leaving
+from tests.node.manual_loop import ManualLoop
+
+NUMBER, OTHER = 3, 11
+DRIVER, WORKER = 1, 2
+
+
+class World:
+    """A node beside one other, with the headers that a test puts there."""
+
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.headers: list[dict[str, Any]] = []
+        self.sent: dict[int, int] = {}  # tasks, and when they were sent
+        self.guests: Any = SimpleNamespace(by_task={}, recall_all=lambda home: None)
+        self.told: list[tuple[int, Any]] = []
+        self.left: list[Any] = []
+        roster = Roster()
+        roster.add(Member(1, 1, OTHER, 4))
+        host: Any = SimpleNamespace(
+            loop=self.loop,
+            client=SimpleNamespace(number=NUMBER, scan=lambda: self.headers),
+            tasks=SimpleNamespace(submitted_ns=self.sent.__getitem__),
+            store=None,
+            remote_objects=None,
+            roster=roster,
+            send_peer=lambda home, message: self.told.append((home, message)),
+            send_manager=self.left.append,
+        )
+        workers: Any = SimpleNamespace(all={WORKER: None})
+        above: Any = SimpleNamespace(leaves_now=lambda: None)
+        self.draining = Draining(host, self.guests, workers, above)
+
+    def add(self, state: str, kind: int = KIND_TASK, owner: int = DRIVER) -> dict[str, Any]:
+        header = {"id": len(self.headers), "kind": kind, "state": state, "owner": owner}
+        self.headers.append(header)
+        self.sent[header["id"]] = self.loop.now_ns()
+        return header
+
+    def begin(self) -> None:
+        self.draining.begin()
+        assert self.told == [(OTHER, Leaving())]
+        self.draining.evacuated(OTHER)
+
+    def has_left(self) -> bool:
+        self.loop.pass_time(2 * LOOK_S)
+        return self.left == [NodeLeaving(NUMBER, 0)]
+
+
+def test_the_others_need_something_first() -> None:
+    world = World()
+    world.draining.begin()
+    assert not world.has_left()
+    world.draining.evacuated(OTHER)
+    assert world.has_left()
+
+
+@pytest.mark.parametrize("state", ["WAITING", "QUEUED", "CLAIMED"])
+def test_tasks_of_its_processes_end_first(state: str) -> None:
+    world = World()
+    task = world.add(state)
+    world.begin()
+    assert not world.has_left()
+    task["state"] = "SEALED"
+    assert world.has_left()
+
+
+def test_tasks_that_are_done_and_what_is_no_task_keep_nobody() -> None:
+    world = World()
+    for owner in (DRIVER, WORKER, NODE_SLOT):
+        world.add("SEALED", owner=owner)
+        world.add("CLAIMED", KIND_OPERATION, owner)
+    world.begin()
+    assert world.has_left()
+
+
+@pytest.mark.parametrize(("owner", "waits"), [(DRIVER, False), (WORKER, True), (NODE_SLOT, True)])
+def test_what_a_driver_sends_after_that_goes_with_it(owner: int, waits: bool) -> None:
+    world = World()
+    world.guests.by_task[b"t"] = None
+    world.begin()
+    world.loop.pass_time(1.0)
+    world.add("QUEUED", owner=owner)
+    world.guests.by_task.clear()
+    assert world.has_left() is not waits
