@@ -47,7 +47,6 @@ class ChunkedReduce(Execution):
         self.plan = plan
         self.at = 0  # number of sources that have been folded
         self.first: serial.ArrayInfo | None = None
-        self.order = "C"
         # Dtype of the accumulator, if it is not that of the result.
         self.wide: np.dtype[Any] | None = None
         self.accumulator = 0  # offset of its block in the store, if it has one of its own
@@ -106,7 +105,6 @@ class ChunkedReduce(Execution):
                 return False
             self.accumulator = payload
         self.first = first
-        self.order = first.order if len(self.ask.results) == 1 else "C"
         return True
 
     def let_go(self) -> None:

@@ -66,6 +66,7 @@ class Execution:
         self.targets: list[int] = []  # store offsets of each slice's bytes
         # All sources have the result's memory order, in which the slices are contiguous.
         self.flat = True
+        self.order = "C"  # memory order of the result's elements
 
     def run(self, threads: int) -> None:
         """Folds all slices; without the GIL if a kernel exists for the operator and dtype."""
@@ -90,7 +91,7 @@ class Execution:
         total = fold(self.op, [np.asarray(array) for array in arrays])
         # The fold of a single source returns it unchanged, perhaps not in the result's dtype.
         dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
-        flat = np.ascontiguousarray(total, dtype).reshape(-1)
+        flat = np.asarray(total, dtype).ravel("F" if self.order == "F" else "C")
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
             raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
             into = self.results.client.memory(target, raw.nbytes)
@@ -185,7 +186,7 @@ def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Exec
         raise PlanError(f"op {ask.op!r} is not defined for {first.dtype_name}: {error}") from error
     order = first.order if slices == 1 else "C"
     execution.flat = all(info.order == order for info in execution.infos)
-    order = order if execution.flat else "C"
+    execution.order = order = order if execution.flat else "C"
     shapes = slices_of(first.shape, slices)
     row = prod(first.shape[1:]) if first.shape else 1
     begin = 0
