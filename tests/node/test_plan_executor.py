@@ -1,0 +1,97 @@
+"""Parts of plans on one node: when it reports that it has what it is to have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hoplite_mp import ids
+from hoplite_mp.headers import STATE
+from hoplite_mp.node.collectives.plan_executor import ROOM_LOOK_S, PlanExecutor
+from hoplite_mp.protocol import messages as m
+from tests.node.test_plan_cells import Node1
+
+FIRST, SECOND = (ids.pack_id(1000, number) for number in (7, 8))
+NBYTES = 8
+
+
+class Gather:
+    """Node 1 is to have two objects of node 0; the first one is being brought already."""
+
+    def __init__(self, *, room: bool) -> None:
+        self.node = one = Node1()
+        self.loop = one.loop
+        self.room = room
+        self.state = STATE["SEALED"]
+        self.sent: list[Any] = []
+        self.oids = {FIRST: 70, SECOND: 80}
+        self.remotes = {
+            oid: SimpleNamespace(
+                object=object_id, payload=0, filler=None, waiting=[], engine_buffer=None, nbytes=8
+            )
+            for object_id, oid in self.oids.items()
+        }
+        self.remotes[70].payload = 4096
+        host = one.host
+        host.config = SimpleNamespace(put_wait_s=10.0)
+        host.send_manager = self.sent.append
+        host.client.give_back = lambda payload: None
+        host.client.state = lambda oid: self.state
+        host.store = SimpleNamespace(lease=lambda nbytes, slot: 8192 if self.room else None)
+        host.remote_objects = SimpleNamespace(by_oid=self.remotes)
+        replicas: Any = SimpleNamespace(
+            expect=lambda object_id, nbytes, holders: self.oids[object_id],
+            keep=lambda object_id, nbytes: None,
+            tell=lambda object_id, nbytes: None,
+        )
+        nobody: Any = None
+        self.plan_executor = PlanExecutor(host, one.cells, replicas, nobody)
+        one.cells.remote_objects = host.remote_objects
+        one.cells.links.notes = SimpleNamespace(on=False)  # type: ignore[assignment]
+
+    def execute(self, *objects: bytes) -> None:
+        members = tuple(range(len(objects)))
+        plan = m.ExecuteReduce(
+            9, 1, members, members, (), "any", "gather", "sum", 0,
+            objects, (0,) * len(objects), (1,), sizes=(NBYTES,) * len(objects),
+        )  # fmt: skip
+        self.plan_executor.execute(plan)
+
+    def brought(self) -> None:
+        """Who was bringing the first one has ended."""
+        (action,) = self.remotes[70].waiting
+        action()
+
+
+def test_what_another_transfer_brings_is_awaited() -> None:
+    gather = Gather(room=True)
+    gather.execute(FIRST)
+    assert gather.sent == []
+    gather.brought()
+    assert gather.sent == [m.StripesComplete(9, 1, 1)]
+
+
+def test_a_copy_that_another_transfer_has_lost_fails_the_part() -> None:
+    gather = Gather(room=True)
+    gather.execute(FIRST)
+    gather.state = STATE["FAILED"]
+    gather.brought()
+    (failed,) = gather.sent
+    assert (failed.operation, failed.error) == (9, "lost")
+    assert not gather.plan_executor.executions
+
+
+def test_a_part_that_waits_for_room_has_not_got_all() -> None:
+    gather = Gather(room=False)
+    gather.execute(FIRST, SECOND)
+    gather.brought()
+    assert gather.sent == []
+    gather.room = True
+    gather.loop.pass_time(2 * ROOM_LOOK_S)
+    assert gather.sent == []
+    (execution,) = gather.plan_executor.executions.values()
+    (cell,) = execution.missing
+    execution.copies.clear()
+    execution.missing.discard(cell)
+    gather.plan_executor.filled(execution, cell)
+    assert gather.sent == [m.StripesComplete(9, 1, 1)]
