@@ -1,0 +1,122 @@
+"""Workers of one host: when they are looked at, interrupted, killed, and not started."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.config import Config
+from hoplite_mp.node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
+from hoplite_mp.node.tasks.workers import LOOK_AGAIN_S, Workers
+from tests.cext.host import POOL, Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GRACE_S = 2.0
+IDLE = {
+    "blocked": 0, "tasks_done": 0, "tasks_failed": 0, "running": 0, "deadline_ns": 0,
+    "deadline_id": 0,
+}  # fmt: skip
+
+
+class World:
+    """The room, on a host whose workers do what a test says."""
+
+    def __init__(self, host: Host) -> None:
+        self.loop = host.loop
+        self.infos: dict[int, dict[str, int]] = {}
+        self.killed: list[int] = []
+        self.interrupted: list[int] = []
+        context: Any = SimpleNamespace(
+            loop=self.loop,
+            client=SimpleNamespace(
+                client_info=lambda slot: IDLE | self.infos.get(slot, {}),
+                register=lambda slot, kind, pool: -1,
+            ),
+            tasks=host.node_tasks,
+            config=Config(cancel_grace_s=GRACE_S),
+            results=None,
+        )
+        processes: Any = SimpleNamespace(
+            kill=self.killed.append, interrupt=self.interrupted.append, spawn=None
+        )
+        above: Any = SimpleNamespace(workers_are=lambda count: None)
+        nobody: Any = None
+        self.workers = Workers(context, processes, nobody, nobody, above)
+        self.pool = self.workers.pools[POOL] = Pool(POOL, 0, 1)
+
+    def add(self, slot: int) -> WorkerInfo:
+        worker = WorkerInfo(slot, POOL, pid=1000 + slot)
+        self.pool.workers[slot] = self.workers.all[slot] = worker
+        self.pool.target += 1
+        return worker
+
+    def timers(self) -> list[float]:
+        return sorted(at for at, *_ in self.loop.timers)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def test_each_deadline_is_met(host: Host) -> None:
+    """Also a later one that is set when the one before has passed, and an earlier one at once."""
+    world = World(host)
+    world.add(5)
+    begun = world.loop.time
+    for due, passes in ((5.0, 0.0), (3.0, 4.0), (9.0, 0.0), (8.0, 8.5)):
+        world.infos[5] = {"deadline_ns": round((begun + due) * 1e9)}
+        world.workers.look()
+        assert any(abs(at - begun - due) < 0.001 for at in world.timers())
+        world.loop.pass_to(max(world.loop.time, begun + passes))
+    assert not world.killed
+    world.loop.pass_to(begun + 10.0)
+    world.workers.look()
+    assert world.killed == [1005]
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked: bool) -> None:
+    """Not at once: that would be again and again."""
+    assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > LOOK_AGAIN_S
+    world = World(host)
+    world.add(5)
+    world.workers.config = Config(blocked_workers_max=0)
+    if blocked:
+        world.infos[5] = {"blocked": 1}
+    else:
+        world.pool.target = 0
+    world.workers.look()
+    (at,) = world.timers()
+    assert at == pytest.approx(world.loop.time + LOOK_AGAIN_S, abs=1e-6)
+
+
+def test_where_no_slot_is_left_no_worker_is_started(host: Host) -> None:
+    world = World(host)
+    assert world.workers.start_one(world.pool, {}) == -1
+    assert not world.pool.workers
+
+
+@pytest.mark.parametrize("then", ["runs", "ended", "replaced"])
+def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: Host, then: str) -> None:
+    world = World(host)
+    slot, oid = 5, 77
+    worker = world.add(slot)
+    running = {oid: True}
+    world.workers.tasks = SimpleNamespace(  # type: ignore[assignment]
+        claimant=lambda oid: slot, aborted=running.__getitem__
+    )
+    world.workers.interrupt(oid, slot)
+    assert world.interrupted == [worker.pid]
+    if then == "ended":
+        running[oid] = False
+    elif then == "replaced":
+        world.add(slot)
+    world.loop.pass_time(GRACE_S)
+    assert world.killed == ([worker.pid] if then == "runs" else [])
