@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
 from hoplite_mp import ids
 from hoplite_mp.headers import STATE
 from hoplite_mp.node.collectives.plan_executor import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp.protocol import messages as m
-from tests.node.test_plan_cells import Node1
+from tests.node.test_plan_cells import OBJECT, Node1, a_copy
 
 FIRST, SECOND = (ids.pack_id(1000, number) for number in (7, 8))
 NBYTES = 8
@@ -95,3 +98,44 @@ def test_a_part_that_waits_for_room_has_not_got_all() -> None:
     execution.missing.discard(cell)
     gather.plan_executor.filled(execution, cell)
     assert gather.sent == [m.StripesComplete(9, 1, 1)]
+
+
+@pytest.mark.parametrize("requester", [0, 1, 2])
+def test_results_of_other_nodes_operations_become_copies(requester: int) -> None:
+    gather = Gather(room=True)
+    sealed: list[Any] = []
+    gather.plan_executor.replicas.seal = lambda *about: sealed.append(about)  # type: ignore[method-assign]
+    gather.execute(FIRST)
+    (execution,) = gather.plan_executor.executions.values()
+    execution.plan = msgspec.structs.replace(
+        execution.plan,
+        requester=requester,
+        results=(SECOND,),  # type: ignore[type-var]
+    )
+    execution.blocks = {0: (4096, NBYTES)}
+    assert gather.plan_executor.commit(m.Commit(9, 2, (0,))) == {}  # of another plan
+    mine = gather.plan_executor.commit(m.Commit(9, 1, (0,)))
+    assert mine == ({0: (4096, NBYTES)} if requester == 1 else {})
+    assert sealed == ([] if requester == 1 else [(SECOND, 4096, NBYTES)])
+    assert not gather.plan_executor.executions
+
+
+def test_the_manager_is_told_of_rates_that_are_known() -> None:
+    gather = Gather(room=True)
+    gather.node.cells.send_manager = gather.sent.append
+    gather.node.cells._measured(100, 0)
+    gather.node.cells._measured(0, 50)
+    assert gather.sent == [m.HostMeasured(1, 100.0, None), m.HostMeasured(1, None, 50.0)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_pull_says_of_which_object_and_from_which_byte(known: bool) -> None:
+    """What was here before is not counted again."""
+    one = Node1()
+    execution = one.execution(a_copy(1 << 63))
+    cell = one.cells.make(execution, None, memoryview(bytearray(50)), 30, 50, False)
+    if known:
+        execution.fills[cell] = OBJECT, 30, 40
+    offset, nbytes = (40, 40) if known else (0, 50)
+    assert one.cells.describe(cell) == {"object": OBJECT, "bytes": nbytes, "offset": offset}
+    assert one.cells.describe(cell + 1) == {}
