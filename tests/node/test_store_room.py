@@ -1,0 +1,68 @@
+"""How the store makes room before anything is spilled, and what it keeps for errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.objects import store as store_module
+from hoplite_mp.node.objects.store import ERROR_SHARE, HEAD
+from tests.cext.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+PAGE = 4096
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    made.store.limit = MIB
+    yield made
+    made.close()
+
+
+def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: Host) -> None:
+    """What they take is given back with them."""
+    store = host.store
+    assert store.lease(MIB - HEAD, NODE_SLOT) is not None
+    nbytes = PAGE - HEAD
+    assert store.lease(nbytes, NODE_SLOT) is None
+    leased: list[int] = []
+    while (payload := store.lease_error(nbytes, NODE_SLOT)) is not None:
+        assert store.size_of(payload) == nbytes
+        leased.append(payload)
+    assert len(leased) == MIB // ERROR_SHARE // nbytes
+    store.free(leased.pop())
+    assert store.lease_error(nbytes, NODE_SLOT) is not None
+    assert store.lease_error(nbytes, NODE_SLOT) is None
+
+
+def test_warm_pages_are_given_to_a_system_that_has_too_few(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = host.store
+    store.reserve_bytes = 0
+    freed = store.lease(MIB // 4, NODE_SLOT)
+    assert store.lease(MIB // 4, NODE_SLOT) is not None
+    assert freed is not None
+    store.free(freed)
+    assert store.arena.warm >= MIB // 4
+    total = MIB // 4 * 3
+    monkeypatch.setattr(store_module, "available_bytes", lambda: total - store.arena.resident)
+    monkeypatch.setattr(store, "_untouched", lambda: 0)
+    assert store.lease(MIB // 8 * 3, NODE_SLOT) is not None
+    assert not store.arena.warm
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_no_more_spans_are_taken_away_than_it_takes(host: Host, left: int) -> None:
+    clients = [host.with_span() for _ in range(3)]
+    spans = host.store.spans
+    host.store.revoke_spans(lambda: len(spans) == left)
+    assert len(spans) == left
+    assert len({client.slot for client in clients}) == 3
