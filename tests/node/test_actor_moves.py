@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hoplite_mp.node.actors.actor_spares import Spare
 from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed
 from tests.cext.host import STATE
 from tests.node.actor_world import ActorNetwork, ActorSide
@@ -237,3 +238,19 @@ def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
     assert not played.spare.started
     (pool,) = played.other.started
     assert (played.other.pools[pool].demand, played.other.pools[pool].env) == (demand, env)
+
+
+@pytest.mark.parametrize("home", [0, 2, 3])
+def test_a_spare_goes_when_its_actor_has_another_home_and_only_then(
+    network: ActorNetwork, home: int
+) -> None:
+    """Of an actor of the first host, or of the third one, which the second one can begin again."""
+    mine = network.sides[1]
+    identity, what = bytes(16), None
+    for now in network.sides:
+        spare = Spare(network.sides[home].home, home, what)  # type: ignore[arg-type]
+        mine.lan.spares.kept[identity] = spare
+        found = mine.lan.spares.take_over(identity, now.home)
+        assert found is (spare if now is mine else None)
+        assert (identity in mine.lan.spares.kept) == (now is network.sides[home])
+    mine.lan.spares.kept.clear()

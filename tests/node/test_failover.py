@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp.node.core.failover import ALONE_S, PROMOTE_WAIT_S, Failover
-from hoplite_mp.node.core.management import MANAGER_SILENCES, Management
+from hoplite_mp.node.core.management import MANAGER_ABSENT_S, MANAGER_SILENCES, Management
 from hoplite_mp.node.life import Life
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import terms as t
@@ -291,3 +291,36 @@ def test_a_human_is_waited_for(stage: Stage) -> None:
     assert not stage.life.stopping
     stage.wait(ALONE_S + 2 * BEAT_S)
     assert stage.life.given_up
+
+
+def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
+    """It ends, and may join again."""
+    stage.management.cut_off("no host can be reached")
+    stage.wait(2 * BEAT_S)
+    assert stage.life.given_up
+    assert stage.life.stopping
+    assert not stage.standbys
+
+
+@pytest.mark.parametrize("comes_at", [None, MANAGER_ABSENT_S / 2])
+def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | None) -> None:
+    """Each time for as long."""
+    client: Any = SimpleNamespace(number=1, home=5)
+    life = Life(False)
+    life.standing = True
+    first = stage.open()
+    management = Management(stage.loop, client, life, TcpStream(first.nodes_end), stage.above)
+    management._speak(TcpStream(first.nodes_end), [])
+    begun = stage.now
+    first.sock.close()
+    stage.turn()
+    if comes_at is not None:
+        stage.wait(comes_at)
+        second = stage.open()
+        management.again(TcpStream(second.nodes_end))
+        second.sock.close()
+        stage.turn()
+        stage.wait(begun + MANAGER_ABSENT_S + BEAT_S - stage.now)
+    assert not life.stopping
+    stage.wait(MANAGER_ABSENT_S + BEAT_S)
+    assert life.stopping

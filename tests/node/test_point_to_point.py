@@ -10,6 +10,7 @@ import pytest
 
 from hoplite_mp.headers import STATE
 from hoplite_mp.node.groups.point_to_point import PointToPoint
+from hoplite_mp.protocol.local import GroupReceived, Request
 from hoplite_mp.protocol.messages import GroupMembers
 from hoplite_mp.protocol.point_to_point import GroupSent
 from tests.protocol.samples import WHOLE
@@ -64,3 +65,16 @@ def test_a_version_that_this_node_has_yet_to_read() -> None:
     assert world.arrived == 0
     world.show(2, (1, 1))
     assert (world.arrived, world.taken) == (1, [1])
+
+
+@pytest.mark.parametrize("slot", [0, 1, 9])
+def test_only_the_member_itself_says_what_it_has_received(slot: int) -> None:
+    """Not a process that asks for a rank which nobody of this host holds any more."""
+    world = World()
+    world.show(1, (1, 1))
+    world.receive(1, 1)
+    assert world.arrived == 1
+    if slot != 9:
+        del world.known.here[1]
+    world.messages.received(slot, Request(0, 0, GroupReceived(7, 1, 1)))
+    assert world.arrived == (0 if slot == 9 else 1)
