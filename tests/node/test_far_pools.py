@@ -11,7 +11,7 @@ from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.pool_requests import PoolRequests
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
-from hoplite_mp.node.tasks.rounds import Rounds
+from hoplite_mp.node.tasks.rounds import CALLED, RETIRE, Rounds
 from hoplite_mp.protocol.local import OpenPool, Request
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import (
@@ -241,3 +241,28 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     world.rounds.end(SLOT, Request(3, 0, EndRound(1)))  # there is none any more
     assert len(world.replies) == 2
     assert OpenFarRound not in map(type, world.taken())
+
+
+def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(world: World) -> None:
+    """One that is to retire is still told so; one that is retiring already does not take part."""
+    flags: dict[int, int] = {}
+    queued = [71, 72]
+    rounds, workers = world.rounds, world.pools[0].workers
+    rounds.client = SimpleNamespace(  # type: ignore[assignment]
+        queued_in=lambda pool: queued, set_retire=flags.__setitem__
+    )
+    woken: list[int] = []
+    rounds.tasks = SimpleNamespace(wake=woken.append, wake_pool=lambda pool: None)  # type: ignore[assignment]
+    rounds.workers.all = workers
+    rounds.reply = lambda slot, reply: world.replies.append((slot, reply.value))
+    workers[7] = WorkerInfo(7, 0, retiring=True)
+    rounds.asked(FIRST, OpenFarRound(4))
+    assert world.taken() == [(FIRST, FarRoundOpened(4, 1, 2))]
+    workers[6].retiring = True
+    rounds.arrived(1)
+    assert flags == {5: CALLED, 6: CALLED | RETIRE}
+    assert sorted(woken) == [5, 6]
+    for slot, given in ((6, [71]), (5, [72]), (5, [])):
+        rounds.take(slot, Request(1, 0, None))  # type: ignore[arg-type]
+        assert world.replies.pop() == (slot, given)
+    assert flags == {5: 0, 6: RETIRE}
