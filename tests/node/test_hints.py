@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.submitter import FLAG_COPY
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_HERE
 from hoplite_mp.node.tasks.hints import Hints
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 
@@ -37,3 +37,25 @@ def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host
         assert hints.post(oid, here=False)
         sent.append(oid)
     assert [worker.next(POOL, 0) for _ in range(4)] == [*sent, 0]
+
+
+@pytest.mark.parametrize("may_leave", [True, False])
+def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
+    host: Host, may_leave: bool
+) -> None:
+    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
+    guests: set[int] = set()
+    hints = Hints(context, guests)  # type: ignore[arg-type]
+    above: Any = SimpleNamespace(may_leave=lambda: may_leave)
+    hints.above = above
+    sender = host.client()
+    tasks = _tasks.Tasks(sender)
+    queue, found, holds = tasks.open_queue(POOL), [], []
+    for flags in (0, FLAG_COPY, FLAG_HERE, FLAG_HERE | FLAG_COPY, FLAG_COPY):
+        oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+        holds.append(sender.hold(oid, False))
+        tasks.submit(oid, 0, b"", 0, 0, 0, flags, b"t", queue, False)
+        found.append(oid)
+    guests.add(found[-1])
+    bound = [False, False, True, True, True] if may_leave else [True] * 5
+    assert [hints.is_bound(oid) for oid in found] == bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -92,3 +93,22 @@ def test_an_end_without_words(ends: tuple[End, socket.socket]) -> None:
     end.turn()
     assert end.heard == []
     assert end.ends == ["the other side closed the connection"]
+
+
+def test_what_the_connection_does_not_take_goes_as_the_other_side_reads(
+    ends: tuple[End, socket.socket],
+) -> None:
+    end, theirs = ends
+    theirs.setblocking(False)
+    data = encode(Probe(1)) * 500_000  # type: ignore[arg-type]
+    assert end.wire.send(data)
+    assert end.wire.sending
+    received = 0
+    for _ in range(300):
+        with contextlib.suppress(BlockingIOError):
+            received += len(theirs.recv(1 << 20))
+        if received == len(data):
+            break
+        end.turn()
+    assert received == len(data)
+    assert not end.wire.sending

@@ -1,0 +1,77 @@
+"""Values and errors that the node writes, and the layouts of those that are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import serial
+from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp.node.objects.layouts import layout_of, parse_layout
+from tests.cext.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def new(host: Host) -> tuple[int, Any]:
+    """A result that is to come, and a hold on it."""
+    oid = host.node.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
+    return oid, host.node.hold(oid, False)
+
+
+def value(host: Host, oid: int) -> Any:
+    got: Any = host.node.view(oid)
+    mem = memoryview(got)
+    if serial.payload_kind(mem) == serial.ERROR:
+        return serial.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
+    return serial.decode(mem, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
+
+
+def test_what_finds_no_room_is_replaced_by_what_needs_none(host: Host) -> None:
+    """A value by another value, and an error by a short one."""
+    host.store.limit = 0
+    (one, _hold), (other, _other_hold) = new(host), new(host)
+    large = serial.encode("v" * 5000)
+    host.results.store_value(one, large, False, instead=lambda: serial.encode("instead"))
+    assert host.node.state(one) == STATE["SEALED"]
+    assert value(host, one) == "instead"
+    error = ValueError("e" * 5000)
+    host.results.store_error(other, error)
+    assert host.node.state(other) == STATE["FAILED"]
+    assert isinstance(value(host, other), ValueError)
+
+
+def test_layouts_are_known_of_what_lies_on_disk_too(host: Host) -> None:
+    host.store.limit = MIB + MIB // 2
+    layouts, holds = [], []
+    for number in (3, 4):
+        array = np.zeros((MIB // 4 // number, number), np.float32)
+        encoded = serial.encode(array)
+        oid, hold = new(host)
+        holds.append(hold)
+        payload = host.store.lease(encoded.nbytes, NODE_SLOT)
+        assert payload is not None
+        host.node.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+        host.results.store_block(oid, payload, encoded.nbytes)
+        layouts.append((oid, (array.shape, "<f4")))
+    assert {host.node.state(oid) for oid, _ in layouts} == {STATE["SPILLED"], STATE["SEALED"]}
+    nowhere: Any = type("Nowhere", (), {"by_oid": {}})
+    for oid, layout in layouts:
+        assert parse_layout(layout_of(host.results, nowhere, oid)) == layout
+    text, _hold = new(host)
+    host.results.store_value(text, serial.encode("no array"), False)
+    assert layout_of(host.results, nowhere, text) == b""
+    waits, _hold = new(host)
+    assert layout_of(host.results, nowhere, waits) == b""
