@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from unittest import mock
 
+import msgspec
 import pytest
 
-from hoplite_mp.node.groups.group_calls import GroupCalls, State
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, GroupSync
+from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
+from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.messages import GroupMembers
+from tests.node.test_speculative_start import part as large
 from tests.protocol.samples import WHOLE
 
 HERE, GONE, OTHER = 0, 5, 3
@@ -91,3 +93,29 @@ def test_a_leader_whose_members_have_finished_is_heard_first(says: str) -> None:
     assert state.last.ranks == ((1,) if says == "nothing" else (0, 1))
     if says != "nothing":
         assert results.commit.call_args.args[1].attempt == MADE_BEFORE
+
+
+def test_a_call_that_begins_again_has_another_attempt() -> None:
+    """Also with the same members, when another manager has named them: what nodes say of the first
+    attempt must not count for the second one."""
+    results = mock.Mock()
+    results.go.return_value = None
+    calls = calls_of(results, GONE)
+    parts = {
+        node: msgspec.structs.replace(large(rank), generation=GENERATION, version=VERSION)
+        for rank, node in enumerate((HERE, GONE))
+    }
+    attempts = []
+    for _ in range(3):
+        calls.changed(members(HERE, GONE, first=True), mock.Mock())
+        calls.receive(GONE, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
+        for node, given in parts.items():
+            calls.receive(node, given)
+        sent = [each.args[1] for each in calls.send_peer.call_args_list]
+        attempts.append([one for one in sent if isinstance(one, GroupGo)][-1].attempt)
+    assert len({*attempts}) == 3
+    assert {attempt >> ATTEMPT_BITS for attempt in attempts} == {VERSION}
+    calls.receive(GONE, GroupDone(GENERATION, 0, attempts[0]))
+    state = calls.states[GENERATION]
+    assert state.in_progress is not None
+    assert state.in_progress.waiting == {HERE, GONE}
