@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hoplite_mp import ids
+from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX
 from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide
@@ -476,3 +478,26 @@ def test_its_executor_is_closed(network: LossNetwork, sender: LossSide) -> None:
     network.settle()
     assert "executor that ran its task is closed" in str(sender.value(sender.sent[oid][0]))
     clean(network)
+
+
+def test_a_home_is_asked_at_once_and_then_when_it_may_know_more(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """It may not have heard yet that the node which it names has died."""
+    reconstruction, loop = sender.recovering.reconstruction, sender.loop
+    oid = 1 << 40
+    asked: list[float] = []
+    failed: list[int] = []
+    reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
+    reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
+    reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
+    one: Any = SimpleNamespace(home=network.sides[1].home)
+    for times in range(ASKS_MAX):
+        now = loop.time
+        reconstruction._ask_home(oid, one)
+        loop.pass_time(2 * ASK_S)
+        assert asked[times:] == [now if times == 0 else now + ASK_S]
+    assert len(asked) == ASKS_MAX
+    assert not failed
+    reconstruction._ask_home(oid, one)
+    assert failed == [oid]
