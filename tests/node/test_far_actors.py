@@ -115,3 +115,22 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
     assert not guests.by_task
     del made, found, handle
     network.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_host_that_leaves_waits_for_calls_to_its_own_actors(begun: bool) -> None:
+    """Whether they wait here for their turn, or are under way."""
+    host = Host()
+    far, pool, other = host.far, 11, 12
+    far.bound = {
+        pool: SimpleNamespace(home=HOME, ended=None),
+        other: SimpleNamespace(home=HOME + 2, ended=None),
+    }
+    far.client = SimpleNamespace(
+        queued_in=lambda number, full: [] if begun or number != pool else [71]
+    )
+    far.tasks = SimpleNamespace(pool_of={71: pool}.__getitem__)
+    far.delegation = SimpleNamespace(where={71: None} if begun else {})
+    assert [far.has_calls(HOME + more) for more in (-1, 0, 1, 2, 3)] == [
+        False, True, False, False, False,
+    ]  # fmt: skip
