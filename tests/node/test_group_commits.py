@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import msgspec
 import pytest
 
 from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
+from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.messages import GroupMembers
+from tests.node.test_speculative_start import COUNT
 from tests.node.test_speculative_start import part as large
 from tests.protocol.samples import WHOLE
 
@@ -119,3 +122,37 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
     state = calls.states[GENERATION]
     assert state.in_progress is not None
     assert state.in_progress.waiting == {HERE, GONE}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_else(
+    fits: bool,
+) -> None:
+    """Its node begins nothing with it, so nobody else would end the attempt."""
+    calls = calls_of(mock.Mock(), 1, 2, 3)
+    calls.changed(members(HERE, 1, 2, 3, first=True), mock.Mock())
+    state = calls.states[GENERATION]
+    state.rates[HERE] = Host(1e9, 1e9)
+
+    def gives(rank: int, **like: Any) -> None:
+        given = large(rank, **like)
+        calls.receive(rank, msgspec.structs.replace(given, generation=GENERATION, version=VERSION))
+
+    for rank in (1, 2, 3):
+        calls.receive(rank, GroupSync(GENERATION, VERSION, 0, None, ((rank, 0),)))
+    for rank in (HERE, 1, 3):
+        gives(rank)
+    assert state.in_progress is None
+    _, over = calls.loop.call_later.call_args.args  # type: ignore[attr-defined]
+    over()
+    assert state.in_progress is not None
+    assert state.in_progress.missing == {2}
+    gives(2, count=COUNT if fits else COUNT + 1)
+    if fits:
+        assert state.in_progress is not None
+        assert not state.in_progress.missing
+    else:
+        assert state.in_progress is None
+        assert state.last is not None
+        assert (state.last.call, state.calls) == (0, 1)
+        assert state.last.error
