@@ -66,3 +66,23 @@ def test_no_more_spans_are_taken_away_than_it_takes(host: Host, left: int) -> No
     host.store.revoke_spans(lambda: len(spans) == left)
     assert len(spans) == left
     assert len({client.slot for client in clients}) == 3
+
+
+@pytest.mark.parametrize("untouched", [0, PAGE])
+def test_some_memory_is_left_to_the_rest_of_the_system(
+    host: Host, monkeypatch: pytest.MonkeyPatch, untouched: int
+) -> None:
+    """Beside pages that are promised already; spans may take of it."""
+    store, size = host.store, host.store.config.span_bytes
+    store.reserve_bytes = 4 * size
+    free = 0
+    monkeypatch.setattr(store, "_untouched", lambda: untouched)
+    monkeypatch.setattr(store_module, "available_bytes", lambda: free)
+    free = size + untouched + 4 * size - 1
+    assert store.lease(size - HEAD, NODE_SLOT) is None
+    free += 1
+    assert store.lease(size - HEAD, NODE_SLOT) is not None
+    free = size + untouched + size - 1
+    assert store.lease_span(NODE_SLOT + 1) is None
+    free += 1
+    assert store.lease_span(NODE_SLOT + 1) is not None
