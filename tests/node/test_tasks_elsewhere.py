@@ -9,6 +9,7 @@ import pytest
 
 from hoplite_mp import ids, serial
 from hoplite_mp.errors import NodeLostError, StoreFullError
+from hoplite_mp.protocol.peers import TaskEnded
 from hoplite_mp.ref import ObjectRef
 from tests.node.pair import COMMON, Network, Side
 from tests.node.test_imports import BIG, away_hold, clean
@@ -431,4 +432,26 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
         assert runner.remote_objects.want(holds[0].oid, lambda: None)
     assert str(runner.value(holds[0])) == str(result)
     holds.clear()
+    done(network)
+
+
+@pytest.mark.parametrize("outcome", ["ready", "returned", "cancelled"])
+def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outcome: str) -> None:
+    """Another one may have had it before, and be late."""
+    sender, *others = network.sides
+    oids = [sender.submit() for _ in others]
+    network.pump()
+    assert {runner_of(network, oid) for oid in oids} == {*others}
+    for oid in oids:
+        runner = runner_of(network, oid)
+        payload = serial.encode("late").tobytes() if outcome == "ready" else None
+        said = TaskEnded(ids.pack_id(sender.home, oid), outcome, payload=payload)
+        for other in others:
+            if other is not runner:
+                sender.delegation.ended(other.home, said)
+        network.pump()
+        assert runner_of(network, oid) is runner
+        runner.answer(runner.take_task(), runner.number)
+        network.pump()
+        assert value(sender, oid) == runner.number
     done(network)
