@@ -324,3 +324,15 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
     assert not life.stopping
     stage.wait(MANAGER_ABSENT_S + BEAT_S)
     assert life.stopping
+
+
+def test_time_in_which_this_node_did_not_run_is_nobodys_silence(stage: Stage) -> None:
+    """What its manager has sent meanwhile is not read yet."""
+    stage.wait(5, stage.manager, 1)
+    stage.now += 3 * SILENCE_S
+    stage.loop.call_due()
+    assert not stage.standbys
+    stage.wait(5, stage.manager, 1)
+    assert not stage.standbys
+    stage.wait(2 * SILENCE_S)
+    assert stage.standbys
