@@ -254,3 +254,18 @@ def test_a_spare_goes_when_its_actor_has_another_home_and_only_then(
         assert found is (spare if now is mine else None)
         assert (identity in mine.lan.spares.kept) == (now is network.sides[home])
     mine.lan.spares.kept.clear()
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
+    network: ActorNetwork, kill: bool
+) -> None:
+    played = Played(network, detached=True)
+    network.settle()
+    played.maker.lan.far_actors.end(played.handle.oid, kill, False)
+    played.lose_home(played.maker)
+    played.say_rest(played.maker)
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    assert (actor.ended is not None) == kill
+    assert played.spare.node_tasks.pool_state(actor.pool) == (4 if kill else 2)

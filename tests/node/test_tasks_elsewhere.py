@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
-from hoplite_mp.errors import NodeLostError, StoreFullError
+from hoplite_mp.errors import NodeLostError, StoreFullError, WorkerLostError
 from hoplite_mp.protocol.peers import TaskEnded
 from hoplite_mp.ref import ObjectRef
 from tests.node.pair import COMMON, Network, Side
@@ -454,4 +454,28 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
         runner.answer(runner.take_task(), runner.number)
         network.pump()
         assert value(sender, oid) == runner.number
+    done(network)
+
+
+@pytest.mark.parametrize("owner", [0, 2, None])
+def test_workers_for_one_host_run_tasks_of_no_other(network: Network, owner: int | None) -> None:
+    """That one's, and after their end they run nobody's."""
+    sender, second, _ = network.sides
+    pool, there = 7, 5
+    sender.node.open_pool(pool, 1)
+    second.node.open_pool(there, 1)
+    if owner is not None:
+        second.guests.pools[there] = network.sides[owner].home
+    sender.delegation.add_far(pool, second.home, there, 1, 0)
+    oid = sender.submit(pool=pool)
+    network.pump()
+    task = second.tasks.next(there, 0)
+    if owner == 0:
+        second.answer(task, "ran")
+        network.pump()
+        assert value(sender, oid) == "ran"
+    else:
+        assert not task
+        assert isinstance(value(sender, oid), WorkerLostError)
+        assert "its pool has been closed" in str(value(sender, oid))
     done(network)
