@@ -131,11 +131,7 @@ class GroupCalls:
         state.awaiting_local = False  # that attempt was made for other members
         self._tell(state)
         for node, pending in list(state.syncs.items()):
-            if (
-                node in knowing
-                and node != self.client.number
-                and pending.version == members.version
-            ):
+            if node in knowing and node != self.client.number:  # one of this version counts now
                 self._sync(state, node, pending)
 
     def closed(self, generation: int) -> None:
