@@ -14,6 +14,7 @@ from hoplite_mp.node.groups.groups import Groups
 from hoplite_mp.protocol.local import GroupJoin
 from hoplite_mp.protocol.messages import (
     GroupClosed,
+    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupMembers,
@@ -148,3 +149,22 @@ def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board() 
     world.groups.receive(GroupClosed("g", 7, 0))
     assert not world.groups.known
     world.known.board.set_masks.assert_called_once_with(0, 0, True)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("generation", "client", "life", "given_up"),
+    [(7, SLOT, 3, True), (6, SLOT, 3, False), (8, SLOT, 3, False), (7, SLOT, 2, False),
+     (7, SLOT + 1, 3, False)],
+)  # fmt: skip
+def test_a_member_whose_group_will_never_be_whole_is_woken(
+    world: World, generation: int, client: int, life: int, given_up: bool
+) -> None:
+    """And not who has its slot, its rank or its board after it."""
+    world.groups.receive(GroupJoined(world.join(), "g", 7, 1, 2, 0, False, False))
+    woken: list[int] = []
+    world.groups.tasks.wake = woken.append  # type: ignore[method-assign]
+    world.groups.receive(GroupGivenUp("g", generation, 0, 1, client, life, "nobody comes"))
+    assert woken == ([SLOT] if given_up else [])
+    assert world.groups.given_up == ({SLOT: {(7, 1): "nobody comes"}} if given_up else {})
+    assert world.known.left == ({1} if given_up else set())
+    assert (1 in world.known.here) is not given_up
