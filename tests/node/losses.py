@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _tasks
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
 from hoplite_mp.node.objects.replicas import Replicas
@@ -85,6 +86,8 @@ class LossSide(Side):
         self.losses = network
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
+        self.ranked = _tasks.Ranked(self.node_tasks)
+        self.posted_ranks: list[tuple[int, int]] = []  # of tasks that are run again
         self.replicas = Replicas(
             self.results, self.imports, self.exports, self.remote_objects, self.send, self.loop
         )
@@ -127,7 +130,7 @@ class LossSide(Side):
             self.guests,
             lan.missing,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
-            self.queue_for,
+            SimpleNamespace(queue_for=self.queue_for, post=self.post_run),  # type: ignore[arg-type]
             self.upward,
         )
         recovering, up = self.recovering, self.upward
@@ -155,6 +158,12 @@ class LossSide(Side):
         if self.again_queue is None:
             self.again_queue = self.node_tasks.open_queue(COMMON)
         return self.again_queue
+
+    def post_run(self, oid: int, here: bool) -> bool:
+        self.posted_ranks.append(self.ranked.ranks(oid))
+        queue = self.queue_for(self.node_tasks.pool_of(oid), here)
+        assert isinstance(queue, int)
+        return self.node_tasks.post(oid, queue)
 
     def take(self, peer: int, message: Any) -> None:
         match message:

@@ -200,6 +200,7 @@ class Side(Host):
         retries: int = 3,
         pool: int = COMMON,
         audience: int = 0,
+        flags: int = 0,
     ) -> int:
         """A task of this host's process. Its function is an object as any other here."""
         if not self.sent:
@@ -218,7 +219,7 @@ class Side(Host):
             0,
             retries,
             0,
-            0,
+            flags,
             b"f",
             self.queue_of_party[pool],
             True,

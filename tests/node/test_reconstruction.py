@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp import _tasks, ids
 from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX
 from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
@@ -123,6 +123,20 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    clean(network)
+
+
+def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSide) -> None:
+    """And it is announced as every task of that pool is, by the rule that knows of priorities."""
+    oid, runner = submit(network, BIG, flags=_tasks.RANKED_FLAG)
+    sender.ranked.rank(oid, 7, 3)
+    network.lose(runner)
+    sender.remote_objects.want(oid, lambda: None)
+    network.settle()
+    assert run_one(network, BIG) is not None
+    network.settle()
+    assert sender.posted_ranks == [(7, 3)]
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
     clean(network)
 
 

@@ -159,7 +159,7 @@ class Lan:
             local.guests,
             self.missing,
             local.resources,
-            local.workers.queue_for,
+            local.workers,
             above,
         )
         owners = self.recovering.owners

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.recovery.lineage import Lineage
     from hoplite_mp.node.recovery.owners import Owners
     from hoplite_mp.node.roster import Roster
+    from hoplite_mp.node.tasks.hints import Hints
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -55,7 +56,6 @@ class _Run:
     read: set[int] = field(default_factory=set)  # arguments whose values the task surely reads
     holds: list[Any] = field(default_factory=list)  # on what the task names; empty: not there yet
     oid: int = 0  # the header of the second run; 0: it has not been submitted
-    queue: int = -1
     posted: bool = False
     question: int = 0  # the round of the copy census about the first value
     brought: bool = False  # the new value is being fetched from the host that ran the task
@@ -73,15 +73,14 @@ class Reconstruction:
         copy_census: CopyCensus,
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
-        queue: Callable[[int, bool], int | str],
+        hints: Hints,
         owners: Owners,
         roster: Roster,
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
     ) -> None:
-        """queue: the hint queue to a pool, given whether only workers of this host may run the
-        task; or why no worker runs its tasks. send: as in Peers; False: that host is gone.
-        copies_of: numbers of other nodes that have a copy of an object of this host.
+        """send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have
+        a copy of an object of this host.
         take_resources: called with a run that needs resources, to post it when it gets them."""
         self.results = results
         self.client = results.client
@@ -92,7 +91,7 @@ class Reconstruction:
         self.copy_census = copy_census
         self.send = send
         self.loop = loop
-        self.queue = queue
+        self.hints = hints
         self.owners = owners
         self.roster = roster
         self.copies_of = copies_of
@@ -259,14 +258,13 @@ class Reconstruction:
         oid = run.target
         function, args_oid, args, flags, timeout_ns, tries = self.tasks.task(oid)
         pool = self.tasks.pool_of(oid)
-        queue = self.queue(pool, bool(flags & FLAG_HERE))
+        queue = self.hints.queue_for(pool, bool(flags & FLAG_HERE))
         retries = self.lineage.retries(oid)
         if isinstance(queue, str) or not retries:
             self._fail(oid, queue if isinstance(queue, str) else self._not_again(oid))
             return
         run.oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
         run.holds.append(self.client.hold(run.oid, False))
-        run.queue = queue
         self.by_run[run.oid] = run
         self.begun += 1
         run.question = self.copy_census.about(self.remote_objects.by_oid[oid].object)
@@ -294,8 +292,8 @@ class Reconstruction:
             self._post(run)
 
     def _post(self, run: _Run) -> None:
-        run.posted = self.tasks.post(run.oid, run.queue)
-        if not run.posted:  # the ring of hints is full
+        run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & FLAG_HERE))
+        if not run.posted:  # there is no room for the hint
             self.loop.call_later(ASK_S, self.look)
 
     def _look_at(self, run: _Run) -> None:

@@ -19,13 +19,12 @@ from hoplite_mp.node.recovery.reconstruction import Reconstruction
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.imports import Import
     from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.hints import Hints
     from hoplite_mp.node.tasks.resources import Resources
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import Release
@@ -43,10 +42,9 @@ class Recovering:
         guests: Guests,
         missing: Missing,
         resources: Resources,
-        queue: Callable[[int, bool], int | str],
+        hints: Hints,
         above: Above,
     ) -> None:
-        """queue: as for Reconstruction."""
         self.client = host.client
         self.tasks = host.tasks
         self.remote_objects = host.remote_objects
@@ -89,7 +87,7 @@ class Recovering:
             self.copy_census,
             host.send_peer,
             host.loop,
-            queue,
+            hints,
             self.owners,
             host.roster,
             host.exports.copies_of,

@@ -179,7 +179,11 @@ class Truth:
         self.errors.append(f"{what}: {type(error).__name__}: {error}")
         unknown = isinstance(error, ValueError) and str(error).startswith(NO_NODE)
         unfilled = isinstance(error, errors.HopliteTimeoutError) and UNFILLED in str(error)
-        if self.tight and (unfilled or isinstance(error, errors.StoreFullError)):
+        full = isinstance(error, errors.StoreFullError) or (
+            isinstance(error, errors.ReduceError)
+            and isinstance(error.__cause__, errors.StoreFullError)
+        )
+        if self.tight and (unfilled or full):
             self._refused.add(what)
             return
         if not (unknown or unfilled or isinstance(error, LOSSES)):
