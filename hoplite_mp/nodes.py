@@ -190,10 +190,10 @@ class NodeCalls:
         """Lets a node, or several, leave in order, and returns when they are gone.
 
         A node that leaves takes no more tasks. Tasks that run there are run to their end, and
-        results that only this node holds are fetched by others. Its actors finish the calls made so
-        far; later calls raise ActorLostError. Objects that were `put` on it are lost with it,
-        unless copies are elsewhere. `hoplite-mp join` ends there with exit code 0, and a program
-        that is connected through that node loses its cluster.
+        objects that only this node holds, results or `put`, are fetched by the nodes whose
+        processes hold refs to them; what nobody else refers to goes with it. Its actors finish the
+        calls made so far; later calls raise ActorLostError. `hoplite-mp join` ends there with exit
+        code 0, and a program that is connected through that node loses its cluster.
 
         Parameters
         ----------

@@ -45,12 +45,17 @@ c.wait(big)
 placed = c.allreduce(big, to=there)
 c.wait(placed)
 assert c.locations(placed) == [there.id]
+def put_there():
+    return hoplite_mp.current().put(np.full(1 << 18, 9))
+inner = c.options(node=there).submit(put_there).result()
+assert c.locations(inner) == [there.id]
 c.remove_node(there)
 assert there.id not in [node.id for node in c.nodes]
 got = [f.result() for f in futures]
 assert [int(array[-1]) for array, _ in got] == list(range(60))
 assert [int(f.result()[0]) for f in big] == [0, 1, 2, 3]
 assert int(c.get(placed)[0]) == 6
+assert int(c.get(inner)[0]) == 9
 assert c.stats()["tasks_retried"] == 0
 names = set(c.map(lambda i: os.uname().nodename, range(8)))
 print(sorted({name for _, name in got}), sorted(names))
