@@ -1,10 +1,11 @@
 """`python -m benchmarks.lan [-n 4] [--sections ...]`: collectives over emulated hosts.
 
 Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; planner/cost.py has
-the formulas). groups: Group calls. tls: the same over TLS. refs: collectives on results of
-tasks. apart: ranks that arrive 0.3 s after each other. unequal: one link of a quarter. fast: links
-that nothing limits. Beside each row what Gloo needs for the same on the same hosts, if its
-environment is there (`make peers`). Everything found is left in benchmarks/results/lan-*.json.
+the formulas). groups: Group calls. cpu: processor time of these, beside the floor of plain
+sockets. tls: the same over TLS. refs: collectives on results of tasks. apart: ranks that arrive
+0.3 s after each other. unequal: one link of a quarter. fast: links that nothing limits. Beside each
+row what Gloo needs for the same on the same hosts, if its environment is there (`make peers`).
+Everything found is left in benchmarks/results/lan-*.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks.common import MIB, ROOT, Row, beside
+from benchmarks.lan.floor import floor_rows
 from benchmarks.lan.groups import group_rows
 from benchmarks.lan.hosts import bound_s, cluster, link_rate
 from benchmarks.lan.refs import ref_rows
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 KINDS = ("broadcast", "reduce", "allreduce", "gather", "allgather", "reduce_scatter")
-SECTIONS = ("groups", "tls", "apart", "refs", "unequal", "fast")
+SECTIONS = ("groups", "cpu", "tls", "apart", "refs", "unequal", "fast")
 SMALL = {"broadcast": (0.35e-3, 2e-3), "allreduce": (1e-3, 4e-3)}  # seconds, few and many hosts
 REFS = ("reduce", "reduce_num", "allreduce", "broadcast", "gather")
 MANY = 4  # hosts; beyond, the second number of a target counts
 LARGE, FAST = 64 * MIB, 256 * MIB
 TLS_WANTED = 1.15
+CPU_ROUNDS = 20  # the clock of processor time has ticks of 10 ms
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,12 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     gloo = Gloo()
     table: list[Row] = []
-    if {"groups", "tls", "apart", "refs"} & set(options.sections):
+    if {"groups", "cpu", "tls", "apart", "refs"} & set(options.sections):
         with Lan(options.n, options.rate) as lan:
             link = link_rate(lan[0], lan[1])
             print(f"links: {link / 1e6:.1f} MB/s each way, {'TLS' if options.tls else 'no TLS'}")
             if "groups" in options.sections:
                 table += _groups(lan, link, options, gloo)
+            if "cpu" in options.sections and not options.tls:
+                table += _processor(lan, link, options, gloo)
             if "tls" in options.sections and options.n == MANY and not options.tls:
                 table += _tls(lan, link, options, gloo)
             if "apart" in options.sections:
@@ -104,7 +109,8 @@ def _groups(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> I
     rows += [f"{kind}:{MIB}:{3 * rounds}" for kind in kinds if kind in KINDS[:3]]
     rows += [f"{kind}:1024:{20 * rounds}" for kind in kinds if kind in SMALL]
     found, others = _measured(lan, rows, options, gloo)
-    for row, seconds in found.items():
+    for row in rows:
+        seconds = found[row]
         kind, size, _ = row.split(":")
         title = f"{kind} of {int(size) // 1024} KiB, {n} hosts"
         if int(size) == 1024:
@@ -120,11 +126,29 @@ def _groups(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> I
 def _tls(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     rows = [f"{kind}:{LARGE}:{options.rounds}" for kind in ("broadcast", "allreduce")]
     others = gloo.cannot(rows)
-    for row, seconds in group_rows(lan, True, rows).items():
-        kind = row.partition(":")[0]
+    found = group_rows(lan, True, rows)
+    for row in rows:
+        seconds, kind = found[row], row.partition(":")[0]
         title = f"{kind} of {LARGE // 1024} KiB, {options.n} hosts, TLS"
         ours = _against(title, seconds, bound_s(kind, LARGE, options.n, link), TLS_WANTED)
         yield from _beside(ours, row, others)
+
+
+def _processor(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
+    """Processor seconds of the whole machine for one call, beside what plain sockets need for the
+    same bytes; and what these reach of the bound, because all hosts share this machine's cores."""
+    rows = [f"{kind}:{LARGE}:{CPU_ROUNDS}" for kind in options.kinds]
+    floor = floor_rows(lan, rows)
+    found, others = _measured(lan, rows, options, gloo)
+    for row in rows:
+        kind, cpu = row.partition(":")[0], f"{row} cpu"
+        title = f"{kind} of {LARGE // 1024} KiB, {options.n} hosts"
+        if floor.get(row) is not None:
+            bound = bound_s(kind, LARGE, options.n, link)
+            yield _against(f"{title}, the floor", float(floor[row] or 0), bound, None)
+            yield beside(f"{title}, processor", found[cpu], "s", "floor", floor[cpu])
+        if cpu in others:
+            yield beside(f"{title}, processor", found[cpu], "s", Gloo.name, others[cpu])
 
 
 def _apart(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:

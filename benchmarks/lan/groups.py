@@ -40,7 +40,8 @@ def rank_rows(
     row_s_max: float = ROW_S_MAX,
 ) -> dict[str, float]:  # fmt: skip
     """Runs `command size rank row...` on each host; of each row the median over rounds of the
-    slowest rank.
+    slowest rank, and under "row cpu", where rank 0 has told it, the mean over rounds of the
+    processor seconds that the whole machine needed.
 
     RuntimeError names the first rank that fails, TimeoutError tells that some were not done in
     time. However it returns, no rank is left: each is a process group of its own, so that Ctrl-C
@@ -67,10 +68,14 @@ def rank_rows(
                 if process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-    return {
+    seconds = {
         row: statistics.median(max(turn) for turn in zip(*(one[row] for one in found), strict=True))
         for row in rows
     }
+    processor = {
+        cpu: statistics.fmean(found[0][cpu]) for row in rows if (cpu := f"{row} cpu") in found[0]
+    }
+    return seconds | processor
 
 
 def _found(rank: int, process: subprocess.Popen[str]) -> Any:

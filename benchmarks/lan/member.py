@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
-from benchmarks.lan.rounds import measured
+from benchmarks.lan.rounds import idle_rate, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def main() -> None:
         address=address, tls=None if tls == "1" else False, memory="1500MiB"
     ) as c:
         g = c.group("bench", int(size), int(rank))
-        found = measured(Member(g), rows)
+        found = measured(Member(g), rows, idle_rate)
         g.close()
     print(json.dumps(found))
 

@@ -7,6 +7,7 @@ It must never know: who makes the calls, links, bounds, what the table looks lik
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,9 +17,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["APART_S", "Array", "Rank", "measured"]
+__all__ = ["APART_S", "Array", "Rank", "idle_rate", "measured"]
 
 APART_S = 0.3
+IDLE_S = 2.0  # for how long it is looked what the machine does when nobody calls
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RECEIVER = {"reduce": 0, "gather": 0, "send": 1}
 """The one rank that gets a result; of all other kinds everybody gets one."""
@@ -37,20 +39,43 @@ class Rank(Protocol):
         """The call that is timed; it returns this rank's result, None if it gets none."""
 
 
-def measured(ranks: Rank, rows: Sequence[str]) -> dict[str, list[float]]:
-    """Seconds of each round of each row "kind:bytes:rounds" on this rank."""
+def measured(
+    ranks: Rank, rows: Sequence[str], idle: Callable[[Rank], float] = lambda ranks: 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each round of each row "kind:bytes:rounds" on this rank; and on rank 0, under
+    "row cpu", processor seconds of the whole machine, without `idle` of each second."""
     found: dict[str, list[float]] = {}
+    idle_s = idle(ranks)  # of each second
     for row in rows:
         kind, nbytes, rounds = row.split(":")
-        times = [timed(ranks, kind, int(nbytes), turn) for turn in range(int(rounds) + 1)]
-        found[row] = times[1:]  # the first one warms up
+        turns = [timed(ranks, kind, int(nbytes), turn) for turn in range(int(rounds) + 1)][1:]
+        found[row] = [seconds for seconds, _ in turns]  # the first one, left out, warms up
+        if ranks.rank == 0:
+            found[f"{row} cpu"] = [used - idle_s * seconds for seconds, used in turns]
     return found
 
 
-def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> float:
-    """Seconds of one call on this rank; AssertionError if an element is wrong."""
+def idle_rate(ranks: Rank) -> float:
+    """Processor seconds of the whole machine in a second in which nobody calls."""
+    ranks.barrier()
+    used, begun = processor_s(), time.perf_counter()
+    time.sleep(IDLE_S)
+    return (processor_s() - used) / (time.perf_counter() - begun)
+
+
+def processor_s() -> float:
+    """Of all cores of the machine, since it was started, in ticks of 10 ms."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> tuple[float, float]:
+    """Seconds of one call on this rank, and processor seconds of the whole machine until all ranks
+    have made it; AssertionError if an element is wrong."""
     call = ranks.prepared(kind, part(kind, ranks.rank, nbytes, turn))
     ranks.barrier()
+    used = processor_s()
     begun = time.perf_counter()
     if kind == "apart":
         time.sleep(ranks.rank * APART_S)
@@ -58,8 +83,9 @@ def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> float:
     got = call()
     seconds = time.perf_counter() - begun
     ranks.barrier()  # all hosts share this machine's cores: a check would be in a late rank's time
+    used = processor_s() - used
     check(ranks, kind, nbytes, turn, got)
-    return seconds
+    return seconds, used
 
 
 def part(kind: str, rank: int, nbytes: int, turn: int) -> Array:

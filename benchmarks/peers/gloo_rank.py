@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.lan.rounds import measured
+from benchmarks.lan.rounds import idle_rate, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ def main() -> None:
         rank=int(rank),
         timeout=datetime.timedelta(seconds=CALL_S_MAX),
     )
-    found = measured(GlooRank(), rows)
+    found = measured(GlooRank(), rows, idle_rate)
     dist.barrier()  # rank 0 serves the others until here
     dist.destroy_process_group()
     print(json.dumps(found))

@@ -6,6 +6,7 @@ What is measured is no matter here, and torch is not needed: interpreters and ra
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,15 +16,17 @@ import numpy as np
 import pytest
 
 from benchmarks.common import Row, beside
+from benchmarks.lan.__main__ import KINDS as LAN_KINDS
+from benchmarks.lan.floor import floor_rows
 from benchmarks.lan.groups import rank_rows
 from benchmarks.lan.rounds import check, measured, part
 from benchmarks.peers.gloo import Gloo, why_not
 from benchmarks.report import table
+from tests.lan import Lan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.lan import Lan
 
 KINDS = ("allreduce", "apart", "broadcast", "send", "reduce", "gather", "allgather",
          "reduce_scatter")  # fmt: skip
@@ -132,6 +135,7 @@ def test_every_round_has_data_of_its_own_and_is_timed_but_the_first(kind: str, r
     found = measured(Alone(rank), [row])
     assert len(found[row]) == 2
     assert all(-0.3 < seconds < 60 for seconds in found[row])
+    assert (f"{row} cpu" in found) == (rank == 0)
     assert not np.array_equal(part(kind, rank, NBYTES, 0), part(kind, rank, NBYTES, 1))
 
 
@@ -154,6 +158,15 @@ def test_a_result_that_is_missing_or_too_much_is_seen(kind: str) -> None:
     if kind in ("send", "reduce", "gather"):
         with pytest.raises(AssertionError, match="got a result"):
             check(Alone(1 - ranks.rank), kind, NBYTES, 0, part(kind, 0, NBYTES, 0))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_floor_moves_and_folds_the_right_bytes(lan_permitted: None) -> None:
+    """It compares its results itself: a rank that finds a wrong element ends with an error."""
+    rows = [f"{kind}:{nbytes}:2" for kind in LAN_KINDS for nbytes in (1024, 1_000_012)]
+    with Lan(3) as lan:
+        found = floor_rows(lan, rows)
+    assert found.keys() == {key for row in rows for key in (row, f"{row} cpu")}
 
 
 def script(text: str) -> list[str]:
