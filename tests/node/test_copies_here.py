@@ -268,6 +268,19 @@ def test_who_has_it_on_disk_serves_it_when_there_is_room(end: str) -> None:
     assert len(one.said) == (end == "no room")
 
 
+def test_a_plan_that_waits_for_room_is_not_the_next_manager_s() -> None:
+    """Nobody would withdraw it, so what it serves would stay for ever."""
+    one = OneNode()
+    one.has_room = False
+    one.transfers.distribute(SERVING)
+    assert list(one.transfers.report()) == []
+    one.has_room = True
+    one.loop.call_all()
+    assert one.engine.made == []
+    one.transfers.distribute(SERVING)  # it is said again
+    assert one.engine.made == [SERVED]
+
+
 def test_a_plan_that_takes_the_place_of_another() -> None:
     """It is said before that one is withdrawn: nothing is asked for anew."""
     one = OneNode()
