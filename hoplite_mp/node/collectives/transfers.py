@@ -297,8 +297,8 @@ class Transfers:
         self.fetching.pop(message.object, None)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields what a manager that knows of no copy must be told. Plans that wait for room are not
-        told, and are dropped: it would not withdraw them, and sends them again if it needs them."""
+        """Yields what a manager that knows of no copy must be told. Plans that wait for room are
+        dropped, because it would not withdraw them; it sends them again if it needs them."""
         number = self.client.number
         self.roomless.clear()
         self.unserved.clear()
