@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _tasks, ids
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX
 from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
@@ -137,6 +138,42 @@ def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSi
     network.settle()
     assert sender.posted_ranks == [(7, 3)]
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    clean(network)
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_there_is_no_room_for_what_is_made_again_elsewhere(
+    network: LossNetwork, sender: LossSide, frees: bool
+) -> None:
+    """It is brought as soon as there is; without room for put_wait_s the task has failed, as any
+    other does whose result has no room."""
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    heard: list[int] = []
+    sender.remote_objects.want(oid, lambda: heard.append(1))
+    network.settle()
+    _, other = sender.put(BIG)
+    pinned: Any = sender.node.view(other.oid)
+    room, sender.store.limit = sender.store.limit, BIG.nbytes + 8192
+    assert run_one(network, BIG) is not sender
+    network.settle()
+    assert not heard
+    if frees:
+        del pinned, other
+        sender.party.collect()
+        sender.store.limit = room
+    else:
+        sender.loop.time += sender.results.config.put_wait_s
+    network.settle()
+    sender.store.limit = room
+    assert heard
+    value = sender.value(sender.sent[oid][0])
+    if frees:
+        assert (value == BIG).all()
+    else:
+        assert isinstance(value, StoreFullError)
+        assert "made again" in str(value)
+        del pinned, other
     clean(network)
 
 

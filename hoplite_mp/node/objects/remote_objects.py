@@ -30,6 +30,7 @@ __all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
 # How often a fetch that finds no room is retried. Lower: more attempts while the store is full.
 ROOM_LOOK_S = 0.02
+FOREVER = float("inf")
 INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
 
 
@@ -198,7 +199,7 @@ class RemoteObjects:
             remote.nbytes, remote.layout = nbytes, layout
         remote.holders, remote.making, remote.why, remote.copied = holders, False, "", copied
         if remote.waiting:
-            self._fetch_when_room(oid, remote)
+            self._fetch_when_room(oid, remote, FOREVER, _nothing)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
         """Sets the holders of an object that is being fetched without a known one."""
@@ -206,17 +207,21 @@ class RemoteObjects:
         if remote is not None and not remote.holders:
             remote.holders = holders
 
-    def bring(self, oid: int) -> None:
-        """Fetches an object as soon as there is room, although no reader waits for it."""
+    def bring(self, oid: int, full: Callable[[], None]) -> None:
+        """Fetches an object as soon as there is room, although no reader waits for it. full: called
+        if there is none for put_wait_s."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
             self.make(oid)
         elif not remote.payload:
-            self._fetch_when_room(oid, remote)
+            until = self.loop.now() + self.store.config.put_wait_s
+            self._fetch_when_room(oid, remote, until, full)
 
-    def _fetch_when_room(self, oid: int, remote: RemoteObject) -> None:
-        """Begins the fetch, or retries later. If the object can never have room it fails."""
+    def _fetch_when_room(
+        self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
+    ) -> None:
+        """Begins the fetch, or retries until then. If the object can never have room it fails."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -226,8 +231,12 @@ class RemoteObjects:
         elif self.store.impossible(remote.nbytes):
             name = f"object {remote.object.hex()} of {remote.nbytes} bytes"
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
+        elif self.loop.now() < until:
+            self.loop.call_later(
+                ROOM_LOOK_S, lambda: self._fetch_when_room(oid, remote, until, full)
+            )
         else:
-            self.loop.call_later(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, remote))
+            full()
 
     def _fetch(self, oid: int, remote: RemoteObject) -> None:
         near = self.above.near(remote.object, oid)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.client.submitter import FLAG_HERE
-from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
 from hoplite_mp.protocol.peers import MakeAgain
 
@@ -304,13 +304,20 @@ class Reconstruction:
         elif state == STATE["SPILLED"] and run.oid in self.remote_objects:
             if not run.brought:
                 run.brought = True
-                self.remote_objects.bring(run.oid)
+                self.remote_objects.bring(run.oid, lambda: self._no_room(run))
         elif state == STATE["SPILLED"]:
             self.results.store.restore(run.oid)
         elif state in (STATE["SEALED"], STATE["FAILED"]):
             self._done(run)
         elif state in (STATE["CANCELLED"], STATE["DELETED"], STATE["FREE"]):
             self._fail(run.target, "its task was cancelled while it was run again")
+
+    def _no_room(self, run: _Run) -> None:
+        """The new value cannot be brought here: what a task raises whose result has no room."""
+        if self.runs.get(run.target) is run:
+            name = f"the result of {self.client.task_name(run.target)}(), which was made again"
+            error = StoreFullError(f"{name}: {self.results.store.full_message()}")
+            self._settle(run, serial.encode_error(error, "").tobytes())
 
     def _done(self, run: _Run) -> None:
         oid = run.target

@@ -126,6 +126,9 @@ class Faults:
         """Strikes at these two hosts, which may be the same."""
         kind, _, whom = strike.partition(" ")
         place = sender if whom == "sender" else receiver
+        if place >= len(self.world.hosts):  # a host that is just being made sends its first message
+            self._later(STRIKES_S[3], self._strike, strike, sender, receiver)
+            return
         if kind in ("die", "stop") and not (place or self.world.around.standby_at):
             kind = "manager"  # that host must not be lost
         if kind in ("reset", "cut") and sender == receiver:
