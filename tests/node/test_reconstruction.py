@@ -141,6 +141,32 @@ def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSi
     clean(network)
 
 
+def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """A process there has held it since before the task came, under a header of its own: the
+    Release of the task's header is not the end of that copy, and a value that others have read must
+    not be made a second time."""
+    oid = sender.submit()
+    object_id = ids.pack_id(sender.home, oid)
+    holds = {side: side.hold(object_id) for side in network.living[1:]}
+    runner = run_one(network, BIG)
+    assert runner is not None
+    network.settle()
+    mine = holds.pop(runner)
+    assert (runner.read(mine[0]) == BIG).all()
+    holds.clear()
+    sender.remote_objects.want(oid, lambda: None)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert not runner.guests.by_task
+    assert sender.exports.copies_of(oid) == (runner.number,)
+    mine.clear()
+    network.settle()
+    assert sender.exports.copies_of(oid) == ()
+    clean(network)
+
+
 @pytest.mark.parametrize("frees", [True, False])
 def test_there_is_no_room_for_what_is_made_again_elsewhere(
     network: LossNetwork, sender: LossSide, frees: bool

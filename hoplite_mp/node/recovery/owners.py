@@ -320,7 +320,7 @@ class Owners:
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.home == one.home), None)
         if other is not None:
-            if one.number and is_kept(other) and self.imports.is_whole(other):
+            if (is_kept(other) or not one.number) and self.imports.is_whole(other):
                 # The owner forgets this host's replica with the Release of the freed header.
                 self._tell(other)
         elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
