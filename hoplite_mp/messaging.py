@@ -293,6 +293,8 @@ class Messages(Calling):
         if self._closed:
             raise ClosedError(f"group {self.name!r}: this member has left")
         self._memory.check()
+        if self._hosts is not None and self.calls is not None:
+            self._admitted()  # raises if this member was given up
 
     def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
         """One that is not posted yet. ValueError, TypeError for what it cannot be."""

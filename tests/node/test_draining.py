@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -25,7 +26,10 @@ class World:
         self.loop = ManualLoop()
         self.headers: list[dict[str, Any]] = []
         self.sent: dict[int, int] = {}  # tasks, and when they were sent
-        self.guests: Any = SimpleNamespace(by_task={}, recall_all=lambda home: None)
+        self.guests: Any = mock.MagicMock(by_task={}, recall_all=lambda home: None)
+        self.guest_oids: set[int] = set()
+        self.guests.__contains__.side_effect = self.guest_oids.__contains__
+        self.imported: dict[int, None] = {}
         self.told: list[tuple[int, Any]] = []
         self.left: list[Any] = []
         roster = Roster()
@@ -36,6 +40,7 @@ class World:
             tasks=SimpleNamespace(submitted_ns=self.sent.__getitem__),
             store=None,
             remote_objects=None,
+            imports=SimpleNamespace(by_oid=self.imported),
             roster=roster,
             send_peer=lambda home, message: self.told.append((home, message)),
             send_manager=self.left.append,
@@ -66,6 +71,18 @@ def test_the_others_need_something_first() -> None:
     assert not world.has_left()
     world.draining.evacuated(OTHER)
     assert world.has_left()
+
+
+@pytest.mark.parametrize("runs_here", [True, False])
+def test_a_task_that_has_gone_back_to_its_owner_is_not_waited_for(runs_here: bool) -> None:
+    """Its header stays for those who hold its result here, and it may run for hours elsewhere."""
+    world = World()
+    task = world.add("CLAIMED", owner=NODE_SLOT)
+    world.imported[task["id"]] = None
+    if runs_here:
+        world.guest_oids.add(task["id"])
+    world.begin()
+    assert world.has_left() is not runs_here
 
 
 @pytest.mark.parametrize("state", ["WAITING", "QUEUED", "CLAIMED"])

@@ -47,6 +47,7 @@ class Draining:
         self.tasks = host.tasks
         self.store = host.store
         self.remote_objects = host.remote_objects
+        self.imports = host.imports
         self.roster = host.roster
         self.send = host.send_peer
         self.send_manager = host.send_manager
@@ -100,8 +101,15 @@ class Draining:
         return any(
             self._counts(header)
             for header in self.client.scan()
-            if header["kind"] == KIND_TASK and STATE[header["state"]] in PENDING
+            if header["kind"] == KIND_TASK
+            and STATE[header["state"]] in PENDING
+            and not self._is_elsewhere(header["id"])
         )
+
+    def _is_elsewhere(self, oid: int) -> bool:
+        """Whether that task was to run here and has gone back to its owner. Its header remains for
+        processes of this host that hold its result."""
+        return oid in self.imports.by_oid and oid not in self.guests
 
     def _counts(self, header: dict[str, Any]) -> bool:
         """Whether the node waits for that task. Tasks that a driver of this host has submitted

@@ -203,7 +203,10 @@ class Resources:
         self.held[oid] = Held(demand, self.client.home, task, self.ledger.assigned(task))
 
     def dropped(self, task: bytes) -> None:
-        """A task of another host that was accepted will not run here."""
+        """A task of another host that was accepted will not run here. Its header may remain, and
+        must not give back what the task gets if it comes a second time."""
+        for oid in [oid for oid, held in self.held.items() if held.token == task]:
+            del self.held[oid]
         if self._give_back_here(task):
             self.serve()
 
