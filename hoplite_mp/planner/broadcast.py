@@ -163,6 +163,8 @@ class Copies:
         """A node is no more: neither holder nor receiver nor parent of anything."""
         sends: list[Send] = []
         for entry in list(self.entries.values()):
+            if node in entry.whole:
+                entry.full = ""
             sends += self._strike(entry, node, now)
             entry.failed = {pair for pair in entry.failed if node not in pair}
             entry.served.pop(node, None)

@@ -48,6 +48,9 @@ class RemoteObjects:
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
 
+    def refuse(self, oid: int, why: str) -> None:
+        self.by_oid[oid].full = why
+
 
 class OneNode:
     """Node 1 of three, as far as copies need one; it holds OBJECT."""
@@ -266,6 +269,26 @@ def test_who_has_it_on_disk_serves_it_when_there_is_room(end: str) -> None:
     assert one.said == ([m.CopyDropped(1, OBJECT, "it is full")] if end == "no room" else [])
     one.loop.call_all()
     assert len(one.said) == (end == "no room")
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_its_holder_has_no_room_to_read_is_asked_for_again(planned: bool) -> None:
+    """It is not lost. Once, whether a plan is withdrawn with it or not."""
+    one = OneNode()
+    one.only_kept = False
+    one.remote_objects[7] = a_place()
+    one.transfers.fetch(7, one.remote_objects[7])
+    asked = m.FetchRequested(1, OBJECT, NBYTES, (0,))
+    assert one.said == [asked]
+    if planned:
+        one.transfers.distribute(LONE)
+    one.transfers.refused(m.FetchRefused(OBJECT, "full", "store of h0 is full"))
+    if planned:
+        one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    one.loop.call_all()
+    assert one.said == [asked, asked]
+    assert one.remote_objects[7].full == "store of h0 is full"
+    assert one.transfers.fetching == {OBJECT: 7}
 
 
 def test_a_plan_that_waits_for_room_is_not_the_next_manager_s() -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp.node.objects.remote_objects import RemoteObjects
 from hoplite_mp.node.objects.store import HANDED_S
 from tests.cext.host import Host
-from tests.node.losses import LossNetwork
-from tests.node.test_imports import away_hold
+from tests.node.nobody_above import NobodyAbove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB = 1 << 20
-BIG = np.arange(MIB // 8, dtype=np.float64)
 
 
 @pytest.fixture
@@ -60,32 +58,25 @@ def test_what_the_node_brings_back_for_itself_is_nobodys(host: Host) -> None:
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-@pytest.mark.parametrize("frees", [True, False])
-def test_another_host_reads_what_is_spilled_when_there_is_room_for_it(frees: bool) -> None:
-    """The owner has it on its disk, and all of its memory is pinned: the object is not lost. The
-    reader gets it as soon as there is room, or learns that there was none for put_wait_s."""
-    network = LossNetwork(2)
-    home, away = network.sides
-    object_id, _mine = home.put(BIG)
-    home.store.limit = home.store.arena.used + MIB // 2
-    (hold,) = away_hold(network, away, object_id)
-    _, pinned = home.put(BIG + 1)
-    assert home.node.state(home.imports.own(object_id)) == STATE["SPILLED"]
-    view: Any = home.node.view(pinned.oid)
-    heard: list[int] = []
-    assert away.remote_objects.want(hold.oid, lambda: heard.append(1))  # type: ignore[attr-defined]
-    network.settle()
-    assert not heard
-    if frees:
-        del view
-    else:
-        home.loop.time += home.results.config.put_wait_s
-    network.settle()
-    value = away.value(hold)
-    if frees:
-        assert (value == BIG).all()
-    else:
-        assert isinstance(value, StoreFullError)
-        assert object_id.hex() in str(value)
-    del hold, value
-    network.close()
+def test_a_reader_is_told_why_another_host_cannot_send(host: Host) -> None:
+    """That host has the object on its disk and no room to read it: the fetch goes on, and whoever
+    asks meanwhile is answered in the words of that host, for a while."""
+    remote_objects = RemoteObjects(host.results, host.loop, NobodyAbove())
+    fetched: list[int] = []
+    remote_objects.fetcher = SimpleNamespace(  # type: ignore[assignment]
+        fetch=lambda oid, remote: fetched.append(oid), forget=lambda oid, remote: None
+    )
+    oid = host.node.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
+    hold = host.node.hold(oid, False)
+    assert remote_objects.complete(oid, bytes(16), MIB, (3,))
+    assert remote_objects.want(oid, lambda: None)
+    assert (fetched, remote_objects.refusal(oid)) == ([oid], "")
+    remote_objects.refuse(oid, "store of h3 is full")
+    assert remote_objects.refusal(oid) == "store of h3 is full"
+    assert oid in remote_objects
+    host.loop.time += 2 * host.results.config.put_wait_s + 1
+    assert remote_objects.refusal(oid) == ""
+    remote_objects.arrived(oid)
+    assert host.node.state(oid) == STATE["SEALED"]
+    assert remote_objects.refusal(oid) == ""
+    del hold

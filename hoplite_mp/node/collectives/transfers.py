@@ -8,6 +8,7 @@ It must never know: why a plan looks as it does, how its cells are filled.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
@@ -170,10 +171,12 @@ class Transfers:
             execution.growing = True
             return True
         oid = self.imports.local(plan.object)
-        got = self.results.pin(oid) if oid else None
-        if oid and got is None:
+        if not oid or oid in self.remote_objects:
+            return False
+        got = self.results.pin(oid)
+        if got is None:
             return None
-        if got is None or isinstance(got, int) or got.nbytes != plan.nbytes:
+        if isinstance(got, int) or got.nbytes != plan.nbytes:
             return False  # the object is gone, or an error is in its place
         execution.views[0] = got
         return True
@@ -289,12 +292,25 @@ class Transfers:
             self._request(remote)
 
     def refused(self, message: FetchRefused) -> None:
-        """Fails an object that the manager cannot bring."""
+        """Fails an object that the manager cannot bring. One that its holder has no room to read is
+        asked for again, because it is not lost."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
+            if message.error == "full":
+                self.remote_objects.refuse(oid, message.message)
+                if not self._receiving(message.object):  # else the withdrawal of its plan does it
+                    again = partial(self._request_again, message.object, oid)
+                    self.loop.call_later(ROOM_LOOK_S, again)
+                return
             self.remote_objects.lost(oid, message.message)  # this calls `forget`
         self.fetching.pop(message.object, None)
+
+    def _request_again(self, object_id: bytes, oid: int) -> None:
+        remote = self._place(object_id)
+        wanted = self.fetching.get(object_id) == oid and not self._receiving(object_id)
+        if remote is not None and wanted:
+            self._request(remote)
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """Yields what a manager that knows of no copy must be told. Plans that wait for room are

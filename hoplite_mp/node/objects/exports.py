@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
-from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
-from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described, LetGo
 
 if TYPE_CHECKING:
@@ -134,30 +132,10 @@ class Exports:
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
             self.again.setdefault(oid, set()).add((peer, message.object, message.number))
-        elif oid in self.results.store.spilled:
-            self._bring(peer, message, self.loop.now() + self.results.store.config.put_wait_s)
         elif oid:
             self.send(peer, self.describe(oid, message.object, message.number))
         else:
             self.send(peer, Described(message.object, message.number, "gone"))
-
-    def _bring(self, peer: int, message: MakeAgain, until: float) -> None:
-        """That object is on this host's disk, and there was no room to read it when another host
-        was to pull it from here: it is read now, or as soon as there is room. If there is none for
-        too long, the other host's readers learn that, because the object is not lost."""
-        store, object_id, number = self.results.store, message.object, message.number
-        oid = self.own(object_id)
-        export = self.exports.get(oid)
-        if export is None or (peer, number) not in export.importers:
-            return  # nobody waits for it there any more
-        if store.restore(oid, far=True) is not None:
-            self.send(peer, self.describe(oid, object_id, number))
-        elif self.loop.now() < until:
-            self.loop.call_later(ROOM_LOOK_S, lambda: self._bring(peer, message, until))
-        else:
-            why = f"object {object_id.hex()} is on the disk of its host: {store.full_message()}"
-            error = serial.encode_error(StoreFullError(why), "").tobytes()
-            self.send(peer, Described(object_id, number, "failed", len(error), error))
 
     def drop(self, object_id: bytes) -> None:
         """A process of another host has deleted the object."""

@@ -22,6 +22,8 @@ from hoplite_mp.protocol.local import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.pages import Pages
     from hoplite_mp.node.requests import Handler, Requests
@@ -109,10 +111,11 @@ class Leases:
         def attempt() -> int | None:
             remote_objects = self.remote_objects
             if oid in remote_objects:
-                return ON_ITS_WAY if remote_objects.want(oid, _nothing) else None
+                wanted = not remote_objects.refusal(oid) and remote_objects.want(oid, _nothing)
+                return ON_ITS_WAY if wanted else None
             return None if self.store.restore(oid, slot) is None else RESTORED
 
-        self.patiently(slot, request, attempt)
+        self.patiently(slot, request, attempt, lambda: self.remote_objects.refusal(oid))
 
     def read_spilled(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
@@ -120,8 +123,11 @@ class Leases:
         piece = self.store.read_spilled(ask.oid, ask.offset, nbytes)
         self.reply(slot, Reply(request.number, piece))
 
-    def patiently(self, slot: int, request: Request, attempt: Any) -> None:
-        """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full"."""
+    def patiently(
+        self, slot: int, request: Request, attempt: Any, why: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full". why:
+        another reason than that this store is full, or ""."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
@@ -141,7 +147,7 @@ class Leases:
                 self.reply(slot, Reply(request.number, None, message, True))
             elif self.loop.now() >= deadline:
                 self.client.set_hungry(False)
-                message = self.store.full_message()
+                message = why() or self.store.full_message()
                 self.reply(slot, Reply(request.number, None, message, True))
             else:
                 self.client.set_hungry(True)

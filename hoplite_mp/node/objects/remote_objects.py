@@ -51,6 +51,9 @@ class RemoteObject:
     why: str = ""  # why no living node is known to hold it
     making: bool = False  # the maker has been asked
     asked: int = 0  # how often the maker has tried to find it
+    # Why its last holder cannot read it from its disk now, and until when readers are told that.
+    full: str = ""
+    full_until: float = 0.0
     copied: bool = False  # its holders have replicas, which may be released there at any time
 
 
@@ -159,6 +162,18 @@ class RemoteObjects:
         if oid not in self.by_oid:  # the fetch has ended already
             done()
         return True
+
+    def refuse(self, oid: int, why: str) -> None:
+        """Its last holder has had no room to read it from its disk for put_wait_s. The object is
+        not lost: the fetch goes on, while readers of this host are told why they wait."""
+        remote = self.by_oid[oid]
+        remote.full = why
+        remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
+
+    def refusal(self, oid: int) -> str:
+        """Why a holder has refused that object lately; or ""."""
+        remote = self.by_oid.get(oid)
+        return "" if remote is None or self.loop.now() > remote.full_until else remote.full
 
     def absent(self, oid: int) -> bool:
         """Whether it is done, but no node is known to hold it and no fetch is running."""

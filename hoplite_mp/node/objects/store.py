@@ -376,9 +376,8 @@ class Store:
             self.purge_spilled()
         return None
 
-    def restore(self, oid: int, slot: int = NODE_SLOT, *, far: bool = False) -> bool | None:
-        """Restores a spilled object, for `slot`, or for a process on another host (`far`): True;
-        None: no room now; False: it has gone."""
+    def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
+        """Restores a spilled object, for `slot`: True; None: no room now; False: it has gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return self.above.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
@@ -391,7 +390,7 @@ class Store:
         if self.client.restore(oid, payload):
             self.spill.free(position)
             del self.spilled[oid]
-            if far or slot != NODE_SLOT:
+            if slot != NODE_SLOT:
                 self._handed[oid] = self.loop.now() + HANDED_S
             self.notes.add("spill", "restore", begun, object=oid, bytes=nbytes)
             return True
