@@ -11,11 +11,11 @@ import gc
 import random
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hoplite_mp.headers import KIND_PUT
 from hoplite_mp.simulation.cluster.clock import virtual_time
 from hoplite_mp.simulation.cluster.faults import Faults
+from hoplite_mp.simulation.cluster.leftovers import left_over
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.surroundings import Sizes, Surroundings
 from hoplite_mp.simulation.cluster.truth import Truth, WrongEnd
@@ -27,7 +27,6 @@ from hoplite_mp.simulation.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.simulation.cluster.host import Host
 
 __all__ = ["Outcome", "run_seed"]
 
@@ -47,7 +46,6 @@ UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
 # Share of runs that have a standby.
 SHARED = 0.35
 COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
-FUNCTION_BYTES_MAX = 1024
 SECONDS_MAX = 200.0  # a longer run is in a loop
 # After the last program: until every node knows of every death and has cleaned up. If the manager
 # died last, it still waits for nodes that do not return.
@@ -174,7 +172,7 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
         timeline.run(EVENTS_MAX, until)
         gc.collect()
         _check_processes(world)
-        left = _left(world) or work.truth.check_let_in()
+        left = left_over(world) or work.truth.check_let_in()
         if not left:
             return
     raise WrongEnd(left)
@@ -189,24 +187,3 @@ def _check_processes(world: World) -> None:
         if error is not None:
             what = f"{process.name} on host {process.host}"
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _is_a_function(host: Host, header: dict[str, Any]) -> bool:
-    """Is this a function that a living worker keeps because it may send tasks with it again?"""
-    owner = header["owner"]
-    lives = owner in host.node.rooms.workers.all and header["refs"] == [owner]
-    return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX
-
-
-def _left(world: World) -> str:
-    """When nobody uses anything any more: what is left over, or ""."""
-    for host in world.hosts:
-        if not host.alive:
-            continue
-        host.node.rooms.store.purge_spilled()
-        left = [one for one in host.client.scan() if not _is_a_function(host, one)]
-        if left:
-            return f"host {host.place} still has {left[:3]}"
-        if host.disk.used:
-            return f"host {host.place} still has {host.disk.used} bytes on disk"
-    return ""
