@@ -36,10 +36,14 @@ PLAN = (BUSY, BUSY, BUSY, ALONE, ALONE, ALONE)  # first those that are likelier 
 SPINNERS = 4
 SPIN = "while True: pass"
 # One pool after the other, arguments large enough for files below /dev/shm, and their semaphores.
+# It ends between two pools: killed while the system makes a semaphore it would leave that behind.
 JOBLIB = """
+import signal
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
 import joblib, numpy as np
 data = np.ones(1 << 20)
-while True:
+while not ended:
     joblib.Parallel(n_jobs=2, max_nbytes="1K")(joblib.delayed(np.sum)(data) for _ in range(20))
     joblib.externals.loky.get_reusable_executor().shutdown(wait=True)
 """
