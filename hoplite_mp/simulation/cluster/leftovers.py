@@ -28,6 +28,7 @@ OF_ROOMS = (
 )  # fmt: skip
 OF_LAN = (
     "transfers.fetching", "transfers.by_epoch", "transfers.expected", "transfers.roomless",
+    "transfers.unserved",
     "links.pulling", "links.wanting", "replicas.holds", "recovering.owners.lost",
     "recovering.lineage.entries", "recovering.lineage.held", "missing.members",
     "draining.leaving",

@@ -1,0 +1,127 @@
+"""Lost results of which another host has a copy, or wants one: nothing is run that need not be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids
+from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX
+from tests.node.test_imports import away_hold
+from tests.node.test_reconstruction import (
+    BIG,
+    clean,
+    is_absent,
+    network,
+    run_one,
+    sender,
+    submit,
+)
+
+if TYPE_CHECKING:
+    from tests.node.losses import LossNetwork, LossSide
+
+__all__ = ["network", "sender"]  # fixtures
+
+
+def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """A process there has held it since before the task came, under a header of its own: the
+    Release of the task's header is not the end of that copy, and a value that others have read must
+    not be made a second time."""
+    oid = sender.submit()
+    object_id = ids.pack_id(sender.home, oid)
+    holds = {side: side.hold(object_id) for side in network.living[1:]}
+    runner = run_one(network, BIG)
+    assert runner is not None
+    network.settle()
+    mine = holds.pop(runner)
+    assert (runner.read(mine[0]) == BIG).all()
+    holds.clear()
+    sender.remote_objects.want(oid, lambda: None)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert not runner.guests.by_task
+    assert sender.exports.copies_of(oid) == (runner.number,)
+    mine.clear()
+    network.settle()
+    assert sender.exports.copies_of(oid) == ()
+    clean(network)
+
+
+def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSide) -> None:
+    """The task has been run again meanwhile, and gave another value: there is one all the same."""
+    oid, runner = submit(network, BIG)
+    reader = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
+    there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
+    assert reader.remote_objects.want(there, lambda: None)
+    reader.bring()
+    network.lose(runner)
+    sender.remote_objects.want(oid, lambda: None)
+    network.pass_time()  # it is run again
+    network.pump()  # the reader says that it has it
+    assert run_one(network, BIG + 1) is not None
+    network.settle()
+    assert (reader.read(hold) == BIG).all()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+
+
+def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
+    """It knows the result by a ref; its home has it made again, once for all."""
+    oid, runner = submit(network, BIG)
+    readers = [side for side in network.living[1:] if side is not runner]
+    object_id = ids.pack_id(sender.home, oid)
+    holds = {side.number: away_hold(network, side, object_id)[0] for side in readers}
+    network.lose(runner)
+    for side in readers:
+        there = side.imports.by_object[object_id].oid
+        assert is_absent(side, there)
+        assert side.remote_objects.want(there, lambda: None)
+    network.settle()
+    assert run_one(network, BIG * 5) is not None
+    network.settle()
+    assert run_one(network, BIG * 6) is None
+    for side in readers:
+        assert (side.read(holds[side.number]) == BIG * 5).all()
+    holds.clear()
+    clean(network)
+
+
+def test_a_copy_elsewhere_is_found_before_anything_is_run(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    other = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, other, object_id)
+    assert (other.read(hold) == BIG).all()
+    network.lose(runner)
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert run_one(network, BIG) is None
+    del hold
+    clean(network)
+
+
+def test_a_home_is_asked_at_once_and_then_when_it_may_know_more(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """It may not have heard yet that the node which it names has died."""
+    reconstruction, loop = sender.recovering.reconstruction, sender.loop
+    oid = 1 << 40
+    asked: list[float] = []
+    failed: list[int] = []
+    reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
+    reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
+    reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
+    one: Any = SimpleNamespace(home=network.sides[1].home)
+    for times in range(ASKS_MAX):
+        now = loop.time
+        reconstruction._ask_home(oid, one)
+        loop.pass_time(2 * ASK_S)
+        assert asked[times:] == [now if times == 0 else now + ASK_S]
+    assert len(asked) == ASKS_MAX
+    assert not failed
+    reconstruction._ask_home(oid, one)
+    assert failed == [oid]
