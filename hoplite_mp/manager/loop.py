@@ -379,7 +379,9 @@ class Loop:
             link.broken = True
             return
         link.joined = True
-        link.admitted = NodeAdmitted(message.node, message.incarnation, message.members)
+        link.admitted = NodeAdmitted(
+            message.node, message.incarnation, message.members, message.numbers
+        )
         self._routes[message.node] = link
         if self._beats is not None and not link.near:
             self._beats.add(link, now)

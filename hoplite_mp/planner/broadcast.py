@@ -122,7 +122,7 @@ class Copies:
         if entry is None or entry.receiving.get(node) != message.epoch:
             return []
         del entry.receiving[node]
-        entry.whole[node] = None
+        entry.whole[node] = True
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
@@ -194,9 +194,12 @@ class Copies:
             plan = running[epoch].plan
             entry = self._directory.restore(plan)
             living = self._membership.is_living
-            entry.whole.update({node: None for node in plan.sources if living(node)})
+            for node in filter(living, plan.sources):
+                entry.whole.setdefault(node, False)
         for one in held:
-            self._directory.entry(one.object, one.nbytes, (one.node,))
+            entry = self._directory.entry(one.object, one.nbytes, (one.node,))
+            if one.node in entry.whole:
+                entry.whole[one.node] = True
         broken: list[int] = []
         for epoch, copy in sorted(running.items()):
             entry, plan = self.entries[copy.plan.object], copy.plan
@@ -209,7 +212,7 @@ class Copies:
                     del entry.receiving[node]
                     if node in before:  # this plan has not reached it: it goes by the one before
                         entry.receiving[node] = before[node]
-            entry.whole = {node: None for node in entry.whole if node not in entry.receiving}
+            entry.whole = {n: known for n, known in entry.whole.items() if n not in entry.receiving}
             without = [node for node in participants(plan) if node not in copy.at]
             if not copy.receiving:
                 sends += self._withdraw(entry, epoch)
@@ -346,7 +349,8 @@ class Copies:
     ) -> list[tuple[bool, float, int, float]]:
         """(takes from others, seconds until it has all itself, node, bytes a second offered), the
         best one first: who has something to spare comes before who would have to take it from
-        those that it serves, and among each the one by whom alone it would be over first."""
+        those that it serves, and among each the one by whom alone it would be over first. Those
+        that are alike serve in turn, for one object and from object to object."""
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -357,10 +361,10 @@ class Copies:
             if node != receiver and node not in below and (receiver, node) not in entry.failed
         ]
         staying = [node for node in able if node not in self._membership.leaving]
-        able = staying or able
+        able = sorted(staying or able)
         down = self._topology.hosts((receiver,))[0].down
         ranked = []
-        for node, host in zip(able, self._topology.hosts(able), strict=True):
+        for at, (node, host) in enumerate(zip(able, self._topology.hosts(able), strict=True)):
             takes, offered = self._offer(node, host)
             offered = min(down, offered)
             ready_in = 0.0
@@ -368,11 +372,11 @@ class Copies:
                 ready_in = max(0.0, entry.transfers[entry.receiving[node]].ends_at - now)
             seconds = max(ready_in, entry.nbytes / offered)
             seconds += self._topology.pair_latency_s(node, receiver)
-            served = entry.served.get(node, 0)
-            ranked.append((takes, seconds, served, node, ready_in, offered))
+            turn = entry.served.get(node, 0), (at + entry.operation) % len(able)
+            ranked.append((takes, seconds, turn, ready_in, node, offered))
         return [
             (takes, ready_in, node, offered)
-            for takes, _, _, node, ready_in, offered in sorted(ranked)
+            for takes, _, _, ready_in, node, offered in sorted(ranked)
         ]
 
     def _offer(self, node: int, host: Host) -> tuple[bool, float]:

@@ -1,11 +1,14 @@
 """Who holds which object, as far as a transfer needs to know.
 
-An entry exists while a copy outside the object's home is known, or while a plan runs that moves
-it; then it is dropped, and an object that is asked for again is a new one (so a lost object that
-was put again is no duplicate of its former self). Who holds an object is what its home said at a
-request, what receivers reported, and nothing that anybody assumed: a parent that fails one
-receiver is not struck out for the others (it may be that receiver's link), only a node's own word
-or its death takes it from the list.
+An entry exists while a plan runs that moves the object, or while a node outside its home has
+reported a copy, because that node will also report the end of its copy; then the entry is dropped,
+and an object that is asked for again is a new one (so a lost object that was put again is no
+duplicate of its former self). A holder that only a request has named does not keep the entry:
+that node does not know that it is listed here, so it would never report the end.
+
+Who holds an object is what its home said at a request, what receivers reported, and nothing that
+anybody assumed: a parent that fails one receiver is not struck out for the others (it may be that
+receiver's link), only a node's own word or its death takes it from the list.
 
 This module must never know how parents are chosen.
 """
@@ -42,7 +45,8 @@ class Entry:
     object: bytes
     operation: int
     nbytes: int
-    whole: dict[int, None] = field(default_factory=dict)  # the latest last
+    # The nodes that hold it, the latest last. True: the node has reported that itself.
+    whole: dict[int, bool] = field(default_factory=dict)
     receiving: dict[int, int] = field(default_factory=dict)  # node -> epoch of its latest plan
     transfers: dict[int, Transfer] = field(default_factory=dict)  # by epoch
     served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
@@ -70,7 +74,7 @@ class Directory:
             self.entries[object_id] = entry = Entry(object_id, operation, nbytes)
         for holder in holders:
             if self._membership.is_living(holder) and holder not in entry.receiving:
-                entry.whole.setdefault(holder)
+                entry.whole.setdefault(holder, False)
         return entry
 
     def go_on(self, entries_ever: int) -> None:
@@ -87,11 +91,11 @@ class Directory:
         return entry
 
     def forget_if_over(self, entry: Entry) -> None:
-        """Nothing runs, and no copy but the home's is known: the entry goes."""
+        """Nothing runs, and no other node than the home has reported a copy: the entry goes."""
         if entry.transfers:
             return
         home = self._membership.node_of(unpack_id(entry.object)[0])
-        if all(node == home for node in entry.whole):
+        if not any(reported and node != home for node, reported in entry.whole.items()):
             self.entries.pop(entry.object, None)
         elif not entry.receiving:
             entry.failed.clear()

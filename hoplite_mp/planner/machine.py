@@ -140,7 +140,7 @@ class Planner:
         plan = self._plan(
             [
                 *(
-                    (node, NodeAdmitted(node, report.incarnation, self.membership.members))
+                    (node, self._admitted(node, report.incarnation))
                     for node, report in restoring.returned.items()
                 ),
                 *((node, GivenUp(0.0)) for node in sorted(buried)),
@@ -172,7 +172,7 @@ class Planner:
             return []
         if not membership.is_joining(node, message.incarnation):
             if membership.is_living(node, message.incarnation):  # a double
-                return [(node, NodeAdmitted(node, message.incarnation, membership.members))]
+                return [(node, self._admitted(node, message.incarnation))]
             return []
         # A host that comes back before its end was noticed: the end comes first.
         went: tuple[int, ...] = ()
@@ -181,8 +181,12 @@ class Planner:
             went = (node,)
             sends = self._end(node, now)
         member = membership.join(message)
-        admitted = NodeAdmitted(node, message.incarnation, membership.members)
+        admitted = self._admitted(node, message.incarnation)
         return [(node, admitted), *self._tell_others(node, (member,), went), *sends]
+
+    def _admitted(self, node: int, incarnation: int) -> NodeAdmitted:
+        membership = self.membership
+        return NodeAdmitted(node, incarnation, membership.members, membership.given)
 
     def _node_lost(self, message: NodeLost, now: float) -> list[Send]:
         if not self.membership.is_living(message.node, message.incarnation):

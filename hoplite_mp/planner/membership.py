@@ -33,7 +33,7 @@ class Membership:
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
         self._numbers: dict[int, int] = {}  # home -> node, of all that ever were
-        self._given = 0  # numbers that were given to somebody
+        self.given = 0  # numbers that were given to somebody
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
         self.leaving: set[int] = set()  # living nodes that asked to leave
@@ -51,7 +51,7 @@ class Membership:
 
     def number_of(self, home: int) -> int | None:
         """The number that this home has, or would have; None if there are no more numbers."""
-        number = self._numbers.get(home, self._given)
+        number = self._numbers.get(home, self.given)
         return number if number < NODES_MAX else None
 
     def node_of(self, home: int) -> int | None:
@@ -77,7 +77,7 @@ class Membership:
         assert self.is_joining(node, message.incarnation)
         assert node not in self._living
         self._numbers[message.home] = node
-        self._given = max(self._given, node + 1)
+        self.given = max(self.given, node + 1)
         self._living[node] = member = Member(
             node,
             message.incarnation,
@@ -96,7 +96,7 @@ class Membership:
         for member in members:
             self._numbers[member.home] = member.node
             self._living[member.node] = member
-        self._given = max(numbers, *(node + 1 for node in self._living))
+        self.given = max(numbers, *(node + 1 for node in self._living))
 
     def lose(self, node: int) -> None:
         """The node's present life is over; its clients went with it."""

@@ -167,17 +167,21 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class NodeAdmitted(Message, frozen=True):
-    """The answer to a join: your number, and all living nodes in order of joining, you included."""
+    """The answer to a join: your number, and all living nodes in order of joining, you included.
+    `given` numbers were given to nodes since the cluster began; those of them that no member has
+    are gone."""
 
     node: int
     incarnation: int
     members: tuple[Member, ...]
+    given: int
 
     def __post_init__(self) -> None:
         between("node", self.node, 0, NODES_MAX - 1)
         counts(incarnation=self.incarnation)
         if not any(m.node == self.node for m in self.members):
             raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+        between("given", self.given, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
 class Credentials(Message, frozen=True):

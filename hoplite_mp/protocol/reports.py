@@ -61,9 +61,9 @@ class NodeReturned(Message, frozen=True):
         between("node", self.node, 0, NODES_MAX - 1)
         counts(incarnation=self.incarnation, epochs=self.epochs, copied=self.copied)
         counts(generations=self.generations)
-        between("numbers", self.numbers, self.node + 1, NODES_MAX)
         if not any((m.node, m.incarnation) == (self.node, self.incarnation) for m in self.members):
             raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+        between("numbers", self.numbers, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
 class CopyHeld(Message, frozen=True):

@@ -89,6 +89,19 @@ def test_holders_that_are_alike_serve_in_turn() -> None:
     assert parents == [0, 1, 0, 1, 0, 1]
 
 
+def test_only_holders_that_report_the_end_keep_the_entry() -> None:
+    """Node 0 is the home, and node 1 was only named by a request: it will not report that it has
+    let its copy go."""
+    cluster = Cluster(4)
+    for node in (2, 3):
+        plan = cluster.fetch(node, holders=(0, 1))
+        cluster.copies.complete(m.FetchComplete(node, A, plan.epoch))
+    cluster.copies.dropped(m.CopyDropped(2, A), 0.0)
+    assert set(cluster.copies.entries[A].whole) == {0, 1, 3}
+    cluster.copies.dropped(m.CopyDropped(3, A), 0.0)
+    assert not cluster.copies.entries
+
+
 @pytest.mark.parametrize("leaving", [False, True])
 def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: bool) -> None:
     cluster = Cluster(5)

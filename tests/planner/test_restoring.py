@@ -444,3 +444,22 @@ def test_reports_that_nobody_has_asked_for_change_nothing() -> None:
     assert cluster.say(r.CopyHeld(1, A, NBYTES)) == []
     assert cluster.say(r.Reported(1)) == []
     assert not cluster.planner.copies.entries
+
+
+def test_a_node_hears_of_numbers_it_has_never_met() -> None:
+    """Node 2 was admitted and died with the manager, and node 1 had not heard of either: it must
+    report as well what it holds of that node's objects."""
+    cluster = Cluster()
+    cluster.die()
+    for node, known in ((0, (0, 1, 2)), (1, (0, 1))):
+        cluster.say(r.NodeReturned(node, 1, len(known), members(*known)))
+        cluster.say(r.Reported(node))
+    sends = cluster.planner.tick(RESTORE_S).sends
+    assert [(node, one.given) for node, one in sends if isinstance(one, m.NodeAdmitted)] == [
+        (0, 3),
+        (1, 3),
+    ]
+    for node in (0, 1):
+        assert cluster.planner.homes._rounds
+        cluster.say(m.HoldingsReported(node, 2, (), (), (), ()))
+    assert not cluster.planner.homes._rounds

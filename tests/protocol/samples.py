@@ -53,7 +53,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.ActorNameAsked(5, 0, "ps"),
     m.ActorNameReleased(0, "ps", ID),
     m.Credentials(b"-----BEGIN CERTIFICATE-----"),
-    m.NodeAdmitted(0, 1, (MEMBER,)),
+    m.NodeAdmitted(0, 1, (MEMBER,), 1),
     m.MembersChanged((MEMBER,), (0, 3)),
     m.GivenUp(1.75),
     m.ClusterEnded(),

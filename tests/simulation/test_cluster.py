@@ -42,6 +42,7 @@ FOUND = {
     791: "a Group that became whole as the manager died",
     639: "timers of a node without room; readers that took the room from each other",
     910: "readers that took the room from each other",
+    313: "a round for new owners waited for a node that had never heard of the dead one",
     33104: "a wait for lost resources whose end was rounded down, and was never looked at again",
 }
 # Mistakes that are seen soon.

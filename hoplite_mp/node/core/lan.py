@@ -266,6 +266,7 @@ class Lan:
                 self._again(message)
             case NodeAdmitted():
                 self._set_number(message.node)
+                self.membership.numbers = message.given
                 for member in message.members:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
@@ -296,7 +297,8 @@ class Lan:
         for number, member in list(members.items()):
             if number not in found or found[number].incarnation != member.incarnation:
                 self._went(number)
-        gone = set(range(self.membership.numbers)) - set(found)
+        self.membership.numbers = message.given  # including nodes of which this one never heard
+        gone = set(range(message.given)) - set(found)
         self.missing.confirm(gone)
         self.missing.again()
         for number in gone:  # the manager may wait for this report

@@ -33,7 +33,7 @@ OF_LAN = (
     "recovering.lineage.entries", "recovering.lineage.held", "missing.members",
     "draining.leaving",
 )  # fmt: skip
-OF_MANAGER = "reductions.operations", "groups.groups"
+OF_MANAGER = "reductions.operations", "groups.groups", "homes._rounds", "copies._directory.entries"
 
 
 def left_over(world: World) -> str:
