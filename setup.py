@@ -24,7 +24,8 @@ from setuptools import Extension, setup
 
 ROOMS = ("_shm", "_tasks", "_reduce", "_engine", "_pages")
 # What a room borrows from another one's C: each module carries a copy, none imports the other.
-BORROWED = {"_engine": ["cext/reduce_kernels.c"]}
+BORROWED = {"_engine": ["cext/kernels_in_engine.c"], "_tasks": ["cext/kernels_in_tasks.c"]}
+CORES = len(os.sched_getaffinity(0))
 
 
 def flags() -> tuple[list[str], list[str]]:
@@ -63,6 +64,7 @@ setup(
     ext_modules=cythonize(
         [room(name) for name in ROOMS if os.path.exists(f"cext/{name}.pyx")],
         build_dir="build/cython",  # generated C never sits beside what is written by hand
+        nthreads=CORES,
         compiler_directives={
             "language_level": 3,
             "embedsignature": True,
@@ -72,4 +74,5 @@ setup(
             "binding": True,
         },
     ),
+    options={"build_ext": {"parallel": CORES}},
 )

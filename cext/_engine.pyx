@@ -19,10 +19,12 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.errno cimport errno
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint32_t, uint64_t
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 
 cimport cython
 
 
+include "shm_play.pxi"
 include "engine_declarations.pxi"
 
 
@@ -39,6 +41,10 @@ PULL_FAILED = EVENT_PULL_FAILED
 FOLD_FAILED = EVENT_FOLD_FAILED
 CLOSED = EVENT_CLOSED
 LINK_LOST = EVENT_LINK_LOST
+SMALL_TAKEN = EVENT_SMALL_TAKEN
+SMALL_PART = EVENT_SMALL_PART
+SMALL_FIRST = EVENT_SMALL_FIRST
+SMALL_SEND = EVENT_SMALL_SEND
 HEADER_BYTES = FRAME_BYTES
 BLOCK_BYTES_LEAST = BLOCK_BYTES_MIN
 BLOCK_BYTES_MOST = FRAME_BLOCK_BYTES_MAX
@@ -130,11 +136,14 @@ cdef class _Joined:
     cdef bint driven, lost  # there is a Driver; LINK_LOST was taken
 
 
+include "engine_small.pxi"
+
+
 # Without the collector: it would take the dictionaries of an engine that hangs on a cycle to pieces,
 # and the buffers with them, while the thread still runs. Counted references end it in order.
 @cython.no_gc
 @cython.final
-cdef class Engine:
+cdef class Engine(_SmallCalls):
     """Streams between this process and others, in one thread of its own without the GIL.
 
     `incarnation` (1 .. 2**64 - 1) stands in every frame that it sends. A block has at most
@@ -146,8 +155,6 @@ cdef class Engine:
     links are driven. A simulation plays many of these in one thread.
     """
 
-    cdef engine_t *engine
-    cdef int fork_mark
     cdef int descriptor
     cdef uint64_t last_number
     cdef dict held   # number -> _Held, until CLOSED was taken
@@ -189,13 +196,6 @@ cdef class Engine:
         self.held.clear()
         self.keys.clear()
         self.joined.clear()
-
-    cdef int check(self) except -1:
-        if self.fork_mark != fork_count:
-            raise RuntimeError("the engine belongs to the process that this one was forked from")
-        if self.engine == NULL:
-            raise RuntimeError("the engine was stopped")
-        return 0
 
     cdef _Held open_cell(self, object number):
         cdef _Held held = self.held.get(number)
@@ -452,13 +452,15 @@ cdef class Engine:
                 self.forget_link(event.number)
             elif event.kind == EVENT_FILLED:
                 found.append((event.kind, event.number))
+            elif event.kind >= EVENT_SMALL_TAKEN:
+                found.append(self.small_event(event))
             elif event.kind == EVENT_CLOSED:
                 found.append((event.kind, event.number))
                 del self.held[event.number]
             else:
                 found.append((event.kind, event.number, event.reason.decode()))
             following = event.next
-            free(event)
+            event_free(event)
             event = following
         return found
 
@@ -478,3 +480,9 @@ cdef class Engine:
 
 
 include "engine_driver.pxi"
+
+
+def play_small(sleep, wake) -> None:
+    """For a simulation: as play(), and for the members that small calls wake."""
+    play(sleep, wake)
+    small_play_c(<void *> played)

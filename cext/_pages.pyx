@@ -21,18 +21,14 @@ cdef extern from "pages_written.h" nogil:
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
-cdef extern from "unistd.h" nogil:
-    int close(int)
 
 cdef int uffd = -1, pagemap = -1
 
 
 cdef void _after_fork_in_child() noexcept nogil:
-    """Both descriptors are about the parent's memory."""
+    """Both descriptors are about the parent's memory. They are not closed here, because the program
+    may have closed them and opened files of its own under the same numbers; exec closes them."""
     global uffd, pagemap
-    if uffd >= 0:
-        close(uffd)
-        close(pagemap)
     uffd = pagemap = -1
 
 

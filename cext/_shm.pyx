@@ -25,8 +25,6 @@ cdef extern from "sys/mman.h" nogil:
     int PROT_READ, PROT_WRITE, PROT_NONE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED
     int MAP_NORESERVE, MADV_DONTDUMP, MADV_REMOVE
     void *MAP_FAILED
-cdef extern from "unistd.h" nogil:
-    int ftruncate(int, long)
 cdef extern from "shm_file.h" nogil:
     int file_open(int, shm_file *)
     void file_close(shm_file *)
@@ -35,8 +33,7 @@ cdef extern from "shm_file.h" nogil:
         int fd
 cdef extern from "sys/stat.h" nogil:
     ctypedef struct struct_stat "struct stat":
-        uint64_t st_dev
-        uint64_t st_ino
+        uint64_t st_dev, st_ino
     int fstat(int, struct_stat *)
 cdef extern from "shm_pages.h" nogil:
     void pages_populate(char *, uint64_t, unsigned)
@@ -116,7 +113,7 @@ cdef class Mapping:
                         MAP_SHARED | MAP_FIXED | MAP_NORESERVE, control_fd, 0) == MAP_FAILED):
             raise OSError(errno, "the control memory cannot be mapped")
         self.control = self.area + PRIVATE_BYTES
-        private_of(self.control).node_event = node_event_fd
+        set_node_event(self.control, node_event_fd)
         if root_of(self.control).magic != SHM_MAGIC:
             raise ValueError("not a control memory of this version")
         self.store_bytes = root_of(self.control).store_bytes
@@ -224,13 +221,14 @@ cdef class Client(_Holders):
 
     def populate(self, uint64_t offset, uint64_t nbytes) -> None:
         """Maps and allocates the pages of a range in one call, without the GIL."""
-        cdef uint64_t begin = offset & ~4095ULL, end = (offset + nbytes + 4095) & ~4095ULL
+        cdef uint64_t page = <uint64_t>sysconf(_SC_PAGESIZE), begin = offset & ~(page - 1)
+        cdef uint64_t end = (offset + nbytes + page - 1) & ~(page - 1)
         cdef unsigned cores = root_of(self.c).cores
         with nogil:
             pages_populate(self.map.store + begin, end - begin, cores)
 
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
-        """Copies a payload's head and buffers into a block; large copies release the GIL."""
+        """Copies head and buffers, zeros in the gaps (without a head: after the first buffer)."""
         self.check_range(payload, PyBytes_GET_SIZE(head))
         self.copy_in(self.map.store + payload, head, buffers, offsets, 0)
 
@@ -243,12 +241,13 @@ cdef class Client(_Holders):
     cdef int copy_in(self, char *to, bytes head, list buffers, list offsets,
                      uint64_t cold) except -1:
         cdef Py_buffer view
-        cdef uint64_t at
-        cdef Py_ssize_t i
-        memcpy(to, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+        cdef uint64_t i, at, end = PyBytes_GET_SIZE(head)
+        memcpy(to, PyBytes_AS_STRING(head), end)
         for i in range(len(buffers)):
             at = offsets[i]
             PyObject_GetBuffer(buffers[i], &view, PyBUF_SIMPLE)
+            if at > end > 0: memset(to + end, 0, at - end)  # else others could read what was there
+            end = at + view.len
             if view.len > 16384 and cold:
                 self.map.writers += 1
                 with nogil:
@@ -269,16 +268,17 @@ cdef class Client(_Holders):
         """A sealed object over a LEASED block that has been written; the ref that is held."""
         if lease.gone:
             raise ValueError("the block is another's by now")
-        cdef Hold hold = self.put_at(lease.payload, nbytes, refs)
+        cdef Hold hold = self.put_at(KIND_PUT, lease.payload, nbytes, refs)
         lease.gone = True
         return hold
 
-    cdef Hold put_at(self, uint64_t payload, uint64_t nbytes, bint refs):
+    cdef Hold put_at(self, unsigned kind, uint64_t payload, uint64_t nbytes, bint refs, bint pin=0):
         self.check_range(payload, nbytes)
         cdef Hold hold = Hold.__new__(Hold)
-        cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, payload, nbytes,
+        cdef uint64_t oid = self.new_header(kind, ST_CLAIMED, self.slot, 0, payload, nbytes,
                                             FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
+        if pin: self.pin_claimed(oid)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
         hold.oid = oid
@@ -287,7 +287,7 @@ cdef class Client(_Holders):
 
     def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
         """As put(), with a count that the caller is to release()."""
-        return self.disown(self.put_at(payload, nbytes, refs))
+        return self.disown(self.put_at(KIND_PUT, payload, nbytes, refs))
 
     def publish_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
                        bint refs) -> int:

@@ -10,12 +10,17 @@ cdef extern from "engine_state.h" nogil:
         BLOCK_BYTES_MIN
         FRAME_BYTES
         FRAME_BLOCK_BYTES_MAX
+        FRAME_SMALL_BYTES_MAX
         LINK_PULLS_MAX
         EVENT_FILLED
         EVENT_PULL_FAILED
         EVENT_FOLD_FAILED
         EVENT_CLOSED
         EVENT_LINK_LOST
+        EVENT_SMALL_TAKEN
+        EVENT_SMALL_PART
+        EVENT_SMALL_FIRST
+        EVENT_SMALL_SEND
         COMMAND_CELL
         COMMAND_ADVANCE
         COMMAND_PULL
@@ -28,6 +33,7 @@ cdef extern from "engine_state.h" nogil:
         COMMAND_SENT
         PLACE_HEADER
         PLACE_CELL
+        PLACE_SMALL
         SCRATCH_BYTES
         REASON_BYTES
         REDUCE_OP_COUNT
@@ -64,7 +70,9 @@ cdef extern from "engine_state.h" nogil:
     struct event_t "event":
         event_t *next
         int kind
-        uint64_t number, peer
+        uint64_t number, peer, call, version, yields
+        size_t nbytes
+        char *bytes
         char *reason
 
     ctypedef unsigned char flag "bool"
@@ -90,8 +98,39 @@ cdef extern from "engine_state.h" nogil:
     size_t fold_item_bytes(int op, int dtype, bint accumulated, bint is_result)
     fold_t *fold_new(cell_t *cell, int op, int dtype, size_t divisor, bint final,
                      cell_t **sources, const flag *accumulated, size_t count)
+    void driven_enter(engine_t *engine)
     int driven_wait_frame(engine_t *engine, link_t *link, double timeout_s, frame_t *frame,
-                          uint64_t *cell_number, char *reason)
+                          uint64_t *cell_number, char **small, char *reason)
     int driven_wait_place(engine_t *engine, link_t *link, double timeout_s, int *kind,
                           uint32_t *nbytes, uint64_t *cell_number, uint64_t *offset, char *reason)
     void driven_header(link_t *link, const char *header)
+    void driven_small(link_t *link, const char *bytes, size_t nbytes)
+    void event_free(event_t *event)
+    void *engine_memory(size_t nbytes)
+
+
+cdef extern from "engine_small_ports.h" nogil:
+    enum:
+        BOARDS
+        MEMBERS
+        SMALL_NOBODY
+        SMALL_ASK_ADD
+        SMALL_ASK_OPEN
+        SMALL_ASK_CLOSE
+        SMALL_ASK_YIELD
+        SMALL_ASK_FORGET
+        SMALL_ASK_FRAME
+        SMALL_ASK_BELL
+        SMALL_ASK_LOOK
+
+    ctypedef struct small_request:
+        int kind, fd
+        uint64_t generation, version, call
+        uint32_t size, node, board, nbytes
+        bint yields
+        char *control
+        char *bytes
+        uint32_t *node_of
+
+    void engine_post_small(engine_t *engine, small_request *asked)
+    void small_play_c "small_play" (void *play)

@@ -37,11 +37,15 @@ static void give_frame(struct engine *engine, struct link *link) {
 
 static void give_place(struct engine *engine, struct link *link) {
     const struct iovec place = link_place(engine, link);
-    struct cell *cell = link->in_block ? link->in_pull->cell : NULL;
+    const bool small = link->in_block && link->in.type == FRAME_SMALL;
+    struct cell *cell = link->in_block && !small ? link->in_pull->cell : NULL;
     hold(cell);
     pthread_mutex_lock(&engine->lock);
     link->place_cell = cell;
-    link->place_kind = !link->in_block ? PLACE_HEADER : cell ? PLACE_CELL : PLACE_SCRATCH;
+    link->place_kind = !link->in_block ? PLACE_HEADER
+                       : small         ? PLACE_SMALL
+                       : cell          ? PLACE_CELL
+                                       : PLACE_SCRATCH;
     link->place_offset = cell ? (uint64_t)((char *)place.iov_base - cell->bytes) : 0;
     link->place_bytes = (uint32_t)place.iov_len;
     link->place_out = link->place_given = true;
@@ -109,11 +113,18 @@ static struct timespec deadline_in(double timeout_s) {
     return at;
 }
 
-/* Under the lock. */
+/* Called by a thread before it waits, while nothing can stop the engine yet: from now on the engine is
+ * not freed until that thread has come back. */
+void driven_enter(struct engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    engine->drivers++;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* Under the lock, after driven_enter(). */
 static int wait_for(struct engine *engine, struct link *link, bool *given, double timeout_s,
                     char *reason) {
     const struct timespec deadline = deadline_in(timeout_s);
-    engine->drivers++;
     /* A caller that gives no time is answered at once: the kernel takes 50 us for a wait that is over
      * when it begins. */
     while (timeout_s > 0 && !link->lost && !*given)
@@ -126,12 +137,17 @@ static int wait_for(struct engine *engine, struct link *link, bool *given, doubl
 }
 
 int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
-                      struct frame *frame, uint64_t *cell_number, char *reason) {
+                      struct frame *frame, uint64_t *cell_number, char **small, char *reason) {
     pthread_mutex_lock(&engine->lock);
     const int found = wait_for(engine, link, &link->frame_given, timeout_s, reason);
     if (found > 0) {
         *frame = link->out;
         *cell_number = link->frame_cell ? link->frame_cell->number : 0;
+        *small = NULL;
+        if (frame->type == FRAME_SMALL && frame->length) { /* it is freed if the link is lost */
+            *small = engine_memory(frame->length);
+            memcpy(*small, link->out_block, frame->length);
+        }
     }
     pthread_mutex_unlock(&engine->lock);
     return found;
@@ -154,6 +170,10 @@ int driven_wait_place(struct engine *engine, struct link *link, double timeout_s
 /* The place is in the caller's hands: the thread does not look at it. */
 void driven_header(struct link *link, const char *header) {
     memcpy(&link->in, header, FRAME_BYTES);
+}
+
+void driven_small(struct link *link, const char *bytes, size_t nbytes) {
+    memcpy(link->in_small + link->in_block_bytes, bytes, nbytes);
 }
 
 /* All links are lost, so all who wait come back. */

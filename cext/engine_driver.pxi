@@ -50,6 +50,7 @@ cdef class Driver:
         """The parts of the next frame: header, and block if it has one; None: not within seconds."""
         cdef frame_t frame
         cdef uint64_t cell = 0
+        cdef char *small = NULL
         cdef char reason[REASON_BYTES]
         cdef double seconds = check_timeout(timeout)
         cdef int found
@@ -60,8 +61,10 @@ cdef class Driver:
         if self.frame_out:
             raise RuntimeError("sent() was not called for the frame before")
         engine, link = self.engine.engine, self.joined.link
+        driven_enter(engine)
         with nogil:
-            found = driven_wait_frame(engine, link, seconds, &frame, &cell, reason)
+            found = driven_wait_frame(engine, link, seconds, &frame, &cell, &small,
+                                      reason)
         self.check()
         if found < 0:
             raise ConnectionError(reason.decode())
@@ -71,6 +74,10 @@ cdef class Driver:
         header = PyBytes_FromStringAndSize(<char *> &frame, FRAME_BYTES)
         if not frame.length:
             return [header]
+        if small != NULL:
+            self.block = PyBytes_FromStringAndSize(small, frame.length)
+            free(small)
+            return [header, self.block]
         at = frame.offset
         self.block = memoryview(self.engine.held[cell])[at : at + <Py_ssize_t> frame.length]
         return [header, self.block]
@@ -95,6 +102,7 @@ cdef class Driver:
         self.check()
         if not self.place_out:
             engine, link = self.engine.engine, self.joined.link
+            driven_enter(engine)
             with nogil:
                 found = driven_wait_place(engine, link, seconds, &self.place_kind,
                                           &self.place_bytes, &cell, &offset, reason)
@@ -125,6 +133,8 @@ cdef class Driver:
         amount = self.place_bytes if nbytes else 0
         if amount and self.place_kind == PLACE_HEADER:
             driven_header(self.joined.link, PyByteArray_AS_STRING(self.header))
+        if amount and self.place_kind == PLACE_SMALL:
+            driven_small(self.joined.link, PyByteArray_AS_STRING(self.scratch), amount)
         self.place_out, self.place = False, None
         engine_post(self.engine.engine, COMMAND_RECEIVED, NULL, self.joined.link, NULL, NULL,
                     amount)

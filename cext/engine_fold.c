@@ -87,6 +87,7 @@ void fold_begin(struct engine *engine, struct fold *fold) {
         return;
     }
     cell->fold = fold;
+    cell->folded = true;
     for (size_t i = 0; i < fold->source_count; i++)
         chain_append(&fold->sources[i].cell->feeds, &fold->sources[i].in_cell);
     fold_look(engine, fold);

@@ -13,13 +13,16 @@
  *      ├─────────────────────────────────┼────────────┬────────────┤
  *   48 │ end                             │ block_crc  │ header_crc │
  *      └─────────────────────────────────┴────────────┴────────────┘
- *   then `length` bytes: the block (DATA only)
+ *   then `length` bytes: the block (DATA), or the parts (SMALL)
  *
  *   REQUEST  I want bytes [offset, end) of the cell with this key; `end` is its whole size. Asked
  *            under the number `pull`, which stays taken until all of them have come or REFUSED.
  *   DATA     bytes [offset, offset + length) of that pull, in order, none left out.
  *   REFUSED  no more will come of that pull; `reason` says why. Also the answer to CANCEL.
  *   CANCEL   I want no more of that pull. DATA that was under way is still taken from the stream.
+ *   SMALL    what the sender's members give to a small call of a Group (engine_small.h): operation is
+ *            the Group's generation, offset the call, end the version of its members; part 1: the
+ *            sender yields that call.
  *
  * Little-endian. header_crc is crc32c of the 60 bytes before it, on every link; block_crc that of
  * the block where the link carries checksums, else 0 (TLS has done that work already).
@@ -37,9 +40,11 @@ enum {
     FRAME_MAGIC = 0x4801, /* 'H' and the version */
     /* The longest block: a peer is delayed by one at most when streams take turns. */
     FRAME_BLOCK_BYTES_MAX = 1024 * 1024,
+    FRAME_SMALL_BYTES_MAX = 65 * 1024, /* as much as engine_small.h ever sends */
 };
 
-enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_TYPE_END };
+enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_SMALL,
+                  FRAME_TYPE_END };
 
 enum frame_reason {
     REASON_NONE,

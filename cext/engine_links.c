@@ -26,6 +26,7 @@ struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,
     chain_init(&link->in_active);
     chain_init(&link->notices);
     chain_init(&link->ready);
+    chain_init(&link->ready_folded);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -44,6 +45,7 @@ void link_free(struct link *link) {
     chain_remove(&link->in_links);
     free(link->pulls);
     free(link->serves);
+    free(link->in_small);
     pthread_cond_destroy(&link->changed);
     free(link);
 }
@@ -77,6 +79,7 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     while (!chain_empty(&link->notices)) {
         struct notice *notice = FROM(link->notices.next, struct notice, in_notices);
         chain_remove(&notice->in_notices);
+        free(notice->block);
         free(notice);
     }
     free(link->out_copy);
@@ -84,13 +87,24 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     link->out_cell = NULL;
     link->out_full = false;
     link->in_pull = NULL;
+    small_link_lost(engine, link);
 }
 
 /* ---- What goes -------------------------------------------------------------------------------- */
 void link_notify(struct engine *engine, struct link *link, const struct frame *frame) {
-    if (link->lost) return;
+    link_notify_block(engine, link, frame, NULL);
+}
+
+void link_notify_block(struct engine *engine, struct link *link, const struct frame *frame,
+                       char *block) {
+    if (link->lost) {
+        free(block);
+        return;
+    }
     struct notice *notice = engine_memory(sizeof *notice);
     notice->frame = *frame;
+    notice->block = block;
+    if (block && link->checksum) notice->frame.block_crc = crc32c(0, block, frame->length);
     chain_append(&link->notices, &notice->in_notices);
     link_wake(engine, link);
 }
@@ -103,8 +117,21 @@ static void seal(const struct engine *engine, struct link *link) {
     link->out_full = true;
 }
 
-static void next_block(struct engine *engine, struct link *link) {
-    struct serve *serve = FROM(link->ready.next, struct serve, in_ready);
+/* The stream whose turn it is; NULL: none has a block. */
+static struct serve *next_serve(struct link *link) {
+    const bool folded = !chain_empty(&link->ready_folded);
+    if (!folded) link->before_folded = 0;
+    struct chain *from = &link->ready;
+    if (folded && (chain_empty(from) || link->before_folded >= BEFORE_FOLDED_MAX)) {
+        link->before_folded = 0;
+        from = &link->ready_folded;
+    } else if (folded) {
+        link->before_folded++;
+    }
+    return chain_empty(from) ? NULL : FROM(from->next, struct serve, in_ready);
+}
+
+static void next_block(struct engine *engine, struct link *link, struct serve *serve) {
     struct cell *cell = serve->cell;
     const struct frame_key key = cell->key;
     const uint32_t length = (uint32_t)(serve_goal(serve) - serve->next);
@@ -136,14 +163,15 @@ bool link_next_frame(struct engine *engine, struct link *link) {
     if (!chain_empty(&link->notices)) {
         struct notice *notice = FROM(link->notices.next, struct notice, in_notices);
         link->out = notice->frame;
+        link->out_block = link->out_copy = notice->block;
         chain_remove(&notice->in_notices);
         free(notice);
         seal(engine, link);
         return true;
     }
-    if (chain_empty(&link->ready)) return false;
-    next_block(engine, link);
-    return true;
+    struct serve *serve = next_serve(link);
+    if (serve) next_block(engine, link, serve);
+    return serve;
 }
 
 void link_frame_sent(struct engine *engine, struct link *link) {
@@ -175,6 +203,9 @@ struct iovec link_place(struct engine *engine, struct link *link) {
         return (struct iovec){(char *)&link->in + link->in_header_bytes,
                               FRAME_BYTES - link->in_header_bytes};
     const size_t rest = link->in.length - link->in_block_bytes;
+    if (link->in.type == FRAME_SMALL)
+        return (struct iovec){link->in_small + link->in_block_bytes,
+                              rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES};
     if (!link->in_pull->cell)
         return (struct iovec){engine->scratch, rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES};
     return (struct iovec){link->in_pull->cell->bytes + link->in.offset + link->in_block_bytes,
@@ -196,14 +227,46 @@ static const char *begin_block(struct link *link) {
     return NULL;
 }
 
+static const char *begin_small(struct engine *engine, struct link *link) {
+    if (!link->in.length) {
+        link->in_header_bytes = 0;
+        return small_frame(engine, link, &link->in, NULL);
+    }
+    if (!link->in_small) link->in_small = engine_memory(FRAME_SMALL_BYTES_MAX);
+    link->in_pull = NULL;
+    link->in_block = true;
+    link->in_block_bytes = 0;
+    link->in_crc = 0;
+    return NULL;
+}
+
+/* A block that does not match its checksum was spoiled on its way, or written at its source while it
+ * was sent (an array that its owner gives where it lies). The stream goes on behind it, so this pull
+ * alone fails, and whoever wants the cell pulls the rest anew. */
+static void end_spoiled(struct engine *engine, struct pull *pull) {
+    if (pull->cell)
+        engine_tell(engine, EVENT_PULL_FAILED, pull->cell->number, 0,
+                    "a block does not match its checksum");
+    if (pull->next == pull->end)
+        pull_end(pull);
+    else if (pull->cell)
+        pull_cancel(engine, pull);
+}
+
 static const char *end_block(struct engine *engine, struct link *link) {
     struct pull *pull = link->in_pull;
-    if (link->checksum && link->in_crc != link->in.block_crc)
-        return "a block does not match its checksum";
+    const bool spoiled = link->checksum && link->in_crc != link->in.block_crc;
     link->in_block = false;
     link->in_pull = NULL;
     link->in_header_bytes = 0;
+    if (link->in.type == FRAME_SMALL) /* nobody would ask for it again: it is lost with its link */
+        return spoiled ? "a small call does not match its checksum"
+                       : small_frame(engine, link, &link->in, link->in_small);
     pull->next += link->in.length;
+    if (spoiled) {
+        end_spoiled(engine, pull);
+        return NULL;
+    }
     struct cell *cell = pull->cell;
     const uint64_t next = pull->next;
     if (next == pull->end) pull_end(pull);
@@ -235,6 +298,7 @@ static const char *take_header(struct engine *engine, struct link *link) {
     if (fault) return fault;
     if (!link->peer_incarnation) link->peer_incarnation = frame->incarnation;
     if (frame->incarnation != link->peer_incarnation) return "a frame of another incarnation";
+    if (frame->type == FRAME_SMALL) return begin_small(engine, link);
     if (!frame->pull) return "a frame without a pull";
     if (frame->type == FRAME_DATA) return begin_block(link);
     link->in_header_bytes = 0;

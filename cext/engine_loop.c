@@ -5,6 +5,7 @@
  * when there is nothing to do, and is woken by a command or a socket.
  * It must never know: Python. It runs with every signal blocked, so handlers run elsewhere.
  */
+#include "engine_small_ports.h"
 #include "engine_state.h"
 
 #include <errno.h>
@@ -36,12 +37,9 @@ static void clear_fd(int fd) {
     while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
-void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
-                 struct fold *fold, const struct frame_key *key, uint64_t amount) {
+static void post(struct engine *engine, const struct command *command) {
     struct command *posted = engine_memory(sizeof *posted);
-    *posted = (struct command){
-        .kind = kind, .cell = cell, .link = link, .fold = fold, .amount = amount};
-    if (key) posted->key = *key;
+    *posted = *command;
     pthread_mutex_lock(&engine->lock);
     const bool first = !engine->commands;
     if (first)
@@ -53,14 +51,22 @@ void engine_post(struct engine *engine, int kind, struct cell *cell, struct link
     if (first && engine->threaded) signal_fd(engine->command_fd);
 }
 
+void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
+                 struct fold *fold, const struct frame_key *key, uint64_t amount) {
+    struct command command = {
+        .kind = kind, .cell = cell, .link = link, .fold = fold, .amount = amount};
+    if (key) command.key = *key;
+    post(engine, &command);
+}
+
+void engine_post_small(struct engine *engine, struct small_request *asked) {
+    post(engine, &(struct command){.kind = COMMAND_SMALL, .small = asked});
+}
+
 /* The descriptor is readable from the first event on until they are taken. */
-void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
-                 const char *reason) {
+static void tell(struct engine *engine, const struct event *told) {
     struct event *event = engine_memory(sizeof *event);
-    event->kind = kind;
-    event->number = number;
-    event->peer = peer;
-    snprintf(event->reason, sizeof event->reason, "%s", reason);
+    *event = *told;
     pthread_mutex_lock(&engine->lock);
     if (engine->events) {
         engine->last_event->next = event;
@@ -70,6 +76,30 @@ void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer
     }
     engine->last_event = event;
     pthread_mutex_unlock(&engine->lock);
+}
+
+void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
+                 const char *reason) {
+    struct event event = {.kind = kind, .number = number, .peer = peer};
+    snprintf(event.reason, sizeof event.reason, "%s", reason);
+    tell(engine, &event);
+}
+
+void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
+                       uint64_t call, uint64_t version, bool yields, char *bytes, size_t nbytes) {
+    tell(engine, &(struct event){.kind = kind,
+                                 .number = generation,
+                                 .peer = peer,
+                                 .call = call,
+                                 .version = version,
+                                 .yields = yields,
+                                 .bytes = bytes,
+                                 .nbytes = nbytes});
+}
+
+void event_free(struct event *event) {
+    free(event->bytes);
+    free(event);
 }
 
 struct event *engine_take(struct engine *engine) {
@@ -108,6 +138,7 @@ static void execute(struct engine *engine, const struct command *command) {
         break;
     case COMMAND_SENT: driven_sent(engine, command->link); break;
     case COMMAND_STOP: engine->stopping = true; break;
+    case COMMAND_SMALL: small_execute(engine, command->small); break;
     }
 }
 
@@ -127,21 +158,29 @@ static void execute_all(struct engine *engine) {
 /* Edges: a link stays readable and writable until a call has said otherwise. */
 static void look_at_sockets(struct engine *engine, bool sleep) {
     struct epoll_event events[EVENTS_A_TURN];
-    const int count = epoll_wait(engine->epoll_fd, events, EVENTS_A_TURN, sleep ? -1 : 0);
-    bool posted = false;
+    const int sleep_ms = small_sleep_ms(engine);
+    const int count = epoll_wait(engine->epoll_fd, events, EVENTS_A_TURN, sleep ? sleep_ms : 0);
+    bool posted = false, rung = sleep_ms >= 0;
     for (int i = 0; i < count; i++) {
         struct link *link = events[i].data.ptr;
         if (!link) {
             posted = true;
             continue;
         }
+        if (small_rung(link)) {
+            rung = true;
+            continue;
+        }
         if (events[i].events & ~(uint32_t)EPOLLOUT) link->readable = true;
+        if (events[i].events & ~(uint32_t)(EPOLLIN | EPOLLOUT)) link->ending = true;
         if (events[i].events & ~(uint32_t)EPOLLIN && !link->deaf) link->writable = true;
         link_wake(engine, link);
     }
-    if (!posted) return;
-    clear_fd(engine->command_fd);
-    execute_all(engine);
+    if (posted) {
+        clear_fd(engine->command_fd);
+        execute_all(engine);
+    }
+    if (rung) small_answer(engine);
 }
 
 static void take_turns(struct engine *engine) {
@@ -228,15 +267,17 @@ void engine_stop(struct engine *engine) {
         engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);
         pthread_join(engine->thread, NULL);
     }
+    engine->stopping = true;
     execute_all(engine);
     for (struct chain *at = engine->links.next; at != &engine->links; at = at->next)
         link_lose(engine, FROM(at, struct link, in_links), "the engine was stopped");
     driven_wait_for_nobody(engine);
     while (!chain_empty(&engine->links))
         link_free(FROM(engine->links.next, struct link, in_links));
+    small_end(engine);
     for (struct event *event = engine_take(engine), *next; event; event = next) {
         next = event->next;
-        free(event);
+        event_free(event);
     }
     free_engine(engine);
 }

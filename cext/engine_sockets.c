@@ -9,8 +9,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -34,15 +34,27 @@ static void send_ahead(struct link *link, int bytes) {
     setsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
 
-/* As much as the link carries in AHEAD_NS: below that delay a link takes more than it did, and the
- * buffer grows. It never shrinks: a socket that holds more than its limit does not
- * send again what was lost. */
+/* How long a byte and its acknowledgement take while no queue delays them; 0: not known. */
+static uint64_t way_ns(const struct link *link) {
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) ||
+        bytes < offsetof(struct tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt ||
+        info.tcpi_min_rtt == UINT32_MAX)
+        return 0;
+    return info.tcpi_min_rtt * (uint64_t)1000;
+}
+
+/* As much as the link carries in AHEAD_NS and on its way: a link that the buffer holds back carries
+ * about twice that (Linux doubles what it is told), so the buffer grows until something else does.
+ * It never shrinks: a socket that holds more than its limit does not send again what was lost. */
 static void look_ahead(struct link *link) {
     const uint64_t bytes = atomic_load_explicit(&link->backlogged_bytes, memory_order_relaxed);
     const uint64_t ns = atomic_load_explicit(&link->backlogged_ns, memory_order_relaxed);
     const uint64_t took_ns = ns - link->looked_ns;
     if (took_ns < AHEAD_LOOK_NS) return;
-    const double carried = (double)(bytes - link->looked_bytes) / (double)took_ns * AHEAD_NS;
+    const double rate = (double)(bytes - link->looked_bytes) / (double)took_ns;
+    const double carried = rate * (double)(AHEAD_NS + way_ns(link));
     link->looked_bytes = bytes;
     link->looked_ns = ns;
     const int wanted = carried < AHEAD_BYTES_MAX ? (int)carried : AHEAD_BYTES_MAX;
@@ -80,13 +92,44 @@ void socket_close(struct engine *engine, struct link *link) {
 }
 
 /* ---- What comes ------------------------------------------------------------------------------- */
-/* One call takes the rest of a block and the header behind it. Returns false if that is all. */
+/* A block counts only when it is whole, so the thread is not woken for each of its packets. Only
+ * bytes that must follow are waited for: behind a block nothing may come for a long time. Linux
+ * signals at once if so many bytes are there already. */
+static void wake_after(struct link *link) {
+    uint32_t bytes = 1;
+    if (link->in_block) bytes = link->in.length - link->in_block_bytes;
+    if (bytes > WAKE_BYTES_MAX) bytes = WAKE_BYTES_MAX;
+    if (bytes == link->wake_bytes) return;
+    const int low = (int)bytes;
+    link->wake_bytes = bytes;
+    setsockopt(link->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low);
+}
+
+/* Bytes that were read beyond their place. */
+static bool spread(struct engine *engine, struct link *link, const char *bytes, size_t count) {
+    while (count) {
+        const struct iovec place = link_place(engine, link);
+        const size_t part = count < place.iov_len ? count : place.iov_len;
+        memcpy(place.iov_base, bytes, part);
+        if (!link_took(engine, link, part)) return false;
+        bytes += part;
+        count -= part;
+    }
+    return true;
+}
+
+/* One call takes the rest of a block and the header behind it, or a header and the beginning of what
+ * follows, which is all of a small call's frame. Returns false if that is all: fewer bytes than
+ * there was place for are all that was there (epoll(7)), but after them the end of the stream may
+ * have come with the same edge. */
 static bool receive_once(struct engine *engine, struct link *link, size_t *bytes) {
-    struct frame header;
-    struct iovec places[2] = {link_place(engine, link), {&header, FRAME_BYTES}};
+    char ahead[AHEAD_READ_BYTES];
+    struct iovec places[2] = {link_place(engine, link), {ahead, FRAME_BYTES}};
     const bool to_the_end =
         link->in_block && link->in_block_bytes + places[0].iov_len == link->in.length;
-    struct msghdr message = {.msg_iov = places, .msg_iovlen = to_the_end ? 2 : 1};
+    if (!link->in_block) places[1].iov_len = AHEAD_READ_BYTES;
+    const bool both = to_the_end || !link->in_block;
+    struct msghdr message = {.msg_iov = places, .msg_iovlen = both ? 2 : 1};
     ssize_t got = recvmsg(link->fd, &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) return true;
     if (got < 0 && errno == EAGAIN) {
@@ -102,10 +145,10 @@ static bool receive_once(struct engine *engine, struct link *link, size_t *bytes
     *bytes += (size_t)got;
     count(&link->bytes_received, (uint64_t)got);
     const size_t first = (size_t)got < places[0].iov_len ? (size_t)got : places[0].iov_len;
+    const size_t place = places[0].iov_len + (both ? places[1].iov_len : 0);
+    if ((size_t)got < place && !link->ending) link->readable = false;
     if (!link_took(engine, link, first)) return false;
-    if ((size_t)got == first) return true;
-    memcpy(&link->in, &header, (size_t)got - first);
-    return link_took(engine, link, (size_t)got - first);
+    return spread(engine, link, ahead, (size_t)got - first) && link->readable;
 }
 
 /* ---- What goes -------------------------------------------------------------------------------- */
@@ -155,7 +198,7 @@ static bool send_once(struct engine *engine, struct link *link, size_t *bytes) {
     if (link->backlogged_since_ns) count(&link->backlogged_bytes, (uint64_t)went);
     link->out_sent += (uint32_t)went;
     if (link->out_sent == FRAME_BYTES + length) link_frame_sent(engine, link);
-    return true;
+    return true; /* also after a part: only EAGAIN says that the kernel will signal */
 }
 
 /* Both directions, a bounded part of each; stays active while there may be more. */
@@ -164,6 +207,7 @@ void socket_turn(struct engine *engine, struct link *link) {
     while (link->readable && bytes < engine->block_bytes_max)
         if (!receive_once(engine, link, &bytes)) break;
     if (link->lost) return;
+    if (!link->readable) wake_after(link);
     bool more = true;
     bytes = 0;
     while (more && link->writable && bytes < engine->block_bytes_max)

@@ -51,14 +51,27 @@ enum {
     /* Unsent bytes in the kernel, beyond which the socket counts as full: what was handed over
      * cannot be overtaken by another stream's block. Less, and the sender is woken too often. */
     UNSENT_BYTES_MAX = 256 * 1024,
-    /* A socket's send buffer holds what its link carries in so long: what stands in a queue on the
-     * way delays every other stream from this host. Less: a sender that is late leaves the link
-     * idle. The kernel's own tuning would fill any queue. */
-    AHEAD_NS = 1000000,
+    /* A socket's send buffer holds what its link carries in so long, and until the first byte of
+     * that is acknowledged: what stands in a queue on the way delays every other stream from this
+     * host, and streams that meet at a receiver share its link evenly only while queues are short.
+     * Less: a sender that is late leaves the link idle. The kernel's own tuning would fill any
+     * queue. */
+    AHEAD_NS = 250000,
     AHEAD_BYTES_MIN = 64 * 1024,
     AHEAD_BYTES_MAX = 4 * 1024 * 1024,
     /* The rate is taken over so much time of being backlogged. */
     AHEAD_LOOK_NS = 4000000,
+    /* Of a block that is coming in, the thread is woken when so much more is there. More: fewer
+     * wake-ups, some 10 us each, but a longer time for the last bytes' copy. */
+    WAKE_BYTES_MAX = 128 * 1024,
+    /* Contributions go before results of folds, because every result waits for the last one of its
+     * contributions: a pair of hosts that is late then delays nobody, as long as results of earlier
+     * blocks are left to send. But one block of a result goes after so many of the others, so that
+     * a stream of contributions without end keeps back no result for ever. */
+    BEFORE_FOLDED_MAX = 16,
+    /* Behind a header that nobody has waited for, so much is read along, and copied once more: more
+     * than a small call of 1 KiB needs, and little of a block. */
+    AHEAD_READ_BYTES = 4 * 1024,
     REASON_BYTES = 96,
 };
 
@@ -96,6 +109,7 @@ struct cell {
     _Atomic uint64_t watermark;
     struct frame_key key;
     bool has_key, told, closing;
+    bool folded;         /* a fold fills it, or has begun to */
     uint32_t holds;      /* threads that drive a link and have its memory in their hands */
     struct spot *spot;   /* if it has a key */
     struct pull *pull;   /* what fills it now; not both */
@@ -125,25 +139,28 @@ struct serve {
     struct cell *cell; /* one of these two: what is served, or where it waits */
     struct spot *spot;
     struct chain in_source; /* of cell->serves or spot->waiting */
-    struct chain in_ready;  /* of link->ready */
+    struct chain in_ready;  /* of link->ready or link->ready_folded */
     uint32_t number;
     uint64_t next, end;
 };
 
-/* REQUEST, REFUSED and CANCEL wait here until they are sent; they go before any block. */
+/* REQUEST, REFUSED, CANCEL and SMALL wait here until they are sent; they go before any block. */
 struct notice {
     struct chain in_notices;
     struct frame frame;
+    char *block; /* of SMALL: what follows the header */
 };
 
 /* Where the next bytes go, for threads that drive a link. */
-enum place_kind { PLACE_HEADER, PLACE_CELL, PLACE_SCRATCH };
+enum place_kind { PLACE_HEADER, PLACE_CELL, PLACE_SCRATCH, PLACE_SMALL };
 
 /* ---- Links ---------------------------------------------------------------------------------- */
 struct link {
     uint64_t number, peer, peer_incarnation; /* incarnation 0: that of the first frame */
     int fd;                                  /* -1: Python threads drive it, or it is lost */
     bool driven, checksum, lost, readable, writable, deaf;
+    bool ending;         /* the peer sends no more, or the socket has failed */
+    uint32_t wake_bytes; /* the socket's SO_RCVLOWAT; 0: as it was made */
     struct chain in_links, in_active;
 
     /* What comes: a header, then its block. */
@@ -152,6 +169,7 @@ struct link {
     bool in_block;
     struct pull *in_pull;
     uint32_t in_crc;
+    char *in_small; /* the parts of a SMALL frame */
 
     /* What goes: one frame at a time. */
     struct frame out;
@@ -160,7 +178,8 @@ struct link {
     const char *out_block;
     struct cell *out_cell; /* whose memory that is; NULL: out_copy, or no block */
     char *out_copy;        /* the rest of the block of a cell that was closed */
-    struct chain notices, ready;
+    struct chain notices, ready, ready_folded;
+    uint32_t before_folded; /* blocks sent while one of ready_folded waited */
 
     struct pull **pulls; /* by place */
     struct serve **serves;
@@ -206,20 +225,29 @@ struct fold {
 };
 
 /* ---- Events and commands --------------------------------------------------------------------- */
-enum event_kind {
+enum engine_event_kind {
     EVENT_FILLED = 1,  /* cell */
     EVENT_PULL_FAILED, /* cell, reason */
     EVENT_FOLD_FAILED, /* cell, reason */
     EVENT_CLOSED,      /* cell */
     EVENT_LINK_LOST,   /* link, peer, reason */
+    /* Of small calls; number: the Group's generation. */
+    EVENT_SMALL_TAKEN, /* call, version, bytes: Python owns its calls */
+    EVENT_SMALL_PART,  /* call, version, bytes: a member here has made that call */
+    EVENT_SMALL_FIRST, /* call: committed, as the first one since the Group was opened */
+    EVENT_SMALL_SEND,  /* peer, call, version, yields, bytes: a frame, and there is no link */
 };
 
 struct event {
     struct event *next;
     int kind;
     uint64_t number, peer;
+    uint64_t call, version, yields;
+    size_t nbytes;
+    char *bytes;
     char reason[REASON_BYTES];
 };
+void event_free(struct event *event);
 
 enum command_kind {
     COMMAND_CELL,
@@ -233,6 +261,7 @@ enum command_kind {
     COMMAND_RECEIVED, /* link, amount */
     COMMAND_SENT,     /* link */
     COMMAND_STOP,
+    COMMAND_SMALL,    /* small */
 };
 
 struct command {
@@ -243,6 +272,7 @@ struct command {
     struct fold *fold;
     struct frame_key key;
     uint64_t amount;
+    struct small_request *small;
 };
 
 struct engine {
@@ -254,7 +284,7 @@ struct engine {
     bool threaded; /* else it has no thread and no descriptors, and engine_step() is its loop */
 
     pthread_mutex_t lock; /* the next six, and what a link says it is for */
-    pthread_cond_t undriven; /* no thread waits for a link any more */
+    pthread_cond_t undriven; /* no thread waits for a link, or is about to */
     uint32_t drivers;
     struct command *commands, *last_command;
     struct event *events, *last_event;
@@ -264,6 +294,7 @@ struct engine {
     struct chain folds;  /* those that can go on */
     struct spot **buckets;
     size_t bucket_count, spot_count;
+    struct small_world *small; /* NULL before the first Group */
     char scratch[SCRATCH_BYTES];
 };
 
@@ -278,6 +309,8 @@ bool engine_step(struct engine *engine); /* without a thread: whether there is m
 void engine_stop(struct engine *engine); /* joins the thread, frees all but cells */
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
                  const char *reason);
+void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
+                       uint64_t call, uint64_t version, bool yields, char *bytes, size_t nbytes);
 void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
 
 /* engine_cells.c */
@@ -315,6 +348,8 @@ void link_lose(struct engine *engine, struct link *link, const char *reason);
 void link_free(struct link *link);
 void link_wake(struct engine *engine, struct link *link);
 void link_notify(struct engine *engine, struct link *link, const struct frame *frame);
+void link_notify_block(struct engine *engine, struct link *link, const struct frame *frame,
+                       char *block); /* takes the block over */
 bool link_next_frame(struct engine *engine, struct link *link);
 void link_frame_sent(struct engine *engine, struct link *link);
 void link_let_go_of(struct link *link, struct cell *cell);
@@ -332,12 +367,24 @@ void driven_sent(struct engine *engine, struct link *link);
 void driven_received(struct engine *engine, struct link *link, uint32_t bytes);
 void driven_lose(struct engine *engine, struct link *link, const char *reason);
 /* For those threads: 1, 0 (not until the deadline) or -1 (lost; `reason` says why). */
+void driven_enter(struct engine *engine);
 int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
-                      struct frame *frame, uint64_t *cell_number, char *reason);
+                      struct frame *frame, uint64_t *cell_number, char **small, char *reason);
 int driven_wait_place(struct engine *engine, struct link *link, double timeout_s, int *kind,
                       uint32_t *bytes, uint64_t *cell_number, uint64_t *offset, char *reason);
 void driven_header(struct link *link, const char *header); /* before it is received */
+void driven_small(struct link *link, const char *bytes, size_t nbytes);
 void driven_wait_for_nobody(struct engine *engine);
+
+/* engine_small_ports.c: small calls of Groups. */
+void small_execute(struct engine *engine, struct small_request *asked); /* frees it */
+int small_sleep_ms(const struct engine *engine); /* how long epoll may sleep at most; -1: for ever */
+bool small_rung(void *pointer); /* of an epoll event: was it a bell? */
+void small_answer(struct engine *engine);
+const char *small_frame(struct engine *engine, struct link *link, const struct frame *frame,
+                        const char *bytes);
+void small_link_lost(struct engine *engine, struct link *link);
+void small_end(struct engine *engine);
 
 /* engine_fold.c */
 int fold_accumulator(int op, int dtype); /* its dtype; -1: no such kernel */

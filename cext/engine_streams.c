@@ -123,8 +123,9 @@ void serve_look(struct engine *engine, struct serve *serve) {
     if (!chain_empty(&serve->in_ready)) return;
     const uint64_t come = atomic_load_explicit(&serve->cell->watermark, memory_order_relaxed);
     if (serve->next >= serve->end || come < serve_goal(serve)) return;
-    chain_append(&serve->link->ready, &serve->in_ready);
-    link_wake(engine, serve->link);
+    struct link *link = serve->link;
+    chain_append(serve->cell->folded ? &link->ready_folded : &link->ready, &serve->in_ready);
+    link_wake(engine, link);
 }
 
 void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell) {

@@ -89,16 +89,20 @@ typedef struct {
     const void *of;
 } bag_filter;
 
-/* The best hint of that pool whose level is at least `lowest`, claimed; or 0. */
+/* The best hint of that pool whose level is at least `lowest`, claimed; or 0. A bag is looked at as it
+ * was when the look at it began: a consumer that the system stops in the middle would find later
+ * hints behind that place and not see the earlier ones that were posted before it. */
 SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned queues,
                                 int32_t lowest, const bag_filter *filter) {
     for (;;) {
         shm_hint best = {0}, *where = NULL;
+        int too_new = 0;
         for (unsigned number = 0; number < queues; number++) {
             shm_queue *q = queue_of(c, number);
             if (!LOAD(&q->owner) || !LOAD(&q->bag) || LOAD(&q->pool) != pool ||
                 (slot == NODE_SLOT && LOAD(&q->here)))
                 continue;
+            uint32_t begun = (uint32_t)LOAD(&q->tail);
             unsigned high = LOAD(&q->bag_high);
             int from_here = 0;
             for (unsigned i = 0; i < high && i < BAG; i++) {
@@ -109,7 +113,13 @@ SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned 
                 found.priority = LOAD(&h->priority);
                 found.order = LOAD(&h->order);
                 found.nearness = LOAD(&h->nearness);
-                if (found.level < lowest || (where && !hint_before(&found, &best, from_here)))
+                if (found.level < lowest)
+                    continue;
+                if ((int32_t)(found.order - begun) >= 0) {
+                    too_new = 1;
+                    continue;
+                }
+                if (where && !hint_before(&found, &best, from_here))
                     continue;
                 if (filter && id_valid(found.id) && !filter->fits(c, found.id, filter->of))
                     continue;
@@ -118,6 +128,8 @@ SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned 
                 from_here = 1;
             }
         }
+        if (!where && too_new) /* the next look sees them: it begins after they were posted */
+            continue;
         if (!where)
             return 0;
         if (CAS64(&where->id, best.id, 0) && id_valid(best.id) && task_claim(c, best.id, slot))

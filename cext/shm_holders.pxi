@@ -118,7 +118,7 @@ cdef class _Holders:
         table.used[index // 64] |= bit  # only the owner writes it
         if kind == KIND_TASK:
             note_pool(table, index, pool)
-        if kind != KIND_PUT:
+        if kind != KIND_PUT and kind != KIND_LENT:
             OR64(&table.open[index // 64], bit)
         elif LOAD64(&table.open[index // 64]) & bit:  # by a dead process of an earlier life
             AND64(&table.open[index // 64], ~bit)

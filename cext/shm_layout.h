@@ -6,9 +6,10 @@
  * It must never know: what a payload means, who plans, what Python is.
  *
  *   control memory (sparse memfd, mapped whole by every client)
- *   ┌───────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┬────────┐
- *   │root 64 KiB│ clients │ pools │ parking │ boards │ queues │ tables │ headers │ records │ traces │
- *   └───────────┴─────────┴───────┴─────────┴────────┴────────┴────────┴─────────┴─────────┴────────┘
+ *   ┌───────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┬───
+ *   │root 64 KiB│ clients │ pools │ parking │ boards │ queues │ tables │ headers │ records │ …
+ *   └───────────┴─────────┴───────┴─────────┴────────┴────────┴────────┴─────────┴─────────┴───
+ *   … traces │ spans │ parts of small calls on one host │ small calls over hosts │
  *   store memory (sparse memfd, mapped whole): blocks, each a 64-byte head and its bytes
  */
 #ifndef HOPLITE_SHM_LAYOUT_H
@@ -28,6 +29,10 @@ enum {
     PARKS = 256,            /* buckets of waiting clients */
     BOARDS = 64,            /* Groups at one time */
     MEMBERS = 64,           /* ranks of a Group */
+    PART_BYTES_MAX = 32768, /* what a rank gives to a call on the board itself. Higher: larger calls
+                             * need no object. Lower: a Group of 64 that makes them takes less than
+                             * the 2 MiB that this is, for as long as the host lives */
+    PART_DIMS_MAX = 6,
     QUEUES = 512,           /* one for each (submitter, pool) */
     RING = 4096,            /* hints in a queue */
     BAG = RING / 4,         /* ranked ones, in the same memory */
@@ -35,7 +40,7 @@ enum {
     TABLE_HEADERS = 4096,
     TABLE_WORDS = TABLE_HEADERS / 64,
     RETURNS = 4096,         /* ring of returned big blocks: hints for the node */
-    SPANS = 65536,          /* that have a word; those further up stay with their lessee */
+    SPANS = 1 << 22,        /* that have a word; those further up stay with their lessee */
     NAME_BYTES = 32,
     ARGS_INLINE = 216,
     RESULT_INLINE = 192,
@@ -44,6 +49,9 @@ enum {
     GLOBAL_FLAGS = 16,
     TRACE_OPEN = 256,       /* tasks inside one another in one process */
     TRACE_RING = 4096,      /* events of one process that its node has not collected */
+    SMALL_GIVEN_BYTES = 64 * 1024, /* what all members together give to one small call */
+    SMALL_RECORD_BYTES = 66 * 1024, /* what comes of it: as much, and where it stands */
+    SMALL_HEAD_BYTES = 64 + 64 * MEMBERS, /* what a new Group must find empty */
 };
 
 /* state word of a header: | acquires 16 | generation 28 | attempt 8 | claimant 8 | state 4 | */
@@ -72,7 +80,8 @@ enum shm_state {
 
 enum client_kind { CLIENT_NODE = 0, CLIENT_DRIVER = 1, CLIENT_WORKER = 2 };
 enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 4,
-                KIND_STREAM = 5 /* a link of a stream: its owner is woken when a hold on it goes */ };
+                KIND_STREAM = 5, /* a link of a stream: its owner is woken when a hold on it goes */
+                KIND_LENT = 6 /* its owner wants the bytes back, and is woken when a reader goes */ };
 enum shm_flag {
     FLAG_INLINE = 1,        /* the payload lies in the record's result area */
     FLAG_REFS = 2,          /* the payload lists refs */
@@ -230,7 +239,7 @@ static_assert(sizeof(shm_pool) == 128, "pool");
 typedef struct {
     uint64_t seq;          /* last call published + 1; 0 = none */
     uint64_t start;        /* first call it takes part in + 1; 0 = not admitted */
-    uint64_t contribution; /* local id */
+    uint64_t contribution; /* local id; 0: the part lies on the board */
     uint64_t client;       /* slot + 1 */
     uint64_t news;         /* node: counts what there is to know about messages to this member */
     uint64_t pad[3];
@@ -245,12 +254,61 @@ typedef struct {
     uint64_t joining;      /* node writes */
     uint32_t formed;
     uint32_t epoch;        /* counts changes of the masks */
-    uint64_t result_id;    /* the commit: id first, */
+    uint64_t result_id;    /* the commit: id first (0: the result lies on the board), */
     uint64_t result_call;  /* then call + 1 */
     uint64_t pad[9];
     shm_member members[MEMBERS];
 } shm_board;
 static_assert(sizeof(shm_board) == 128 + 64 * MEMBERS, "board");
+
+/* What is equal for all ranks of a small call: compared as bytes. */
+typedef struct {
+    uint8_t kind;          /* enum board_kind */
+    uint8_t op;            /* enum reduce_op */
+    uint8_t dtype;         /* enum reduce_dtype */
+    uint8_t ndim;
+    uint32_t root;
+    uint64_t nbytes;
+    uint64_t shape[PART_DIMS_MAX];
+} shm_form;
+static_assert(sizeof(shm_form) == 64, "form");
+/* One rank's part of a small call; the slot after the last rank's is for results. */
+typedef struct {
+    uint64_t changes;      /* odd while its rank writes */
+    uint64_t mask;         /* of a result: the ranks whose parts are in it */
+    uint64_t pad[6];
+    shm_form form;
+    uint8_t data[PART_BYTES_MAX];
+} shm_part;
+static_assert(sizeof(shm_part) == 128 + PART_BYTES_MAX, "part");
+/* Small calls of a Group over several hosts (engine_small.h): each member here writes what it gives
+ * into its share of `given`, then its seq, and rings; the engine's thread writes what comes of the
+ * call into `record`, then its number. A member gives to call k + 1 only after it has read k. */
+enum shm_small_kind {
+    SMALL_BARRIER, SMALL_ALLREDUCE, SMALL_REDUCE, SMALL_REDUCE_SCATTER, SMALL_BROADCAST,
+    SMALL_GATHER, SMALL_ALLGATHER, SMALL_SPLIT, SMALL_KIND_COUNT
+};
+typedef struct {
+    uint64_t seq;          /* last call given + 1; 0 = none */
+    uint32_t nbytes;
+    uint32_t offset;       /* of the elements in the payload */
+    uint8_t kind, op, dtype, root;
+    uint32_t pad[11];
+} shm_small_part;
+static_assert(sizeof(shm_small_part) == 64, "small part");
+typedef struct {
+    uint64_t open;         /* node: members may expect that small calls stay here */
+    uint64_t done;         /* engine: last call committed here + 1 */
+    uint64_t pad[6];
+    shm_small_part parts[MEMBERS];
+    char given[SMALL_GIVEN_BYTES]; /* in shares of small_share(size) */
+    char record[SMALL_RECORD_BYTES];
+} shm_small;
+static_assert(sizeof(shm_small) == 64 + 64 * MEMBERS + SMALL_GIVEN_BYTES + SMALL_RECORD_BYTES,
+              "small calls");
+static inline uint32_t small_share(uint32_t size) {
+    return SMALL_GIVEN_BYTES / (size ? size : 1) / 64 * 64;
+}
 
 typedef struct {
     uint64_t magic;
@@ -328,7 +386,9 @@ static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace"
 #define OFF_RECORDS (OFF_HEADERS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_header))
 #define OFF_TRACES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
 #define OFF_SPANS (OFF_TRACES + (uint64_t)CLIENTS * sizeof(shm_trace))
-#define CONTROL_BYTES (OFF_SPANS + (uint64_t)SPANS * 8)
+#define OFF_PARTS (OFF_SPANS + (uint64_t)SPANS * 8)
+#define OFF_SMALL (OFF_PARTS + (uint64_t)BOARDS * (MEMBERS + 1) * sizeof(shm_part))
+#define CONTROL_BYTES (OFF_SMALL + (uint64_t)BOARDS * sizeof(shm_small))
 #define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
@@ -342,6 +402,10 @@ static inline uint64_t *park_of(char *c, unsigned i) {
     return (uint64_t *)(c + OFF_PARKS) + (size_t)i * MASK_WORDS;
 }
 static inline shm_board *board_of(char *c, unsigned i) { return (shm_board *)(c + OFF_BOARDS) + i; }
+static inline shm_part *part_of(char *c, unsigned board, unsigned rank) {
+    return (shm_part *)(c + OFF_PARTS) + (size_t)board * (MEMBERS + 1) + rank;
+}
+static inline shm_small *small_of(char *c, unsigned i) { return (shm_small *)(c + OFF_SMALL) + i; }
 static inline shm_queue *queue_of(char *c, unsigned i) { return (shm_queue *)(c + OFF_QUEUES) + i; }
 static inline shm_table *table_of(char *c, unsigned i) { return (shm_table *)(c + OFF_TABLES) + i; }
 static inline shm_header *header_at(char *c, unsigned table, unsigned index) {

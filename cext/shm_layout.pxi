@@ -45,11 +45,20 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t idle[4]
         uint64_t spinning[4]
     ctypedef struct shm_member:
-        uint64_t seq, start, contribution, client, news
+        uint64_t seq, start, contribution, client, news, lent, taken
     ctypedef struct shm_board:
         uint32_t used, size, formed, epoch
         uint64_t generation, alive, joining, result_id, result_call
         shm_member members[64]
+    ctypedef struct shm_form:
+        uint8_t kind, op, dtype, ndim
+        uint32_t root
+        uint64_t nbytes
+        uint64_t shape[6]
+    ctypedef struct shm_part:
+        uint64_t changes, mask
+        shm_form form
+        uint8_t data[32768]
     ctypedef struct shm_event:
         uint64_t id, begin_ns, end_ns
         uint8_t kind, outcome
@@ -63,7 +72,6 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t owner, bytes, generation
         uint32_t lessee, big
     ctypedef struct shm_private:
-        int node_event
         uint32_t lost
     ctypedef struct span:
         uint64_t base
@@ -77,6 +85,8 @@ cdef extern from "shm_spans.h" nogil:
         PARKS
         BOARDS
         MEMBERS
+        PART_BYTES_MAX
+        PART_DIMS_MAX
         QUEUES
         RING
         RETURNS
@@ -103,6 +113,7 @@ cdef extern from "shm_spans.h" nogil:
         KIND_PUT
         KIND_TASK
         KIND_OPERATION
+        KIND_LENT
         EVENT_TASK
         EVENT_GROUP_CALL
         OUTCOME_DONE
@@ -136,6 +147,7 @@ cdef extern from "shm_spans.h" nogil:
     shm_pool *pool_of(char *, unsigned)
     uint64_t *park_of(char *, unsigned)
     shm_board *board_of(char *, unsigned)
+    shm_part *part_of(char *, unsigned, unsigned)
     shm_queue *queue_of(char *, unsigned)
     shm_table *table_of(char *, unsigned)
     shm_header *header_at(char *, unsigned, unsigned)
@@ -145,6 +157,7 @@ cdef extern from "shm_spans.h" nogil:
     shm_trace *trace_of(char *, unsigned)
     shm_block *block_of(char *, uint64_t)
     shm_private *private_of(char *)
+    void set_node_event(char *, int)
     int id_valid(uint64_t)
     uint32_t LOAD32 "LOAD"(uint32_t *)
     uint64_t LOAD64 "LOAD"(uint64_t *)
@@ -182,6 +195,7 @@ cdef extern from "shm_spans.h" nogil:
     int finish(char *, uint64_t, unsigned, unsigned)
     int settle_abort(char *, uint64_t, unsigned)
     int delete_object(char *, uint64_t)
+    int take_back(char *, char *, uint64_t, unsigned)
     int cancel_task(char *, uint64_t, int)
     int return_block(char *, char *, uint64_t, uint64_t)
     void heap_init(span_heap *, uint64_t, uint64_t, uint64_t *)
@@ -214,3 +228,7 @@ cdef extern from "shm_sweep.h" nogil:
 
 
 include "shm_play.pxi"
+cdef extern from "unistd.h" nogil:
+    int ftruncate(int, long)
+    int _SC_PAGESIZE
+    long sysconf(int)

@@ -76,6 +76,14 @@ cdef class NodeClient(_Counting):
                 "tasks_done": s.tasks_done,
                 "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
 
+    def worker_info(self, unsigned slot) -> tuple[int, bool, int, int]:
+        """What the node polls of each worker in each turn: how many of its threads wait inside a
+        task, whether it has ever begun one, and of the task that must end first its deadline in ns,
+        or 0, and its header."""
+        cdef shm_client *s = client_of(self.c, slot)
+        worked = s.tasks_done != 0 or s.tasks_failed != 0 or s.running != 0
+        return s.blocked, worked, LOAD64(&s.deadline_ns), LOAD64(&s.deadline_id)
+
     def concerned(self, unsigned slot) -> list[dict]:
         """Headers that a (dead) client owns by its tables or has claimed, now or last."""
         cdef list found = []
@@ -343,7 +351,8 @@ cdef class NodeClient(_Counting):
 
     def remove(self, uint64_t offset, uint64_t nbytes) -> None:
         """Gives the memory of a range of the store back to the system; the address range stays."""
-        cdef uint64_t begin = (offset + 4095) & ~4095ULL, end = (offset + nbytes) & ~4095ULL
+        cdef uint64_t page = <uint64_t>sysconf(_SC_PAGESIZE)
+        cdef uint64_t begin = (offset + page - 1) & ~(page - 1), end = (offset + nbytes) & ~(page - 1)
         if end > begin:
             with nogil:
                 madvise(self.map.store + begin, end - begin, MADV_REMOVE)

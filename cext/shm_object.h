@@ -14,6 +14,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -60,10 +61,13 @@ static inline int futex_wait(uint32_t *word, uint32_t value, int64_t ns) {
     return (int)syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
 }
 
-/* What this process alone knows of a mapping: one private page right before the control memory. */
-#define PRIVATE_BYTES 4096
+/* What this process alone knows of a mapping: private memory right before the control memory, of the
+ * largest size that a page has on any machine. */
+#define PRIVATE_BYTES 65536
 typedef struct {
     int node_event;    /* eventfd of the node */
+    dev_t event_dev;   /* what that number was when it was received: the program may close it and open */
+    ino_t event_ino;   /* a file or socket of its own under it. (All eventfds have the same inode.) */
     uint32_t lost;     /* this process has seen the end of its node: nothing will come any more */
 } shm_private;
 static inline shm_private *private_of(char *c) { return (shm_private *)(c - PRIVATE_BYTES); }
@@ -72,10 +76,24 @@ static inline shm_private *private_of(char *c) { return (shm_private *)(c - PRIV
 static inline void wake_node(char *c) {
     shm_client *n = client_of(c, NODE_SLOT);
     if (LOAD(&n->sleeping)) {
+        const shm_private *own = private_of(c);
+        struct stat is;
         uint64_t one = 1;
-        ssize_t ignored = write(private_of(c)->node_event, &one, 8);
-        (void)ignored;
+        if (!fstat(own->node_event, &is) && is.st_dev == own->event_dev &&
+            is.st_ino == own->event_ino) {
+            ssize_t ignored = write(own->node_event, &one, 8);
+            (void)ignored;
+        }
     }
+}
+static inline void set_node_event(char *c, int fd) {
+    shm_private *own = private_of(c);
+    struct stat is;
+    own->node_event = fd;
+    if (fstat(fd, &is))
+        memset(&is, 0, sizeof is);
+    own->event_dev = is.st_dev;
+    own->event_ino = is.st_ino;
 }
 
 /* Wakes every waiting thread of a client: the event first, then a look at the count of sleepers (a
@@ -200,7 +218,8 @@ static inline void release_bit(char *c, uint64_t id, unsigned slot, int pin) {
     AND(&mask[slot / 64], ~(1ULL << (slot % 64)));
     uint64_t w = LOAD(&h->word);
     try_free(c, ID_MAKE(ID_TABLE(id), ID_INDEX(id), WORD_GENERATION(w)));
-    if (!pin && LOAD(&h->kind) == KIND_STREAM) { /* who makes its items goes on, or stops */
+    unsigned kind = LOAD(&h->kind);
+    if ((!pin && kind == KIND_STREAM) || kind == KIND_LENT) { /* who made it goes on, or stops */
         uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
         if (owner)
             wake_client(c, owner - 1);
@@ -279,6 +298,35 @@ static inline int delete_object(char *c, uint64_t id) {
         }
     }
 }
+static inline shm_block *block_of(char *store, uint64_t payload) {
+    return (shm_block *)(store + payload - BLOCK_ALIGN);
+}
+/* SEALED -> DELETED if nobody but this client has pinned it: its block is leased again, and may be
+ * written. Who comes later finds it deleted. A pin that somebody takes meanwhile counts acquires up,
+ * so it is seen. If the client is killed on the way, the block goes with the object or the lease.
+ * Returns 1, or 0: somebody reads it, or -1: it is no such object any more. */
+static inline int take_back(char *c, char *store, uint64_t id, unsigned slot) {
+    shm_header *h = header_of(c, id);
+    for (;;) {
+        uint64_t w = LOAD(&h->word);
+        unsigned s = WORD_STATE(w);
+        if (WORD_GENERATION(w) != ID_GENERATION(id) || (s != ST_SEALED && s != ST_SPILLING))
+            return -1;
+        for (unsigned i = 0; i < MASK_WORDS; i++)
+            if (LOAD(&h->pins[i]) & ~(i == slot / 64 ? 1ULL << (slot % 64) : 0))
+                return 0;
+        if (s == ST_SPILLING)
+            return 0; /* the node is about to see this client's pin */
+        unsigned marked = LOAD(&h->flags) & FLAG_ELSEWHERE;
+        if (CAS64(&h->word, w, (w & ~0xFULL) | ST_DELETED)) {
+            CAS64(&block_of(store, h->block)->owner, id, BLOCK_LEASED);
+            OR(&h->flags, FLAG_RETURNED);
+            if (marked)
+                set_gone_bit(c, id);
+            return 1;
+        }
+    }
+}
 /* WAITING or QUEUED -> CANCELLED; with force CLAIMED -> ABORTED. 0 = too late, 2 = was running. */
 static inline int cancel_task(char *c, uint64_t id, int force) {
     for (int s = ST_WAITING; s <= ST_QUEUED; s++)
@@ -294,9 +342,6 @@ static inline int cancel_task(char *c, uint64_t id, int force) {
     return 0;
 }
 
-static inline shm_block *block_of(char *store, uint64_t payload) {
-    return (shm_block *)(store + payload - BLOCK_ALIGN);
-}
 /* Gives the bytes back to whoever leased them: idempotent, because the owner word must still name
  * the object. Returns 1 when this call did it. */
 static inline int return_block(char *c, char *store, uint64_t payload, uint64_t owner) {

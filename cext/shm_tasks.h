@@ -28,13 +28,19 @@ static inline void pause_burst(void) {
 #endif
     sched_yield();
 }
-/* At most cores - 1 processes spin at one time. */
-static inline int spin_begin(char *c, unsigned slot) {
+/* At most cores - 1 processes spin at one time. `busy`: clients that need a core, as far as whoever
+ * waits knows: with them, whoever spins needs no more than all cores. NULL: it is one that is not
+ * known. */
+static inline int spin_begin(char *c, unsigned slot, const uint64_t *busy) {
     shm_root *r = root_of(c);
-    unsigned n = 0;
-    for (int i = 0; i < MASK_WORDS; i++)
-        n += (unsigned)__builtin_popcountll(LOAD(&r->spinners[i]));
-    if (n + 1 >= r->cores)
+    unsigned n = busy ? 0 : 1;
+    for (unsigned i = 0; i < MASK_WORDS; i++) {
+        uint64_t mask = LOAD(&r->spinners[i]) | (busy ? busy[i] : 0);
+        if (i == slot / 64)
+            mask |= 1ULL << (slot % 64);
+        n += (unsigned)__builtin_popcountll(mask);
+    }
+    if (n > r->cores)
         return 0;
     OR(&r->spinners[slot / 64], 1ULL << (slot % 64));
     return 1;
@@ -199,7 +205,7 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     if (id || LOAD(&r->closing))
         return id;
     uint64_t now = now_ns(), spin_until = now + (uint64_t)r->spin_us_max * 1000;
-    if (spin_begin(c, slot)) {
+    if (spin_begin(c, slot, NULL)) {
         OR(&p->spinning[slot / 64], bit);
         while (!id && now < spin_until && !LOAD(&r->closing)) {
             pause_burst();
@@ -299,7 +305,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
             spin_until = now + (uint64_t)r->spin_us_max * 1000;
         if (spin && now < spin_until) {
             if (!spinning)
-                spinning = spin_begin(c, slot);
+                spinning = spin_begin(c, slot, NULL);
             if (spinning || bursts++ < POLITE_BURSTS) {
                 pause_burst();
                 continue;

@@ -130,6 +130,8 @@ cdef class Block:
     cdef readonly uint64_t payload
     cdef Py_ssize_t size
     cdef uint64_t oid      # the object it has become; 0 = none
+    cdef bint lent         # until recall()
+    cdef public uint32_t prefix  # where an array that fills the rest of it begins; 0: none does
     cdef bint gone         # nothing to give back any more
 
     def __dealloc__(self):
@@ -159,10 +161,43 @@ cdef class Block:
         """A sealed object over the whole block: client.put() and become() in one step."""
         if self.oid:
             raise ValueError("the block is an object already")
-        cdef Hold hold = self.client.put_at(self.payload, self.size, False)
-        self.client.pin_claimed(hold.oid)
+        return self.publish_as(KIND_PUT)
+
+    cdef Hold publish_as(self, unsigned kind):
+        # Pinned before it is sealed: a node that is short of memory spills what nobody has pinned.
+        cdef Hold hold = self.client.put_at(kind, self.payload, self.size, False, True)
         self.oid = hold.oid
         return hold
+
+    def lend(self) -> Hold:
+        """As publish(), until recall(): others may read the block meanwhile. Whoever stops reading
+        wakes this client."""
+        if self.oid:
+            raise ValueError("the block is an object already")
+        self.lent = True
+        return self.publish_as(KIND_LENT)
+
+    @property
+    def is_lent(self) -> bool:
+        return self.lent
+
+    def recall(self) -> bool:
+        """Ends lend(), if nobody reads the block: False: somebody does. Once it is over (or the
+        object was deleted, and so the block stays its) nobody can begin to read."""
+        cdef uint64_t oid = self.oid
+        cdef int found
+        if not self.lent or not self.client.map.usable():
+            return True
+        if self.client.pins[ID_TABLE(oid)][ID_INDEX(oid)] != 1:
+            return False  # this process itself reads it elsewhere
+        found = take_back(self.client.c, self.client.map.store, oid, self.client.slot)
+        if found == 0:
+            return False
+        self.lent = False
+        if found == 1:
+            self.oid = 0
+            self.client.unpin(oid)
+        return True
 
     def become(self, uint64_t oid) -> None:
         """The bytes are the object's now: this buffer holds a pin on it instead of the lease."""

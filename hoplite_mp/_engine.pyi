@@ -5,11 +5,11 @@ method may be called from any thread; in a forked child, and after stop(), all r
 Unknown numbers of cells and links are KeyErrors.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias, final
 
 from numpy.typing import NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 # Anything that gives its bytes; until Python 3.12 an array does not declare that it does.
 _Bytes: TypeAlias = Buffer | NDArray[Any]
@@ -20,6 +20,10 @@ PULL_FAILED: Final[int]
 FOLD_FAILED: Final[int]
 CLOSED: Final[int]
 LINK_LOST: Final[int]
+SMALL_TAKEN: Final[int]
+SMALL_PART: Final[int]
+SMALL_FIRST: Final[int]
+SMALL_SEND: Final[int]
 HEADER_BYTES: Final[int]
 BLOCK_BYTES_LEAST: Final[int]
 BLOCK_BYTES_MOST: Final[int]
@@ -27,9 +31,29 @@ PULLS_MAX: Final[int]
 
 def accumulator_dtype(op: str, dtype: str) -> str: ...
 def crc32c(data: _Bytes, crc: int = 0, by_table: bool = False) -> int: ...
+def play(sleep: Callable[[int, int], None] | None, wake: Callable[[int], None] | None) -> None: ...
+def play_at(now_ns: int) -> None: ...
+def play_small(
+    sleep: Callable[[int, int], None] | None, wake: Callable[[int], None] | None
+) -> None: ...
+
+@disjoint_base
+class _SmallCalls:
+    def small_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None: ...
+    def small_open(
+        self, generation: int, version: int, call: int, nodes: Sequence[int | None]
+    ) -> None: ...
+    def small_close(self, generation: int) -> None: ...
+    def small_yield(self, generation: int, call: int) -> None: ...
+    def small_forget(self, generation: int) -> None: ...
+    def small_frame(
+        self, generation: int, node: int, version: int, call: int, yields: bool, parts: bytes
+    ) -> None: ...
+    def small_bell(self, generation: int, rank: int, fd: int) -> None: ...
+    def small_look(self) -> None: ...
 
 @final
-class Engine:
+class Engine(_SmallCalls):
     def __init__(
         self,
         incarnation: int,

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from hoplite_mp._shm import Client
 
@@ -105,6 +105,12 @@ class Tasks:
     def submitted_ns(self, oid: int) -> int: ...
     def lose(self) -> None: ...
 
+BOARD_KINDS: dict[str, int]
+BOARD_OPS: dict[str, int]
+BOARD_DTYPES: dict[str, int]
+BOARD_BYTES_MAX: int
+BOARD_DIMS_MAX: int
+
 @final
 class Board:
     def __new__(cls, tasks: Tasks, index: int) -> Board: ...
@@ -123,6 +129,43 @@ class Board:
     def missing(self, alive: int, call: int) -> int: ...
     def publish(self, rank: int, call: int, contribution: int) -> None: ...
     def commit(self, call: int, result: int) -> None: ...
+    def small(
+        self,
+        rank: int,
+        call: int,
+        kind: int,
+        op: int,
+        root: int,
+        dtype: int,
+        x: Any,
+        out: Any,
+        deadline_ns: int,
+    ) -> int: ...
+    def lead(self, rank: int, call: int) -> bool: ...
+    def part(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], bytes, int] | None: ...
+
+@final
+class SmallBoard:
+    def __new__(cls, tasks: Tasks, index: int) -> SmallBoard: ...
+    def set_open(self, is_open: bool) -> None: ...
+    def is_open(self) -> bool: ...
+    def give(
+        self,
+        rank: int,
+        size: int,
+        call: int,
+        about: tuple[int, int, int, int],
+        head: bytes,
+        offset: int,
+        elements: memoryview | None,
+    ) -> bool: ...
+    def given(self, rank: int) -> int: ...
+    def done(self) -> int: ...
+    def record(self) -> bytes: ...
+
+def read_record(
+    record: bytes | memoryview,
+) -> tuple[int, int, int, int, int, int, dict[int, bytes]]: ...
 
 @final
 class Trace:

@@ -1,0 +1,435 @@
+/* The machine of small calls: see engine_small.h for the protocol and why it is safe.
+ *
+ * Why it exists: the protocol's decisions stand in one file that has nothing else in it.
+ * It must never know: links, shared memory, Python, who is a member.
+ */
+#include "engine_small.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "reduce_kernels.h"
+
+void *engine_memory(size_t bytes);
+
+enum { RECORD_ALIGN = 64 };
+
+static uint64_t bit(uint32_t rank) { return 1ull << rank; }
+
+static bool folds(uint8_t kind) {
+    return kind == SMALL_ALLREDUCE || kind == SMALL_REDUCE || kind == SMALL_REDUCE_SCATTER;
+}
+
+static bool is_rooted(uint8_t kind) {
+    return kind == SMALL_REDUCE || kind == SMALL_BROADCAST || kind == SMALL_GATHER;
+}
+
+/* ---- Groups ----------------------------------------------------------------------------------- */
+struct small_group *small_find(struct small_calls *all, uint64_t generation) {
+    struct small_group *group = all->groups;
+    while (group && group->generation != generation) group = group->next;
+    return group;
+}
+
+struct small_group *small_add(struct small_calls *all, uint64_t generation, uint32_t size,
+                              uint32_t me) {
+    struct small_group *group = engine_memory(sizeof *group);
+    group->generation = generation;
+    group->size = size;
+    group->me = me;
+    group->own.number = me;
+    if (posix_memalign((void **)&group->last, RECORD_ALIGN, SMALL_RECORD_BYTES)) abort();
+    group->next = all->groups;
+    all->groups = group;
+    return group;
+}
+
+static void free_slots(struct small_node *node) {
+    free(node->slots[0].parts);
+    free(node->slots[1].parts);
+}
+
+static void free_group(struct small_group *group) {
+    free_slots(&group->own);
+    for (struct small_node *node = group->others, *next; node; node = next) {
+        next = node->next;
+        free_slots(node);
+        free(node);
+    }
+    for (uint32_t rank = 0; rank < MEMBERS; rank++) free(group->members[rank].bytes);
+    free(group->last);
+    free(group);
+}
+
+void small_forget(struct small_calls *all, uint64_t generation) {
+    for (struct small_group **at = &all->groups; *at; at = &(*at)->next) {
+        struct small_group *group = *at;
+        if (group->generation != generation) continue;
+        *at = group->next;
+        free_group(group);
+        return;
+    }
+}
+
+void small_forget_all(struct small_calls *all) {
+    while (all->groups) small_forget(all, all->groups->generation);
+}
+
+/* ---- What nodes have given ---------------------------------------------------------------------- */
+static void keep(char **place, uint32_t *room, const void *bytes, uint32_t nbytes) {
+    if (nbytes > *room) {
+        free(*place);
+        *place = engine_memory(nbytes);
+        *room = nbytes;
+    }
+    if (nbytes) memcpy(*place, bytes, nbytes);
+}
+
+static struct small_node *node_of(struct small_group *group, uint32_t number) {
+    struct small_node *node = group->others;
+    while (node && node->number != number) node = node->next;
+    if (node) return node;
+    node = engine_memory(sizeof *node);
+    node->number = number;
+    node->next = group->others;
+    group->others = node;
+    return node;
+}
+
+static struct small_slot *slot_of(struct small_node *node, uint64_t call) {
+    return &node->slots[call & 1];
+}
+
+/* Does the node's frame of the call in progress lie here? */
+static bool is_current(const struct small_group *group, const struct small_slot *slot) {
+    return slot->here && slot->version == group->version && slot->call == group->call;
+}
+
+/* Is that node one of the members', other than this one? */
+static bool takes_part(const struct small_group *group, uint32_t number) {
+    if (number == group->me) return false;
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->node_of[rank] == number) return true;
+    return false;
+}
+
+/* ---- Handing over to Python ---------------------------------------------------------------------- */
+static void tell_part(struct small_calls *all, struct small_group *group, uint32_t rank) {
+    const struct small_member *member = &group->members[rank];
+    const uint32_t nbytes = member->part.nbytes;
+    char *both = engine_memory(sizeof member->part + nbytes);
+    memcpy(both, &member->part, sizeof member->part);
+    if (nbytes) memcpy(both + sizeof member->part, member->bytes, nbytes);
+    all->ports.tell(all->ports.context, group, SMALL_PART, member->seq - 1, both,
+                    sizeof member->part + nbytes);
+    free(both);
+}
+
+static void take(struct small_calls *all, struct small_group *group) {
+    group->open = group->yields = false;
+    const struct small_record *last = (const struct small_record *)group->last;
+    const bool has = group->has_last && last->call + 1 == group->call;
+    all->ports.tell(all->ports.context, group, SMALL_TAKEN, group->call, has ? last : NULL,
+                    has ? last->nbytes : 0);
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->members[rank].seq == group->call + 1) tell_part(all, group, rank);
+}
+
+/* ---- A call --------------------------------------------------------------------------------------- */
+static void send_to_all(struct small_calls *all, struct small_group *group,
+                        const struct small_slot *slot) {
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        const uint32_t node = group->node_of[rank];
+        bool first = node != group->me && node != SMALL_NOBODY;
+        for (uint32_t before = 0; before < rank; before++)
+            if (group->node_of[before] == node) first = false;
+        if (first) all->ports.send(all->ports.context, group, node, slot);
+    }
+}
+
+static struct small_slot *begin_own(struct small_group *group, bool yields) {
+    struct small_slot *slot = slot_of(&group->own, group->call);
+    slot->here = true;
+    slot->yields = yields;
+    slot->version = group->version;
+    slot->call = group->call;
+    slot->nbytes = 0;
+    return slot;
+}
+
+/* All members here have called: their parts go to the other nodes. */
+static void give(struct small_calls *all, struct small_group *group) {
+    struct small_slot *slot = begin_own(group, false);
+    uint32_t nbytes = 0;
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->here & bit(rank)) nbytes += sizeof(struct small_part) + group->members[rank].part.nbytes;
+    if (nbytes > slot->room) {
+        free(slot->parts);
+        slot->parts = engine_memory(nbytes);
+        slot->room = nbytes;
+    }
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!(group->here & bit(rank))) continue;
+        const struct small_member *member = &group->members[rank];
+        memcpy(slot->parts + slot->nbytes, &member->part, sizeof member->part);
+        slot->nbytes += sizeof member->part;
+        if (member->part.nbytes) memcpy(slot->parts + slot->nbytes, member->bytes, member->part.nbytes);
+        slot->nbytes += member->part.nbytes;
+    }
+    send_to_all(all, group, slot);
+}
+
+struct found {
+    struct small_part part[MEMBERS];
+    const char *bytes[MEMBERS];
+    uint64_t ranks;
+};
+
+/* False: a rank twice, or of another node. The lengths were checked when it came. */
+static bool find_parts(const struct small_group *group, const struct small_node *node,
+                       struct found *found) {
+    const struct small_slot *slot = &node->slots[group->call & 1];
+    for (uint32_t at = 0; at < slot->nbytes;) {
+        struct small_part part;
+        memcpy(&part, slot->parts + at, sizeof part);
+        at += sizeof part;
+        if (part.rank >= group->size || found->ranks & bit(part.rank) ||
+            group->node_of[part.rank] != node->number)
+            return false;
+        found->ranks |= bit(part.rank);
+        found->part[part.rank] = part;
+        found->bytes[part.rank] = slot->parts + at;
+        at += part.nbytes;
+    }
+    return true;
+}
+
+static uint32_t first_rank(uint64_t ranks) { return (uint32_t)__builtin_ctzll(ranks); }
+
+static const struct reduce_kernel *kernel_of(const struct small_part *part) {
+    const struct reduce_kernel *kernel = reduce_kernel_find(part->op, part->dtype);
+    if (!kernel || reduce_source_bytes(kernel) != reduce_result_bytes(kernel)) return NULL;
+    const uint32_t elements = part->nbytes - part->offset;
+    return elements % reduce_source_bytes(kernel) ? NULL : kernel;
+}
+
+/* Do all parts belong to one call that has a result? If not, Python finds the words for it. */
+static bool agree(const struct small_group *group, const struct found *found) {
+    if (found->ranks != group->ranks) return false;
+    const uint32_t lowest = first_rank(group->ranks);
+    const struct small_part *first = &found->part[lowest];
+    if (first->kind >= SMALL_KIND_COUNT) return false;
+    if (is_rooted(first->kind) && (first->root >= group->size || !(group->ranks & bit(first->root))))
+        return false;
+    if (folds(first->kind) && !kernel_of(first)) return false;
+    uint64_t total = 0;
+    for (uint32_t rank = lowest; rank < group->size; rank++) {
+        if (!(group->ranks & bit(rank))) continue;
+        const struct small_part *part = &found->part[rank];
+        if (part->kind != first->kind || part->op != first->op || part->root != first->root)
+            return false;
+        if (folds(first->kind) &&
+            (part->dtype != first->dtype || part->nbytes != first->nbytes ||
+             part->offset != first->offset ||
+             memcmp(found->bytes[rank], found->bytes[lowest], first->offset)))
+            return false;
+        total += (part->nbytes + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+    }
+    return total <= SMALL_BYTES_MAX &&
+           (first->kind != SMALL_BROADCAST || found->part[first->root].nbytes);
+}
+
+/* The same bits as reduce_arrays in Python: the same kernels, in the order of ranks. */
+static void fold(const struct small_group *group, const struct found *found, char *into) {
+    const uint32_t lowest = first_rank(group->ranks);
+    const struct small_part *first = &found->part[lowest];
+    const void *sources[MEMBERS];
+    size_t count = 0;
+    for (uint32_t rank = lowest; rank < group->size; rank++)
+        if (group->ranks & bit(rank)) sources[count++] = found->bytes[rank] + first->offset;
+    memcpy(into, found->bytes[lowest], first->offset);
+    const struct reduce_kernel *kernel = kernel_of(first);
+    const size_t elements = (first->nbytes - first->offset) / reduce_source_bytes(kernel);
+    if (elements) reduce_run(kernel, sources, count, into + first->offset, elements, 1);
+}
+
+static void record(struct small_group *group, const struct found *found) {
+    const uint32_t lowest = first_rank(group->ranks);
+    const struct small_part *first = &found->part[lowest];
+    struct small_record *head = (struct small_record *)group->last;
+    struct small_place *places = (struct small_place *)(head + 1);
+    *head = (struct small_record){
+        .call = group->call,
+        .ranks = group->ranks,
+        .kind = first->kind,
+        .op = first->op,
+        .dtype = first->dtype,
+        .root = first->root,
+    };
+    uint64_t sources = group->ranks;
+    if (folds(first->kind)) sources = bit(lowest);
+    if (first->kind == SMALL_BROADCAST) sources = bit(first->root);
+    if (first->kind == SMALL_BARRIER) sources = 0;
+    uint32_t at = sizeof *head + (uint32_t)__builtin_popcountll(sources) * sizeof *places;
+    for (; sources; sources &= sources - 1) {
+        const uint32_t rank = first_rank(sources);
+        const struct small_part *part = &found->part[rank];
+        at = (at + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+        places[head->count++] = (struct small_place){rank, part->nbytes, at, 0};
+        if (folds(first->kind))
+            fold(group, found, group->last + at);
+        else if (part->nbytes)
+            memcpy(group->last + at, found->bytes[rank], part->nbytes);
+        at += part->nbytes;
+    }
+    head->nbytes = at;
+    group->has_last = true;
+}
+
+/* All parts of the call in progress are here, and they are no yields. */
+static bool all_here(struct small_group *group, bool *yields) {
+    bool here = is_current(group, slot_of(&group->own, group->call));
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        const uint32_t number = group->node_of[rank];
+        if (number == SMALL_NOBODY || number == group->me) continue;
+        const struct small_slot *slot = slot_of(node_of(group, number), group->call);
+        if (!is_current(group, slot))
+            here = false;
+        else if (slot->yields)
+            *yields = true;
+    }
+    return here;
+}
+
+static void advance(struct small_calls *all, struct small_group *group) {
+    while (group->open) {
+        const bool given = is_current(group, slot_of(&group->own, group->call));
+        /* After its parts no node yields: the others may have committed the call by now. If they
+         * have not, because one of them yields, its frame says so. */
+        if (group->yields && group->yield_at == group->call && !given) {
+            send_to_all(all, group, begin_own(group, true));
+            take(all, group);
+            return;
+        }
+        bool yields = false;
+        const bool here = all_here(group, &yields);
+        if (yields) {
+            take(all, group);
+            return;
+        }
+        if (!here) return;
+        struct found found = {.ranks = 0};
+        bool fits = find_parts(group, &group->own, &found);
+        for (struct small_node *node = group->others; node && fits; node = node->next)
+            if (takes_part(group, node->number)) fits = find_parts(group, node, &found);
+        if (!fits || !agree(group, &found)) {
+            take(all, group);
+            return;
+        }
+        record(group, &found);
+        group->call++;
+        all->ports.commit(all->ports.context, group);
+        if (group->fresh)
+            all->ports.tell(all->ports.context, group, SMALL_FIRST, group->call, NULL, 0);
+        group->fresh = false;
+    }
+}
+
+static void give_if_all(struct small_calls *all, struct small_group *group) {
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->here & bit(rank) && group->members[rank].seq != group->call + 1) return;
+    if (group->here && !is_current(group, slot_of(&group->own, group->call))) give(all, group);
+}
+
+/* ---- Inputs ---------------------------------------------------------------------------------------- */
+void small_open(struct small_calls *all, struct small_group *group, uint64_t version,
+                uint64_t call, const uint32_t *nodes) {
+    group->open = group->fresh = true;
+    group->yields = group->has_last = false;
+    group->version = version;
+    group->call = call;
+    group->ranks = group->here = 0;
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        group->node_of[rank] = nodes[rank];
+        if (nodes[rank] == SMALL_NOBODY) continue;
+        group->ranks |= bit(rank);
+        if (nodes[rank] == group->me) group->here |= bit(rank);
+    }
+    give_if_all(all, group); /* members here may have called already */
+    advance(all, group);
+}
+
+void small_close(struct small_calls *all, struct small_group *group) {
+    if (group->open) take(all, group);
+}
+
+void small_yield(struct small_calls *all, struct small_group *group, uint64_t call) {
+    if (!group->open || call < group->call) return;
+    if (!group->yields || group->yield_at < group->call || call < group->yield_at)
+        group->yield_at = call;
+    group->yields = true;
+    advance(all, group);
+}
+
+void small_given(struct small_calls *all, struct small_group *group, uint64_t call,
+                 const struct small_part *part, const char *bytes) {
+    if (part->rank >= group->size) return;
+    struct small_member *member = &group->members[part->rank];
+    if (call + 1 <= member->seq) return; /* known */
+    member->seq = call + 1;
+    member->part = *part;
+    keep(&member->bytes, &member->room, bytes, part->nbytes);
+    if (!group->open || call != group->call || !(group->here & bit(part->rank))) {
+        tell_part(all, group, part->rank);
+        return;
+    }
+    give_if_all(all, group);
+    advance(all, group);
+}
+
+static const char *fault_of(const char *parts, uint32_t nbytes) {
+    for (uint32_t at = 0; at < nbytes;) {
+        struct small_part part;
+        if (nbytes - at < sizeof part) return "a small call's parts end too early";
+        memcpy(&part, parts + at, sizeof part);
+        at += sizeof part;
+        if (part.nbytes > nbytes - at || part.offset > part.nbytes)
+            return "a small call's part is longer than its frame";
+        at += part.nbytes;
+    }
+    return NULL;
+}
+
+const char *small_receive(struct small_calls *all, uint64_t generation, uint32_t number,
+                          uint64_t version, uint64_t call, bool yields, const char *parts,
+                          uint32_t nbytes) {
+    if (nbytes > SMALL_FRAME_BYTES_MAX) return "a small call's frame is too long";
+    const char *fault = fault_of(parts, nbytes);
+    if (fault) return fault;
+    struct small_group *group = small_find(all, generation);
+    if (!group || number == group->me) return NULL; /* it is over, or this node has left it */
+    struct small_slot *slot = slot_of(node_of(group, number), call);
+    const bool newer = !slot->here || version > slot->version ||
+                       (version == slot->version && call > slot->call);
+    if (!newer) return NULL; /* sent twice */
+    slot->here = true;
+    slot->yields = yields;
+    slot->version = version;
+    slot->call = call;
+    keep(&slot->parts, &slot->room, parts, nbytes);
+    slot->nbytes = nbytes;
+    if (group->open && version == group->version && call == group->call) advance(all, group);
+    return NULL;
+}
+
+void small_resend(struct small_calls *all, uint32_t number) {
+    for (struct small_group *group = all->groups; group; group = group->next) {
+        if (!takes_part(group, number)) continue;
+        const uint64_t before = group->call ? group->call - 1 : 0;
+        for (uint64_t call = before; call <= group->call; call++) {
+            const struct small_slot *slot = slot_of(&group->own, call);
+            if (slot->here && slot->version == group->version && slot->call == call)
+                all->ports.send(all->ports.context, group, number, slot);
+        }
+    }
+}

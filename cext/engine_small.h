@@ -1,0 +1,163 @@
+/* Small calls of Groups over several hosts: a protocol between the engines of their nodes.
+ *
+ * Why it exists: a call of a few KiB costs a millisecond if every node handles it in Python. While
+ * all members make calls of one kind and shape, and none dies, there is nothing to decide: each
+ * node sends what its members give to all other nodes, and whoever has all parts has the result.
+ *
+ *     CLOSED ──open(version, call)──► OPEN ──TAKEN──► CLOSED        (Python owns the calls)
+ *                                     │  ▲ call + 1
+ *        own members have all called  ▼  │ all nodes' parts are here, and agree
+ *             one frame to each other node ──► fold in the order of ranks ──► the board, members wake
+ *
+ * OPEN ends, and all that Python must know is told (TAKEN, then a PART for each call that a member
+ * here has made and that is not over), when
+ *   - this node *yields* call k, because a member here gives what no small call carries. Its frame
+ *     of call k then says so in the place of parts, so no node can ever have all parts of call k,
+ *     and every node that receives it hands call k to Python;
+ *   - the parts of all nodes are here and do not agree: every node finds the same;
+ *   - Python closes the group, because its members have changed (the *freeze*).
+ *
+ * Safety. A call is *committed* at a node that had all parts; others may lack them for ever.
+ *   1. Calls in progress at any two nodes differ by one at most, because call k + 1 needs a part of
+ *      every node, and a node gives it only after its own commit of call k.
+ *   2. A node answers a change of the members (GroupSync) only after TAKEN, so what it reports
+ *      stands: it commits nothing more under the old version. The leading node hears all nodes,
+ *      those that lost their last member too, before anything is decided; so it learns of every
+ *      commit that a living node has seen, and passes it on. TAKEN carries the last one whole.
+ *   3. Parts count only for the version and the call that stand in their frame. A new version opens
+ *      at the commit of a call that the leading node has decided under it, so every node that is
+ *      open with a version is so with the same members and from the same call on.
+ *   4. A node that has sent its parts of call k never sends a yield of it, nor the other way round,
+ *      so two nodes never find different answers in one version.
+ * Liveness. A frame is lost with its link alone. Own frames of the last two calls are kept, in any
+ * state, and sent again when a link is lost; a node that needs none drops it by version and call.
+ *
+ * The machine has no thread, socket or clock: inputs are function calls, outputs the functions of
+ * small_ports. So tests and the simulation play it step by step.
+ * It must never know: links, shared memory, Python, who is a member.
+ */
+#ifndef ENGINE_SMALL_H
+#define ENGINE_SMALL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine_frames.h"
+#include "shm_layout.h"
+
+/* What travels between two nodes: for each member one of these, then `nbytes` bytes: a payload
+ * (docs/architecture.md), whose elements begin at `offset`. */
+struct small_part {
+    uint32_t rank, nbytes, offset;
+    uint8_t kind, op, dtype, root;
+};
+_Static_assert(sizeof(struct small_part) == 16, "it travels");
+
+/* A committed call: this, then `count` places, then the payloads at their places. */
+struct small_record {
+    uint64_t call, ranks; /* ranks as bits */
+    uint8_t kind, op, dtype, root;
+    uint32_t count, nbytes, pad; /* nbytes: of all */
+};
+struct small_place {
+    uint32_t source, nbytes, at, pad;
+};
+_Static_assert(sizeof(struct small_record) == 32 && sizeof(struct small_place) == 16, "as read");
+
+enum {
+    /* Larger calls go by stripes. Higher: each node receives so much for each call, while a stripe
+     * would need 2/n of it. */
+    SMALL_BYTES_MAX = SMALL_GIVEN_BYTES,
+    SMALL_FRAME_BYTES_MAX = SMALL_GIVEN_BYTES + MEMBERS * (int)sizeof(struct small_part),
+    SMALL_NOBODY = 0xffffffff, /* as the node of a rank */
+};
+_Static_assert((int)SMALL_FRAME_BYTES_MAX <= (int)FRAME_SMALL_BYTES_MAX, "a link carries it");
+_Static_assert(SMALL_RECORD_BYTES >= SMALL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 &&
+               SMALL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
+
+/* What a node has given to a call. */
+struct small_slot {
+    bool here, yields;
+    uint64_t version, call;
+    uint32_t nbytes, room;
+    char *parts;
+};
+
+struct small_node {
+    struct small_node *next;
+    uint32_t number;
+    struct small_slot slots[2]; /* by the call's last bit: this call, and the one before or after */
+};
+
+/* A member of this node. */
+struct small_member {
+    uint64_t seq; /* of its last call that is known here, + 1 */
+    struct small_part part;
+    char *bytes;
+    uint32_t room;
+};
+
+struct small_group {
+    struct small_group *next;
+    uint64_t generation;
+    bool open, fresh; /* fresh: nothing committed since it was opened */
+    bool yields;
+    uint64_t version, call, yield_at;
+    uint32_t size, me;
+    uint64_t ranks, here; /* as bits: all members, those of this node */
+    uint32_t node_of[MEMBERS];
+    struct small_node own; /* what this node has sent */
+    struct small_node *others;
+    struct small_member members[MEMBERS];
+    bool has_last;
+    char *last; /* a small_record */
+    void *board; /* of the ports */
+};
+
+enum small_news {
+    SMALL_TAKEN, /* Python owns the calls from `call` on; bytes: the last commit, or none */
+    SMALL_PART,  /* that member here has made that call; bytes: a small_part and its payload. Of
+                  * use only while Python owns the calls: whatever opens the group knows it, too */
+    SMALL_FIRST, /* the first commit since the group was opened */
+};
+
+struct small_ports {
+    void *context;
+    /* To one other node. */
+    void (*send)(void *context, struct small_group *group, uint32_t node,
+                 const struct small_slot *slot);
+    /* group->last is the result. */
+    void (*commit)(void *context, struct small_group *group);
+    void (*tell)(void *context, struct small_group *group, int news, uint64_t number,
+                 const void *bytes, size_t nbytes);
+};
+
+struct small_calls {
+    struct small_group *groups;
+    struct small_ports ports;
+};
+
+struct small_group *small_find(struct small_calls *all, uint64_t generation);
+struct small_group *small_add(struct small_calls *all, uint64_t generation, uint32_t size,
+                              uint32_t me);
+void small_forget(struct small_calls *all, uint64_t generation);
+void small_forget_all(struct small_calls *all);
+
+/* From Python. node_of: one for each rank, or SMALL_NOBODY. */
+void small_open(struct small_calls *all, struct small_group *group, uint64_t version,
+                uint64_t call, const uint32_t *node_of);
+void small_close(struct small_calls *all, struct small_group *group);
+void small_yield(struct small_calls *all, struct small_group *group, uint64_t call);
+
+/* A member here has made its call; bytes: part->nbytes. */
+void small_given(struct small_calls *all, struct small_group *group, uint64_t call,
+                 const struct small_part *part, const char *bytes);
+/* A frame of another node. NULL, or what is wrong with it. */
+const char *small_receive(struct small_calls *all, uint64_t generation, uint32_t node,
+                          uint64_t version, uint64_t call, bool yields, const char *parts,
+                          uint32_t nbytes);
+/* What was sent to that node may be lost. */
+void small_resend(struct small_calls *all, uint32_t node);
+
+#endif

@@ -1,0 +1,117 @@
+# Small calls of Groups, as the part of Engine that is about them. engine_small.h has the protocol.
+
+
+@cython.no_gc
+cdef class _SmallCalls:
+    """What Python asks of an engine about small calls; all is posted, and answered by events."""
+
+    cdef engine_t *engine
+    cdef int fork_mark
+    cdef object memory  # where the boards lie
+
+    cdef int check(self) except -1:
+        if self.fork_mark != fork_count:
+            raise RuntimeError("the engine belongs to the process that this one was forked from")
+        if self.engine == NULL:
+            raise RuntimeError("the engine was stopped")
+        return 0
+
+    cdef small_request *request(self, int kind, uint64_t generation) except NULL:
+        self.check()
+        cdef small_request *asked = <small_request *> engine_memory(sizeof(small_request))
+        asked.kind = kind
+        asked.generation = generation
+        asked.fd = -1
+        return asked
+
+    def small_add(self, generation: int, size: int, node: int, client, board: int) -> None:
+        """A Group with members on this host, whose board lies in the control memory of `client`.
+
+        Python owns its calls until small_open(). What members here publish comes as SMALL_PART.
+        """
+        cdef uint64_t address = client.control_address
+        if not 1 <= size <= MEMBERS:
+            raise ValueError(f"a group of {size} members")
+        if not 0 <= board < BOARDS:
+            raise ValueError(f"board {board}: there are {BOARDS}")
+        cdef small_request *asked = self.request(SMALL_ASK_ADD, generation)
+        self.memory = client
+        asked.size = size
+        asked.node = node
+        asked.control = <char *> address
+        asked.board = board
+        engine_post_small(self.engine, asked)
+
+    def small_open(self, generation: int, version: int, call: int, nodes) -> None:
+        """The engine owns the calls from this one on. `nodes`: of each rank, None for nobody.
+
+        It ends by SMALL_TAKEN.
+        """
+        cdef list numbers = list(nodes)
+        if len(numbers) > MEMBERS:
+            raise ValueError(f"{len(numbers)} ranks: a board has {MEMBERS}")
+        cdef uint64_t version_word = version
+        cdef uint64_t call_word = call
+        cdef small_request *asked = self.request(SMALL_ASK_OPEN, generation)
+        cdef Py_ssize_t i
+        asked.version = version_word
+        asked.call = call_word
+        for i in range(MEMBERS):
+            number = numbers[i] if i < len(numbers) else None
+            asked.node_of[i] = <uint32_t> SMALL_NOBODY if number is None else <uint32_t> number
+        engine_post_small(self.engine, asked)
+
+    def small_close(self, generation: int) -> None:
+        """The freeze: no call is committed after SMALL_TAKEN, until small_open()."""
+        engine_post_small(self.engine, self.request(SMALL_ASK_CLOSE, generation))
+
+    def small_yield(self, generation: int, call: int) -> None:
+        """Python shall own the calls from this one on, unless this node has given its parts of it
+        already: then it is committed, or another node yields it."""
+        cdef uint64_t word = call
+        cdef small_request *asked = self.request(SMALL_ASK_YIELD, generation)
+        asked.call = word
+        engine_post_small(self.engine, asked)
+
+    def small_forget(self, generation: int) -> None:
+        """The group is over."""
+        engine_post_small(self.engine, self.request(SMALL_ASK_FORGET, generation))
+
+    def small_frame(self, generation: int, node: int, version: int, call: int, yields: bool,
+                    parts: bytes) -> None:
+        """A frame that SMALL_SEND has named at that node."""
+        cdef uint32_t sender = node
+        cdef uint64_t version_word = version
+        cdef uint64_t call_word = call
+        cdef Py_ssize_t nbytes = len(parts)
+        if nbytes > FRAME_SMALL_BYTES_MAX:
+            raise ValueError(f"a small call's frame of {nbytes} bytes")
+        cdef small_request *asked = self.request(SMALL_ASK_FRAME, generation)
+        asked.node = sender
+        asked.version = version_word
+        asked.call = call_word
+        asked.yields = bool(yields)
+        asked.nbytes = nbytes
+        asked.bytes = <char *> engine_memory(nbytes)
+        memcpy(asked.bytes, <const char *> parts, nbytes)
+        engine_post_small(self.engine, asked)
+
+    def small_bell(self, generation: int, rank: int, fd: int) -> None:
+        """The eventfd to which the member of that rank writes; it is the engine's from now on."""
+        cdef uint32_t place = rank
+        cdef small_request *asked = self.request(SMALL_ASK_BELL, generation)
+        asked.size = place
+        asked.fd = fd
+        engine_post_small(self.engine, asked)
+
+    def small_look(self) -> None:
+        """Look at all boards: for an engine without a thread, which hears no bell."""
+        engine_post_small(self.engine, self.request(SMALL_ASK_LOOK, 0))
+
+    cdef tuple small_event(self, event_t *event):
+        cdef bytes data = PyBytes_FromStringAndSize(event.bytes, event.nbytes) \
+            if event.nbytes else b""
+        if event.kind == EVENT_SMALL_SEND:
+            return (event.kind, event.number, event.peer, event.version, event.call,
+                    event.yields != 0, data)
+        return (event.kind, event.number, event.call, data)

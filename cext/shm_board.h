@@ -1,0 +1,214 @@
+/* Small calls of a Group whose members share one memory: parts and results lie on the board.
+ *
+ * Why it exists: a barrier, or a reduction of a few KiB, costs less than one object would, let alone
+ * one for each rank, pickled, held and read. Parts lie in slots of the board (shm_part), the lowest
+ * living rank folds them in the order of ranks and commits by the store of the call's number, as for
+ * any call (docs/architecture.md, "Group board"): so those that see the commit find mask and bytes.
+ *
+ *   part 0 ──┐
+ *   part 1 ──┼─ folded by the leader ──► result ── result_id = 0, result_call = call + 1 ──► all copy
+ *   part 2 ──┘
+ *
+ * A slot is written again only for the next call, which its rank makes when this one is committed,
+ * so when the leader has read it; a rank that is interrupted and makes its call anew, or another
+ * member in a dead one's place, is noticed by `changes` and by the board's epoch before the commit.
+ * The result's slot is written by the leader of the next call when all ranks have made that, so when
+ * all have read this one.
+ * It must never know: Python objects, what is not a plain array, how members are told apart.
+ */
+#ifndef HOPLITE_SHM_BOARD_H
+#define HOPLITE_SHM_BOARD_H
+
+#include "reduce_kernels.h"
+#include "shm_tasks.h"
+
+enum board_kind { BOARD_BARRIER = 0, BOARD_ALLREDUCE = 1, BOARD_REDUCE = 2 };
+enum board_turn {
+    TURN_WAIT = 0,   /* not this rank's, or not yet */
+    TURN_AGAIN = 1,  /* something has changed meanwhile */
+    TURN_OVER = 2,   /* the call is committed, and its result lies on the board */
+    TURN_OTHER = 3,  /* it is not for this file: an object, a difference, a rank that joins */
+};
+
+static inline int takes_part(shm_member *m, uint64_t call) {
+    uint64_t start = LOAD(&m->start);
+    return 0 < start && start <= call + 1;
+}
+/* Whoever may lead that call: ranks up to the lowest one that lives and takes part. Others learn of
+ * a change of the masks by being woken for it. */
+static inline void wake_leaders(char *c, shm_board *b, uint64_t call) {
+    uint64_t alive = LOAD(&b->alive), members = alive | LOAD(&b->joining);
+    for (; members; members &= members - 1) {
+        unsigned rank = (unsigned)__builtin_ctzll(members);
+        uint64_t client = LOAD(&b->members[rank].client);
+        if (client)
+            wake_client(c, (unsigned)(client - 1));
+        if (alive >> rank & 1 && takes_part(&b->members[rank], call))
+            return;
+    }
+}
+
+/* Is a slot as it was when `changes` was read? After all that was read of it in between. */
+static inline int part_unchanged(shm_part *p, uint64_t changes) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* no load moves behind the one below */
+    return LOAD(&p->changes) == changes;
+}
+
+/* Writes a part and publishes it. */
+static inline void board_give(char *c, unsigned board, unsigned rank, uint64_t call,
+                              const shm_form *form, const void *data) {
+    shm_board *b = board_of(c, board);
+    shm_part *p = part_of(c, board, rank);
+    ADD(&p->changes, 1 + (LOAD(&p->changes) & 1)); /* odd, also if it was left odd by a dead one */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* no store below moves before the count */
+    p->form = *form;
+    if (form->nbytes)
+        memcpy(p->data, data, form->nbytes);
+    ADD(&p->changes, 1);
+    STORE(&b->members[rank].contribution, 0);
+    STORE(&b->members[rank].seq, call + 1);
+    wake_leaders(c, b, call);
+}
+
+/* The slots of those that have yet to publish `call`; if there are none, that of who leads it. */
+static inline void still_busy(shm_board *b, uint64_t call, unsigned rank, uint64_t *busy) {
+    uint64_t members = LOAD(&b->alive);
+    int64_t leader = -1;
+    int missing = 0;
+    memset(busy, 0, MASK_WORDS * sizeof *busy);
+    for (; members; members &= members - 1) {
+        unsigned other = (unsigned)__builtin_ctzll(members);
+        shm_member *m = &b->members[other];
+        uint64_t client = LOAD(&m->client);
+        if (!client || !takes_part(m, call))
+            continue;
+        if (leader < 0)
+            leader = (int64_t)client - 1;
+        if (other != rank && LOAD(&m->seq) < call + 1) {
+            busy[(client - 1) / 64] |= 1ULL << ((client - 1) % 64);
+            missing = 1;
+        }
+    }
+    if (!missing && leader >= 0)
+        busy[leader / 64] |= 1ULL << (leader % 64);
+}
+
+/* Leads the call if that is this rank's to do and all parts are there. Nothing is visible before the
+ * commit. */
+static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t call) {
+    shm_board *b = board_of(c, board);
+    uint32_t epoch = LOAD(&b->epoch);
+    uint64_t alive = LOAD(&b->alive), joining = LOAD(&b->joining), mask = 0, changes[MEMBERS];
+    const void *sources[MEMBERS];
+    unsigned n = 0;
+    if (epoch & 1)
+        return TURN_WAIT; /* the node is changing the membership, and wakes us when it has */
+    /* An earlier leader commits before the membership that ends its lead can change. */
+    if (LOAD(&b->result_call) > call)
+        return TURN_AGAIN;
+    for (uint64_t rest = alive | joining; rest; rest &= rest - 1) {
+        unsigned other = (unsigned)__builtin_ctzll(rest);
+        shm_member *m = &b->members[other];
+        if (!takes_part(m, call))
+            continue;
+        if (!mask && other != rank)
+            return TURN_WAIT; /* another one leads */
+        if (LOAD(&m->seq) < call + 1)
+            return TURN_WAIT;
+        mask |= 1ULL << other;
+    }
+    if (!(mask >> rank & 1))
+        return TURN_WAIT;
+    if (LOAD(&b->epoch) != epoch)
+        return TURN_AGAIN;
+    if (mask & joining)
+        return TURN_OTHER; /* they are to be let in by the node */
+    const shm_form *form = &part_of(c, board, rank)->form;
+    for (uint64_t rest = mask; rest; rest &= rest - 1) {
+        unsigned other = (unsigned)__builtin_ctzll(rest);
+        shm_part *p = part_of(c, board, other);
+        if (LOAD(&b->members[other].contribution))
+            return TURN_OTHER;
+        changes[n] = LOAD(&p->changes);
+        if (changes[n] & 1)
+            return TURN_AGAIN;
+        if (memcmp(&p->form, form, sizeof *form))
+            return part_unchanged(p, changes[n]) ? TURN_OTHER : TURN_AGAIN;
+        sources[n++] = p->data;
+    }
+    if (form->kind == BOARD_REDUCE && !(mask >> form->root & 1))
+        return TURN_OTHER; /* its root is gone */
+    shm_part *result = part_of(c, board, MEMBERS);
+    result->form = *form;
+    if (form->kind != BOARD_BARRIER && form->nbytes) {
+        const struct reduce_kernel *kernel = reduce_kernel_find(form->op, form->dtype);
+        size_t count = form->nbytes / reduce_source_bytes(kernel);
+        reduce_run(kernel, sources, n, result->data, count, 1);
+    }
+    result->mask = mask;
+    unsigned i = 0;
+    for (uint64_t rest = mask; rest; rest &= rest - 1)
+        if (!part_unchanged(part_of(c, board, (unsigned)__builtin_ctzll(rest)), changes[i++]))
+            return TURN_AGAIN;
+    if (LOAD(&b->epoch) != epoch)
+        return TURN_AGAIN;
+    STORE(&b->result_id, 0);
+    STORE(&b->result_call, call + 1); /* the commit */
+    for (uint64_t rest = mask & ~(1ULL << rank); rest; rest &= rest - 1) {
+        uint64_t client = LOAD(&b->members[__builtin_ctzll(rest)].client);
+        if (client)
+            wake_client(c, (unsigned)(client - 1));
+    }
+    return TURN_OVER;
+}
+
+/* What there is to do about a call that this rank has published: one look. */
+static inline int board_turn(char *c, unsigned board, unsigned rank, uint64_t call) {
+    shm_board *b = board_of(c, board);
+    if (LOAD(&b->result_call) > call)
+        return LOAD(&b->result_id) ? TURN_OTHER : TURN_OVER;
+    return board_lead(c, board, rank, call);
+}
+
+/* Until the call is over, or not for this file, or the time is over (TURN_WAIT: also when a signal
+ * has come, or the node has gone). It spins once, for spin_us_max in all, and only if there is a
+ * core for each that it waits for, beside those that spin. */
+static inline int board_wait(char *c, unsigned board, unsigned slot, unsigned rank, uint64_t call,
+                             uint64_t deadline) {
+    shm_client *me = client_of(c, slot);
+    uint64_t spin_until = 0, now, busy[MASK_WORDS];
+    int turn, spinning = 0;
+    for (;;) {
+        uint32_t seen = LOAD(&me->event);
+        turn = board_turn(c, board, rank, call);
+        if (turn == TURN_AGAIN && now_ns() < deadline)
+            continue; /* a rank that stands still while it writes is waited for elsewhere */
+        if (turn == TURN_AGAIN)
+            turn = TURN_WAIT;
+        if (turn != TURN_WAIT)
+            break;
+        now = now_ns();
+        if (!spin_until) {
+            spin_until = now + (uint64_t)root_of(c)->spin_us_max * 1000;
+            still_busy(board_of(c, board), call, rank, busy);
+            spinning = spin_until > now && spin_begin(c, slot, busy);
+        }
+        if (spinning) {
+            while (now < spin_until && LOAD(&me->event) == seen && !LOAD(&private_of(c)->lost)) {
+                pause_burst();
+                now = now_ns();
+            }
+            if (LOAD(&me->event) != seen && now < spin_until)
+                continue;
+            spin_end(c, slot);
+            spinning = 0;
+        }
+        int n = 0;
+        if (wait_for(c, slot, NULL, &n, -1, NULL, 0, &seen, 0, deadline) != WAIT_DONE)
+            break;
+    }
+    if (spinning)
+        spin_end(c, slot);
+    return turn;
+}
+#endif
