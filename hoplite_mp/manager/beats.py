@@ -3,7 +3,7 @@
 Why it exists: the manager sends every node on the network a beat at fixed intervals and listens for
 theirs. Time in which this process itself did not run is not counted as silence.
 
-This module must never know connections, nor what becomes of a node that is given up.
+This module must never know connections, nor what happens to a node that is given up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Who = TypeVar("Who", bound="Hashable")
 
 
 class Beats(Generic[Who]):
-    """All nodes that are listened to, identified by any hashable value."""
+    """The nodes whose beats are awaited, each identified by any hashable value."""
 
     def __init__(self, interval_s: float, patience_s: float) -> None:
         self._interval_s = interval_s
@@ -43,7 +43,7 @@ class Beats(Generic[Who]):
         """Something has arrived from that node."""
         silence = self._silences.get(who)
         if silence is not None:
-            silence.heard(min(now, self._due))  # if this process is late, it had arrived in time
+            silence.heard(min(now, self._due))  # data that is read late had arrived in time
 
     @property
     def wake_at(self) -> float | None:
@@ -51,8 +51,9 @@ class Beats(Generic[Who]):
         return self._due if self._silences else None
 
     def look(self, now: float) -> tuple[list[Who], dict[Who, float]]:
-        """(nodes to send a beat, nodes that were silent for too long: their seconds of silence). To
-        be called after everything that has arrived was read."""
+        """Returns the nodes to send a beat to, and for each node that was silent for too long the
+        seconds of its silence. Call it after reading all that has arrived, because what is not read
+        yet counts as silence."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s

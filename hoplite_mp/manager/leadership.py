@@ -1,11 +1,12 @@
-"""Whether this process may decide for the cluster: the messages and counts around planner/terms.py.
+"""Whether this process may decide for the cluster: handles the messages of planner/terms.py.
 
 Why it exists: a cluster with a standby has two processes that can be its manager. Both run the same
 loop around the same planner; this file tells whether that loop may decide now. Until it may,
 messages from nodes are held back.
 
-    the first host's   lease ──► may decide ◄──► hears too few ──► for too long, or superseded: out
-    a standby          candidate ──► has the votes ──► lease, as above
+    first manager   lease ──► decides ◄──► too few hosts answer ──► for too long, or superseded:
+                                                                    it steps down
+    standby         candidate ──► has enough votes ──► lease, as above
 
 This module must never know what is decided, nor how messages travel.
 """
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.terms import Knowledge
 
 __all__ = ["Leadership", "lease_clock"]
 
-# How many messages may wait until this manager may decide again. Higher: survives long waits of
-# many busy nodes; lower: less memory. With more, the manager steps down.
+# How many messages may be held until this manager may decide again; with more it steps down.
+# Higher: many busy nodes may send to it for long meanwhile; lower: less memory.
 HELD_MAX = 1 << 18
 # How long newcomers wait for a manager that may not decide. Higher: short disturbances do not turn
-# them away; lower: they learn sooner that they should look elsewhere.
+# them away; lower: they learn sooner that they should try the other address.
 PATIENT_S = 3.0
 US = 1_000_000
 HEARD = "the node of its own host still hears the manager, or did so just now"
@@ -60,13 +62,13 @@ STRUCK = (
 )
 
 Who = TypeVar("Who", bound="Hashable")
-# A lease also runs out while its machine is suspended, when CLOCK_MONOTONIC stands still.
+# A lease must also run out while the machine is suspended, but CLOCK_MONOTONIC stops meanwhile.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
 
 
 def lease_clock() -> float:
-    """The time in seconds, for a manager that shares its leadership."""
+    """The time in seconds by the clock that measures leases."""
     return time.clock_gettime(CLOCK)
 
 
@@ -83,11 +85,11 @@ class Leadership(Generic[Who]):
         again: bool = False,
         candidate: Candidate | None = None,
     ) -> None:
-        """standby: its addresses. own: the number of this host's node. again: this manager replaces
-        one that has told that node which lists are in force. candidate: given if this is the
-        standby."""
+        """standby: the standby's addresses. own: the number of this host's node. again: this
+        manager replaces one that has died, and that node knows from it which lists are in force.
+        candidate: given if this process is the standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
-        self.held: deque[Any] = deque()  # messages from nodes that wait for a decision
+        self.held: deque[Any] = deque()  # messages that wait until it may decide
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager that has superseded this one
         self._own = own
@@ -96,7 +98,10 @@ class Leadership(Generic[Who]):
         self._lease = None if again or candidate is not None else Lease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
-        self._offers: dict[Who, int] = {}  # connection -> number of its node
+        # connection -> the node that offers its vote over it, and what that node knew then
+        self._offers: dict[Who, tuple[int, Knowledge]] = {}
+        # node -> the connection of its vote, over which it follows this process from then on
+        self._voters: dict[int, Who] = {}
         self._promoter: Who | None = None
         self._heard: dict[int, float] = {}  # node -> when something last arrived from it
         self._idle_since: float | None = None
@@ -119,6 +124,8 @@ class Leadership(Generic[Who]):
             if self._idle_since is not None and self.leads:
                 _log.warning("the manager hears half of the hosts again, and decides")
             self._idle_since = None
+            if self.superseded and self.leads:  # the standby was promoted by force
+                self._log_superseded()
             return bool(self.superseded)
         if self._idle_since is None:
             self._idle_since = now
@@ -127,7 +134,7 @@ class Leadership(Generic[Who]):
         if self._lease is None:
             return False  # it was restarted, and its host's node has not reported yet
         if self.superseded:
-            _log.warning("another manager leads in term %d: this one steps down", self.superseded)
+            self._log_superseded()
         elif len(self.held) > HELD_MAX:
             _log.error("%d messages wait for a decision: the manager steps down", HELD_MAX)
         elif now - self._idle_since > OUT_S and not self._hears_half(now):
@@ -136,8 +143,12 @@ class Leadership(Generic[Who]):
             return False
         return True
 
+    def _log_superseded(self) -> None:
+        _log.warning("another manager leads in term %d: this one steps down", self.superseded)
+
     def _hears_half(self, now: float) -> bool:
-        """Living hosts that are too busy to answer do not follow another manager meanwhile."""
+        """Did at least half of the hosts send anything lately? Living hosts that are too busy to
+        answer `Leads` do not follow another manager meanwhile."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
 
@@ -156,17 +167,18 @@ class Leadership(Generic[Who]):
 
     @property
     def absent(self) -> set[int]:
-        """Nodes that will not come to a standby that has just won."""
+        """Nodes of former managers' hosts, for which a standby that has just won must not wait."""
         return set() if self._candidate is None else self._candidate.absent()
 
     def admitted(self, link: Who, node: int, now: float) -> None:
-        """A node is admitted; before its admission it is told about the standby."""
+        """A node is being admitted. It is sent the standby's addresses before its admission."""
         if self._lease is not None:
             self._lease.joined(node, now)
         self._write(link, self._named)
 
     def turns_away(self, now: float, waits: bool) -> bool:
-        """Must newcomers look elsewhere? waits: this manager is waiting for nodes to return."""
+        """Must newcomers be refused for now? waits: this manager is still waiting until nodes of
+        the previous one return."""
         if not self.leads:
             return True
         idle_since = self._idle_since
@@ -183,8 +195,8 @@ class Leadership(Generic[Who]):
         return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
 
     def news(self, now: float) -> Leads | None:
-        """A new list for this host's own node, which must know it before others; None if there is
-        none."""
+        """The message with a new list for this host's own node, which must know each list before
+        other nodes do; None if there is no new list."""
         lease = self._lease
         if lease is None or not lease.lists or lease.lists[-1].version == self._told:
             return None
@@ -217,32 +229,36 @@ class Leadership(Generic[Who]):
     def _knows(self, link: Who, message: Knows, now: float) -> None:
         node, knowledge = message.node, message.knowledge
         if self._candidate is not None:
-            self._offers[link] = node
+            self._offers[link] = node, knowledge
             self._candidate.offer(node, knowledge)
             self._ask(now)
         elif self._lease is None:
-            if node == self._own:  # the previous manager has told it everything
+            if node == self._own:  # the previous manager has sent it all lists
                 lease = Lease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
                 lease.followed(node, lease.term, now, version)
                 self._lease = lease
-        elif self._identity:  # a late offer: tell that node the present term
+        elif self._identity:  # a late offer: ask for a vote in the present term
             self._write(link, VoteAsked(self._lease.term, self._identity))
 
     def _ask(self, now: float) -> None:
         assert self._candidate is not None
         asked = self._candidate.ask(now)
-        for link, node in self._offers.items():
+        for link, (node, _) in self._offers.items():
             if node in asked:
                 self._write(link, VoteAsked(self._candidate.term, self._identity))
 
     def _voted(self, link: Who, message: Voted) -> None:
-        if self._candidate is not None and self._offers.get(link) == message.node:
-            self._candidate.voted(message.node, message.term, message.knowledge)
+        node, offer = message.node, self._offers.get(link)
+        if self._candidate is None or offer is None or offer[0] != node:
+            return
+        if self._candidate.voted(node, message.term, message.knowledge):
+            self._voters[node] = link
 
     def count(self) -> bool:
-        """Has the standby just won? Then it leads from now on, and `absent` is empty."""
+        """Has the standby just won? If so, it leads from now on; read `absent` before, because it
+        is empty afterwards."""
         candidate = self._candidate
         if candidate is None or not candidate.has_won:
             return False
@@ -255,14 +271,13 @@ class Leadership(Generic[Who]):
         self.won(term)
         return True
 
-    def ended(self, link: Who) -> None:
+    def ended(self, link: Who, now: float) -> None:
         """That connection has ended."""
-        node = self._offers.pop(link, None)
-        candidate = self._candidate
+        offer, candidate = self._offers.pop(link, None), self._candidate
         if candidate is None:
             return
-        if node is not None and node not in self._offers.values():
-            candidate.withdraw(node)
+        if offer is not None:
+            self._offer_ended(link, offer[0], candidate, now)
         if self._promoter == link:  # the tool that asked for the promotion is gone
             self._promoter = None
             candidate.force(False)
@@ -270,6 +285,19 @@ class Leadership(Generic[Who]):
             self._write(self._promoter, Promoted(False, HEARD, soon=True))
             self._promoter = None
             candidate.force(False)
+
+    def _offer_ended(self, link: Who, node: int, candidate: Candidate, now: float) -> None:
+        """A node whose vote came over this connection no longer follows this process: a standby
+        that won with such votes would lead nodes that it cannot reach. The node may have offered
+        its vote again over a later connection; if so, it is asked there."""
+        offers = reversed(self._offers.values())
+        latest = next((knowledge for other, knowledge in offers if other == node), None)
+        if latest is None or self._voters.get(node) == link:
+            self._voters.pop(node, None)
+            candidate.withdraw(node)
+            if latest is not None:
+                candidate.offer(node, latest)
+                self._ask(now)
 
     # -- promotion by an operator ------------------------------------------------------------------
 

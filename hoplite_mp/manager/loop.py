@@ -1,17 +1,18 @@
 """The process around the planner: read, decode, step, encode, send. It decides nothing itself.
 
-One thread, one selector, one connection per node (on one host: one). The end of a connection is the
-end of that node's life and is reported to the planner as NodeLost; when no connection is left, the
-process is done. Nothing here blocks but `select`, which returns at the planner's next deadline.
+One thread with one selector serves one connection per node; only trees are packed in other threads.
+The end of a connection is the end of that node's life and is reported to the planner as NodeLost;
+when no connection is left, the manager ends. Nothing in the loop blocks except `select`, which
+returns at the next deadline of the planner, the door, the beats or the leadership.
 
-A node that does not read is given up once `outgoing_bytes_max` wait for it: if we stopped reading
-instead, both sides could wait for each other.
+A node that does not read is given up once `outgoing_bytes_max` wait for it. If the manager stopped
+reading from it instead, both sides could wait for each other.
 
-With a standby in the cluster, a Leadership tells whether this process may decide now; until it may,
-messages wait. A standby runs the same loop, which may not decide before it has the votes.
+With a standby in the cluster, a Leadership tells whether this process may decide now. Until it may,
+messages for the planner are held. A standby runs the same loop, and may not decide before it wins.
 
-This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted are
-looked into, for the number that says which connection leads to which node.
+This module must never know what a message is about. Only NodeJoined, its answer NodeAdmitted and
+NodeReturned are looked into, for the number that says which connection leads to which node.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.stream import Stream
 
 READ_BYTES = 256 << 10  # read from a connection before the others get their turn
-OUTGOING_BYTES_MAX = 64 << 20  # limit for one node; four of the longest frames
+OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_LOOK_S = 0.1
@@ -75,7 +76,8 @@ class Link:
         self.admitted: NodeAdmitted | None = None
         self.near = True  # the node is on this host, so its end is always noticed
         self.role = "node"  # the role proved in the handshake
-        self.broken = False  # it takes no more data, or must get no more; ended at the next flush
+        self.broken = False  # it takes no more data, or must get no more; closed in the next flush
+        self.waits_for = selectors.EVENT_READ  # events for which it is registered
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
         """Complete messages that have arrived, or None at the end of the connection."""
@@ -104,8 +106,8 @@ class Loop:
         selector: selectors.BaseSelector | None = None,
         in_thread: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """selector, in_thread: what waits, and what runs a long computation; a simulation replaces
-        them."""
+        """selector: waits for descriptors. in_thread: runs a long computation. The simulation
+        replaces both."""
         self._planner = planner
         self._clock = clock
         self._outgoing_bytes_max = outgoing_bytes_max
@@ -118,13 +120,14 @@ class Loop:
         self._door: Door | None = None
         self._credentials = b""
         self._beats: Beats[Link] | None = None
-        self._own: Link | None = None  # to the node of this host, if it is served by this process
+        self._own: Link | None = None  # to the node of this host, if this process serves it
         # Nodes that wait to join: earlier members must be known, and this host's node must join
         # first.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
-        self._packed: list[TreesPacked] = []  # results of threads that a plan has asked for
+        self._letting_in = False
+        self._packed: list[TreesPacked] = []  # by threads that plans have asked for
         self._packed_lock = threading.Lock()
-        # None: no other process can be the manager
+        # None: the cluster has no standby, so no other process can be the manager
         self._leadership: Leadership[Link] | None = None
         self._looked_at = 0.0
 
@@ -133,15 +136,16 @@ class Loop:
         self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
     def open(self, door: Door, credentials: bytes = b"", beats: Beats[Link] | None = None) -> None:
-        """Also serves connections that the door admits; each is first sent these credentials, and
-        given up when it is silent."""
+        """Also serves connections that the door admits. Each node is first sent these credentials;
+        with `beats` it is given up when it is silent for too long."""
         self._door = door
         self._beats = beats
         self._credentials = credentials
         self._selector.register(door.fileno(), selectors.EVENT_READ, door)
 
     def share(self, leadership: Leadership[Link]) -> None:
-        """The cluster has a standby; this process is that, or the manager beside it."""
+        """To be called if the cluster has a standby. This process is that standby, or the manager
+        that it may replace."""
         self._leadership = leadership
 
     def serve(self, stream: Stream, *, near: bool = True) -> Link:
@@ -164,11 +168,11 @@ class Loop:
             link.role = admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
-            # What came with the handshake's last bytes is not announced by the selector.
+            # The selector does not announce data that came with the handshake's last bytes.
             self._serve(link)
 
     def end_with(self, number: int) -> None:
-        """Makes that signal end the cluster, which the nodes are told."""
+        """Makes that signal end the cluster; the nodes are sent ClusterEnded."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def end(_number: int, _frame: object) -> None:
@@ -196,7 +200,7 @@ class Loop:
         return 0
 
     def turn(self) -> None:
-        """Waits once, then does everything that follows."""
+        """Waits once, then handles what has arrived and what is due."""
         for key, events in self._selector.select(self._timeout()):
             # A link that was closed earlier in this round is not served any more.
             if events & selectors.EVENT_READ and key.data in self._links:
@@ -204,7 +208,7 @@ class Loop:
         now = self._clock()
         if self._door is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held:  # held messages came before the deadline
+        if self._may_decide(now) and not self._has_held:  # these come first
             if self._wake_at is not None and self._wake_at <= now:
                 self._carry_out(self._planner.tick(now))
             self._take_packed(now)
@@ -222,8 +226,8 @@ class Loop:
         return self._leadership is None or self._leadership.decides(now)
 
     def _attend(self, leadership: Leadership[Link], now: float) -> None:
-        """Checks whether this process may decide, which may change with every answer and with
-        time."""
+        """Checks whether this process may decide, which may change with every answer of a node and
+        with time; if it may, handles the messages that were held."""
         self._looked_at = now
         absent = leadership.absent
         if leadership.count() and self._planner.restoring is not None:
@@ -241,9 +245,13 @@ class Loop:
         news = None if near is None else leadership.news(now)
         if near is not None and news is not None:
             near.write(encode(news))
+        away = leadership.turns_away(now, waits=self._planner.restoring is not None)
         if self._door is not None:
-            away = leadership.turns_away(now, waits=self._planner.restoring is not None)
             self._door.not_now = frozenset({"node"}) if away else frozenset()
+        if away:  # those that wait call again, as those do that the door refuses
+            waiting, self._newcomers = self._newcomers, []
+            for newcomer, _ in waiting:
+                self._end(newcomer)
 
     def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
         due, silent = beats.look(now)
@@ -255,12 +263,14 @@ class Loop:
             for link in due:
                 link.write(BEAT)
         for link, seconds in silent.items():
-            assert link.admitted is not None
+            if link.admitted is None:  # it waits to be let in
+                self._end(link)
+                continue
             _log.warning(
                 "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
             )
             if self._may_decide(now):
-                link.write(encode(GivenUp(seconds)))  # should it ever read again
+                link.write(encode(GivenUp(seconds)))  # in case it ever reads again
                 link.stream.flush()
             self._end(link)
 
@@ -276,7 +286,7 @@ class Loop:
             self._packed.append(packed)
 
     def _take_packed(self, now: float) -> None:
-        """Passes packed trees to the planner in the next turn: only later plans can use them."""
+        """Passes trees that were packed since the last turn to the planner, for later plans."""
         with self._packed_lock:
             packed, self._packed = self._packed, []
         for trees in packed:
@@ -306,7 +316,7 @@ class Loop:
                 self._leadership.heard(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
-                    break  # it has been given up, and has yet to be told why
+                    break  # the node is given up; the next flush sends it the reason
                 self._take(link, message)
         except ProtocolError as error:
             _log.error("manager gives up a connection: %s", error)
@@ -325,6 +335,9 @@ class Loop:
             link.joined = True
             if self._must_wait(link, now):
                 self._newcomers.append((link, message))
+                if self._beats is not None and not link.near:
+                    # Without beats the newcomer would take this manager for dead.
+                    self._beats.add(link, now)
                 return
             plan = self._planner.step(message, now)
             for node, answer in plan.sends:
@@ -340,7 +353,7 @@ class Loop:
             return
         if not link.joined:
             raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
-        # Messages that an earlier life of the node has left on the way are ignored.
+        # Messages that arrive over the connection of an earlier life of the node are ignored.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._step(message, now)
 
@@ -373,7 +386,7 @@ class Loop:
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
         """A node that the previous manager had admitted has returned."""
         if self._planner.restoring is None:  # the others have continued without it
-            # A manager that may not decide has not decided that; then the node calls again.
+            # A manager that may not decide cannot give up the node; then the node calls again.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
             link.broken = True
@@ -407,18 +420,24 @@ class Loop:
 
     def _let_newcomers_in(self) -> None:
         """Admits waiting nodes when the earlier ones are known and this process may decide."""
-        while (
-            self._newcomers
-            and not self._must_wait(self._newcomers[0][0], self._clock())
-            and not self._has_held  # held messages came first
-        ):
-            newcomer, joined = self._newcomers.pop(0)
-            if newcomer in self._links:
-                self._take(newcomer, joined)
+        if self._letting_in:  # one that is admitted causes a plan, after which this is called
+            return
+        self._letting_in = True
+        try:
+            while (
+                self._newcomers
+                and not self._must_wait(self._newcomers[0][0], self._clock())
+                and not self._has_held  # held messages came first
+            ):
+                newcomer, joined = self._newcomers.pop(0)
+                if newcomer in self._links:
+                    self._take(newcomer, joined)
+        finally:
+            self._letting_in = False
 
     def _flush(self) -> None:
-        """Sends queued data, and gives up nodes that cannot take it. An end can cause messages to
-        others, so this repeats until there is none."""
+        """Sends queued data, and gives up nodes that cannot take it. The end of a connection can
+        cause messages to other nodes, so this repeats until no connection ends."""
         broken = True
         while broken:
             broken = False
@@ -429,12 +448,12 @@ class Loop:
                     broken = True
                     continue
                 wants = selectors.EVENT_WRITE if link.stream.wants_write else 0
-                events = selectors.EVENT_READ | wants
-                if self._selector.get_key(link.stream.fileno()).events != events:
-                    self._selector.modify(link.stream.fileno(), events, link)
+                if link.waits_for != selectors.EVENT_READ | wants:
+                    link.waits_for = selectors.EVENT_READ | wants
+                    self._selector.modify(link.stream.fileno(), link.waits_for, link)
 
     def _hear_out(self, link: Link) -> None:
-        """Handles what a broken connection had sent before."""
+        """Handles the messages that had arrived on a connection before it broke."""
         while link in self._links and not link.broken and link.stream.wants_read:
             before = link.stream.bytes_received
             self._serve(link)
@@ -451,7 +470,7 @@ class Loop:
         if self._beats is not None:
             self._beats.drop(link)
         if self._leadership is not None:
-            self._leadership.ended(link)
+            self._leadership.ended(link, self._clock())
         admitted = link.admitted
         # A later connection of the same node may have replaced it.
         if admitted is not None and self._routes.get(admitted.node) is link:
@@ -465,7 +484,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """ProtocolError if that role may not send this: only tools promote, and voters do not join."""
+    """ProtocolError if that role may not send this: tools send Promote and nothing else, others do
+    not send it, and voters do not send NodeJoined."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")

@@ -1,6 +1,7 @@
 """The manager's process: the loop around the planner, with the descriptors that it is given.
 
-Why it exists: the supervisor forks it with a few descriptors, of which a loop is made here.
+Why it exists: the supervisor forks this process with a few descriptors; this file makes a loop of
+them.
 It must never know: what a message is about.
 """
 
@@ -34,8 +35,9 @@ def main(
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
 ) -> int:
-    """Runs the manager of the node at the other end of the connected stream socket `fd`, and with
-    `lan` of all nodes that join over the network. again: it replaces one that has died."""
+    """Runs the manager for the node at the other end of the connected stream socket `fd` and, if
+    `lan` is given, for all nodes that join over the network. again: this manager replaces one that
+    has died."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
     loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
     loop.add(socket.socket(fileno=fd))
@@ -59,7 +61,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
     return Leadership(
         tuple(lan.standby),
-        own=0,  # the first node to join
+        own=0,  # this host's node is the first to join
         lease_s=lease_s(lan.silence_s),
         write=lambda link, message: link.write(encode(message)),
         again=again,

@@ -1,8 +1,8 @@
 """The standby's process: a manager that waits until it may lead.
 
-Why it exists: it listens where nodes call when they have lost their manager, collects their votes,
-and is an ordinary manager from then on. The former manager may be alive but cut off: it is told
-that its term is over as soon as it can be reached.
+Why it exists: nodes that have lost their manager call the address at which the standby listens. It
+collects their votes and, once it has won, is an ordinary manager. The former manager may be alive
+but cut off, so the standby tells it as soon as it can be reached that its term is over.
 It must never know: what makes it win (manager/leadership.py).
 """
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 IDENTITY_BYTES = 7
-# Pause between two calls to the former manager. Lower: that ends sooner after a cut, but most calls
-# are to a host that is gone.
+# Pause between two calls to the former manager. Lower: a manager that was cut off steps down sooner
+# after the cut, but most calls are to a host that is gone.
 TELL_PAUSE_S = 2.0
-TELL_WAIT_S = 2.0  # for its answer; it closes the connection when it has read
+TELL_WAIT_S = 2.0  # for a call, and until the former manager has read and closed
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
-    """Waits, and leads if it wins. own: the number of this host's node; `lan`: the node's, with the
-    listening socket, the cluster's id and its certificate."""
+    """Waits for votes, and leads if it wins. own: the number of this host's node. lan: what that
+    node was started with, and the standby's listening socket, the cluster's id and certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
@@ -97,7 +97,8 @@ def _tell(lan: LanStart, term: int) -> None:
 
 
 def _until_it_ends(stream: Stream) -> None:
-    """Waits until the other side has read the message and closed the connection; not for ever."""
+    """Waits until the other side has read the message and closed the connection, at most for
+    TELL_WAIT_S."""
     poll, deadline = select.poll(), time.monotonic() + TELL_WAIT_S
     poll.register(stream.fileno(), select.POLLIN)
     while stream.flush() and stream.read() is not None:

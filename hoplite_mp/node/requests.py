@@ -1,9 +1,9 @@
 """Dispatch of requests of this host's processes, and undoing of grants whose reply was not read.
 
 Why it exists: a process sends its node one request after the other. Ctrl-C may interrupt the
-process while it waits, so a reply may never be read; each request carries the number of the last
-reply that was, and a grant (a lease, for example) in a later one is undone. Which room handles
-which request is in `node/core/client_table.py`.
+process while it waits, so that it never reads the reply. Each request therefore carries the number
+of the last reply that the process has read, and what a later reply has granted (a lease, for
+example) is undone. Which room handles which request is in `node/core/client_table.py`.
 It must never know: sockets, how a client waits, what is asked.
 """
 
@@ -29,7 +29,7 @@ class Requests:
         self.given: list[int] = []  # descriptors that came with the request being handled
         self._handlers: dict[type, Handler] = {}
         self._forget: list[Callable[[int], object]] = []
-        self._latest: dict[int, int] = {}  # slot -> number of its last question
+        self._latest: dict[int, int] = {}  # slot -> number of its last request
         # slot -> (number of the reply, a function that undoes the grant in it)
         self._unread: dict[int, list[tuple[int, Callable[[], None]]]] = {}
 
@@ -61,7 +61,7 @@ class Requests:
         self._unread.setdefault(slot, []).append((number, undo))
 
     def forget_client(self, slot: int) -> None:
-        """The process in that slot has ended; the next one there numbers its requests anew."""
+        """Forgets a process that has ended; the next one in its slot numbers its requests anew."""
         self._latest.pop(slot, None)
         self._unread.pop(slot, None)
         for forget in self._forget:

@@ -1,4 +1,5 @@
-"""Who takes part in what, decided without touching the world: `Planner.step(message, now)`.
+"""Decides which node takes part in which operation, as a pure function of messages and time:
+`Planner.step(message, now)`.
 
     membership topology  cost packing program     who is there, how fast; the model; edges
            ▲
@@ -8,6 +9,6 @@
            ▲
     machine  plan                                  messages in, plans out
 
-No clock, socket, thread or randomness in here: time is an argument, and what is to be done is the
-returned Plan.
+There is no clock, socket, thread or randomness in here: time is an argument, and the returned Plan
+contains what is to be done.
 """

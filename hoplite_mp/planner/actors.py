@@ -1,14 +1,15 @@
-"""Which actor has which name: the first to claim it, until its node says that it has ended.
+"""Which actor has which name: the first actor that claims it, until its node reports that actor's
+end.
 
-Names are all that a cluster decides about actors. Where they are is told by their identities, and
-who may call them by the refs to those.
+Names are the only thing about actors that a cluster decides. The identity of an actor contains its
+node, and whoever has a ref to an actor may call it.
 
 Invariant: no two living actors have the same name. After the death of a manager each node states
-again which names its actors have (a claim without a request); the next manager takes up these
-before it answers any claim that is still open.
+again which names its actors have (a claim without a request). The next manager records these before
+it answers any claim that is still open.
 
-An actor that may begin again on another host keeps its name while it is found out, after the death
-of its node, whether another one does begin it (planner/homes.py).
+When a node dies, an actor that may be restarted on another host keeps its name until it is decided
+whether another node restarts it (planner/homes.py).
 
 This module must never know what an actor is, nor how it is called.
 """
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from hoplite_mp.protocol.actor_names import ActorNameHeld
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.protocol.actor_names import (
         ActorNameAsked,
@@ -31,7 +34,7 @@ __all__ = ["ActorNames"]
 
 
 class _Holder(NamedTuple):
-    """Who has a name."""
+    """The actor that has a name, and its node. `moves`: another host may restart the actor."""
 
     node: int
     identity: bytes
@@ -45,7 +48,7 @@ class ActorNames:
         self._held: dict[str, _Holder] = {}
 
     def claim(self, message: ActorNameClaimed) -> list[Send]:
-        """Gives the name to the claimant if nobody has it."""
+        """Gives the name to the claimant if no other actor has it, and answers which one has it."""
         name = message.name
         claimed = _Holder(message.node, message.identity, message.moves)
         if not message.request:
@@ -60,22 +63,31 @@ class ActorNames:
         return [(message.node, ActorNameHeld(message.request, message.name, identity))]
 
     def release(self, message: ActorNameReleased) -> list[Send]:
-        held = self._held.get(message.name)
-        if held is not None and held.identity == message.identity:
-            del self._held[message.name]
+        for name in [message.name] if message.name else list(self._held):
+            held = self._held.get(name)
+            if held is not None and held.identity == message.identity:
+                del self._held[name]
         return []
 
     def lose_node(self, node: int) -> None:
-        """Its actors are gone, and their names free, but for those that may begin elsewhere."""
+        """The names of the node's actors are free, except of actors that may be restarted
+        elsewhere."""
         for name, held in list(self._held.items()):
             if held.node == node and not held.moves:
                 del self._held[name]
 
     def moved(self, lost: int, actors: dict[bytes, int]) -> None:
-        """All that is left of that node's actors is begun again by these nodes."""
+        """These actors of the lost node are restarted by these nodes; its others have ended."""
         for name, held in list(self._held.items()):
             if held.node == lost:
                 if held.identity in actors:
                     self._held[name] = held._replace(node=actors[held.identity])
                 else:
                     del self._held[name]
+
+    def keep_only(self, is_decided_on: Callable[[int], bool]) -> None:
+        """For a new manager: names of nodes that neither live nor will be decided on (see `moved`)
+        are free. A spare that has stated such a name is lost, too."""
+        for name, held in list(self._held.items()):
+            if not is_decided_on(held.node):
+                del self._held[name]

@@ -1,21 +1,22 @@
-"""Copies of immutable objects: who sends to whom, while receivers come and parents die.
+"""Copies of immutable objects: which node sends to which, while receivers arrive and parents die.
 
-Two kinds of plans. **A spread** has receivers that are known at once (a broadcast): one forest for
-all, from `forest`; every receiver waits only for a source or, stripe by stripe, for an owner that
-waits for a source. **A single** has one receiver that came by itself (a get): its parents are
-holders, whole or themselves still receiving, which have the most of their up rate to spare; so the
-first getter streams from the home, the next one from the first, and the home sends little more
-than one copy however many come.
+There are two kinds of plans. **A spread** is for receivers that are known at once (a broadcast).
+They share one forest, from `forest`; every receiver waits only for a source or, stripe by stripe,
+for an owner that waits for a source. **A single** is for one receiver that asked by itself (a get).
+Its parents are the holders with the most of their up rate to spare, whether they hold the object
+whole or are still receiving it. So the first receiver streams from the home, the next one from the
+first, and the home sends little more than one copy however many nodes ask.
 
-Nothing waits in a circle: the owners of a spread wait for nodes that hold the object whole; a
-single's parents are never nodes that wait for its receiver, over however many steps. A new
-receiver has nobody who waits for it; one that gets new parents has, and they are looked up.
+Invariant: no nodes wait for each other in a circle. The owners of a spread wait for nodes that hold
+the object whole. A single's parents are never nodes that wait for its receiver, over however many
+steps. No node waits for a new receiver; for a receiver that gets new parents, the nodes that wait
+for it are looked up.
 
-When a parent is lost, or a receiver says that the parent it saw fails it, all receivers that were
-pulling by that plan get a new one under a new epoch, and keep their bytes. Who cannot have a plan,
-because no whole holder is left, is refused, and so are those who wait for it.
+When a parent is lost, or a receiver reports that a parent failed it, all receivers that were
+pulling by that plan get a new one under a new epoch, and keep their bytes. A receiver for which no
+holder is left is refused; those that waited for it get new parents, or are refused in turn.
 
-This module must never know what an object is, nor where in it a receiver has come to.
+This module must never know what an object is, nor how much of it a receiver has.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.planner import forest
 from hoplite_mp.planner.directory import Directory, Entry, Transfer
+from hoplite_mp.planner.forests import Forests
+from hoplite_mp.planner.loads import shares_sent
 from hoplite_mp.planner.program import participants
 from hoplite_mp.planner.repair import kept_cut
 from hoplite_mp.planner.trees import Trees
@@ -50,15 +53,15 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.topology import Host, Topology
     from hoplite_mp.protocol.reports import CopyHeld
 
-# Holders of each sort that are looked at for a new receiver, the latest first: they have served
-# least. Higher: a slightly better parent in large clusters, for more of the manager's time.
+# Holders of each sort that are considered for a new receiver, the latest first, because they have
+# served least. Higher: a slightly better parent in large clusters, for more of the manager's time.
 CANDIDATES_MAX = 8
 # Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast.
 PARENTS_MAX = 4
 # A further parent is taken while more than this part of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
-# Who has less than this part of its up rate to spare gives from what it gives to others. Higher:
-# late receivers find fewer parents, and slow others down less.
+# A parent with less than this part of its up rate to spare takes from its other receivers what it
+# offers. Higher: late receivers find fewer parents with a rate to spare.
 SPARE_MIN = 0.25
 # Sources that a spread names: more would only lengthen the message.
 SOURCES_NAMED_MAX = 16
@@ -70,28 +73,29 @@ class Copies:
     def __init__(self, membership: Membership, topology: Topology) -> None:
         self._membership = membership
         self._topology = topology
+        self._forests = Forests(topology)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
-        self._busy: dict[int, float] = {}  # node -> bytes a second that it is counted for
+        self._busy: dict[int, float] = {}  # node -> bytes a second that its plans make it send
         self.trees = Trees(topology)
         self.notes: list[str] = []  # why plans are as they are; taken by the machine
 
     @property
     def entries(self) -> dict[bytes, Entry]:
-        """What is known, by object."""
+        """The directory's entry of each object."""
         return self._directory.entries
 
     # ---- requests
 
     def fetch(self, message: FetchRequested, now: float) -> list[Send]:
-        """One node wants a copy. A double of a request that is being served is ignored."""
+        """One node wants a copy. A second request of a node that is being served is ignored."""
         node = message.node
         entry = self._directory.entry(message.object, message.nbytes, message.holders)
         if node in entry.receiving:
             return []
         sends: list[Send] = []
         known = node in entry.whole
-        if known:  # it asks, so it holds none: what was believed is out of date
+        if known:  # the node asks, so it no longer holds a copy: the entry is out of date
             sends = self._strike(entry, node, now)
         sends += self._single(entry, node, now, waited_for=known)
         self._directory.forget_if_over(entry)
@@ -100,7 +104,8 @@ class Copies:
     def spread(
         self, object_id: bytes, nbytes: int, holders: Iterable[int], to: Iterable[int], now: float
     ) -> tuple[list[Send], set[int]]:
-        """Copies to many nodes at once: what to send, and who has not got the object yet."""
+        """Copies to many nodes at once. Returns what to send, and the nodes that do not have the
+        object yet."""
         entry = self._directory.entry(object_id, nbytes, holders)
         lacking = {node for node in to if node not in entry.whole}
         receivers = [n for n in to if n in lacking and n not in entry.receiving]
@@ -116,7 +121,8 @@ class Copies:
         return entry is not None and entry.receiving.get(node) == epoch
 
     def complete(self, message: FetchComplete) -> list[Send]:
-        """A receiver has all. Late, doubled or of another life: the epoch says so."""
+        """A receiver has all bytes. The epoch shows whether the report is late, a duplicate, or
+        from an earlier life of the node; such reports are ignored."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -126,7 +132,8 @@ class Copies:
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
-        """A receiver names the parent that failed it: it gets others; the parent is not judged."""
+        """A receiver names the parent that failed it, and gets others. The parent stays a parent
+        for other receivers, because the link may be at fault."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -134,11 +141,12 @@ class Copies:
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
-        # The others may pull from this receiver what it no longer gets: all of them anew, first.
+        # The other receivers may pull from this one what it no longer gets, so they are planned
+        # again too, and before it.
         return self._replace(entry, [message.epoch], [others, [node]], now)
 
     def dropped(self, message: CopyDropped, now: float) -> list[Send]:
-        """A node gave its copy up, or gave up fetching one."""
+        """A node deleted its copy, or stopped fetching one."""
         entry = self.entries.get(message.object)
         if entry is None:
             return []
@@ -149,7 +157,7 @@ class Copies:
         return sends
 
     def gone(self, message: ObjectGone) -> list[Send]:
-        """Deleted: every transfer ends, every receiver is told."""
+        """The object was deleted: every transfer ends, and every receiver is sent a refusal."""
         entry = self.entries.pop(message.object, None)
         if entry is None:
             return []
@@ -160,7 +168,7 @@ class Copies:
         return sends
 
     def lose(self, node: int, now: float) -> list[Send]:
-        """A node is no more: neither holder nor receiver nor parent of anything."""
+        """A node has died: it is no longer holder, receiver or parent of anything."""
         sends: list[Send] = []
         for entry in list(self.entries.values()):
             if node in entry.whole:
@@ -172,7 +180,7 @@ class Copies:
         return sends
 
     def needs(self, node: int) -> bool:
-        """Does a plan that runs name this node?"""
+        """Does a running plan name this node?"""
         return any(
             node in participants(transfer.plan)
             for entry in self.entries.values()
@@ -180,14 +188,14 @@ class Copies:
         )
 
     def go_on(self, epochs: int, copied: int) -> None:
-        """What a planner before this one has counted: no number is used twice."""
+        """Continues the counts of the planner before this one, so that no number is used twice."""
         self._epoch = max(self._epoch, epochs)
         self._directory.go_on(copied)
 
     def restore(
         self, held: Iterable[CopyHeld], running: dict[int, RunningCopy], now: float
     ) -> list[Send]:
-        """What nodes have and do by the plans of a planner before this one."""
+        """Records what nodes hold, and how far they are with the plans of the planner before."""
         sends: list[Send] = []
         for epoch in sorted(running):
             self._epoch = max(self._epoch, epoch)
@@ -210,7 +218,7 @@ class Copies:
                 if node not in copy.receiving:
                     del entry.transfers[epoch].waiting[node]
                     del entry.receiving[node]
-                    if node in before:  # this plan has not reached it: it goes by the one before
+                    if node in before:  # the plan has not reached the node, which has the last one
                         entry.receiving[node] = before[node]
             entry.whole = {n: known for n, known in entry.whole.items() if n not in entry.receiving}
             without = [node for node in participants(plan) if node not in copy.at]
@@ -231,7 +239,7 @@ class Copies:
     # ---- plans
 
     def _strike(self, entry: Entry, node: int, now: float) -> list[Send]:
-        """The node holds and receives nothing of it; who depended on it gets new parents."""
+        """The node no longer holds or receives the object; its children get new parents."""
         entry.whole.pop(node, None)
         entry.receiving.pop(node, None)
         sends: list[Send] = []
@@ -248,12 +256,13 @@ class Copies:
     def _replace(
         self, entry: Entry, epochs: list[int], receivers: list[list[int]], now: float
     ) -> list[Send]:
-        """New plans instead of these: the new ones are said first, so nobody lets go between."""
+        """Makes new plans instead of these. They are sent before the old ones are withdrawn, so
+        that no node releases the object in between."""
         before = [entry.transfers[epoch].plan for epoch in epochs]
         old: list[Send] = []
         for epoch in epochs:
             old += self._withdraw(entry, epoch)
-        # Until they have a plan again they are nobody's parents.
+        # Until they have a plan again they are not chosen as parents.
         for node in (node for group in receivers for node in group):
             entry.receiving.pop(node, None)
         sends: list[Send] = []
@@ -268,14 +277,14 @@ class Copies:
     def _spread(
         self, entry: Entry, receivers: list[int], now: float, before: Distribute | None = None
     ) -> list[Send]:
-        """One plan for all of them; `before`: the one that they had."""
-        living = [node for node in receivers if self._membership.is_living(node)]
+        """Makes one plan for all these receivers. `before`: the plan that they had."""
+        living = self._membership.living(receivers)
         if not living:
             return []
         if not entry.whole:
             return self._refuse(entry, living, now)
         if len(living) == 1 or any(pair[0] in living for pair in entry.failed):
-            # Whom somebody could not reach is not for a common forest to be built on.
+            # A common forest would ignore which parents have failed which of these receivers.
             return [send for node in living for send in self._single(entry, node, now)]
         leaving = self._membership.leaving
         staying = [node for node in entry.whole if node not in leaving]
@@ -283,12 +292,12 @@ class Copies:
             islice(staying or entry.whole, SOURCES_NAMED_MAX),
             key=lambda node: (self._busy.get(node, 0.0), node),
         )
-        best = forest.spread(entry.nbytes, sources[0], living, self._topology, leaving)
+        best = self._forests.spread(entry.nbytes, sources[0], living, leaving)
         stripes, shape = best.stripes, best.shape
         kept = None
         if before is not None and before.rule == "stripes" and len(before.receivers) > 1:
             kept = kept_cut(before.stripes, {*living, *entry.whole} - leaving, stripes)
-        if kept is not None:  # receivers have their bytes along this cut
+        if kept is not None:  # the bytes that the receivers have are cut in this way
             stripes, shape = kept, "stripes"
         else:
             self.notes.append(best.why)
@@ -302,16 +311,17 @@ class Copies:
             stripes,
             shape,
         )
+        seconds = best.seconds
         if shape == "stripes" and stripes is not kept:
-            plan = self.trees.used_by(plan, self.notes)
-        self._start(entry, plan, now, best.seconds)
+            plan, seconds = self.trees.used_by(plan, seconds, now, self.notes)
+        self._start(entry, plan, now, seconds)
         return [(node, plan) for node in participants(plan)]
 
     def _single(
         self, entry: Entry, receiver: int, now: float, *, waited_for: bool = True
     ) -> list[Send]:
-        """A plan for one receiver, from whoever has the most to spare. Nobody can wait for one
-        that is new; for others (`waited_for`) it is looked up.
+        """Makes a plan for one receiver, with the parents that have the most to spare.
+        `waited_for`: the receiver is not new, so nodes may wait for it that cannot be its parents.
         """
         if not self._membership.is_living(receiver):
             return []
@@ -347,10 +357,11 @@ class Copies:
     def _candidates(
         self, entry: Entry, receiver: int, below: set[int], now: float
     ) -> list[tuple[bool, float, int, float]]:
-        """(takes from others, seconds until it has all itself, node, bytes a second offered), the
-        best one first: who has something to spare comes before who would have to take it from
-        those that it serves, and among each the one by whom alone it would be over first. Those
-        that are alike serve in turn, for one object and from object to object."""
+        """(takes from others, seconds until it has all itself, node, bytes a second offered) of
+        each possible parent, the best one first. Nodes with a rate to spare come before nodes that
+        would have to take it from those that they serve. In each group, the node that could finish
+        the transfer alone the soonest comes first. Equal ones serve in turn, for one object and
+        from object to object."""
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -380,7 +391,8 @@ class Copies:
         ]
 
     def _offer(self, node: int, host: Host) -> tuple[bool, float]:
-        """What is left of its up rate; if that is little, a fair part of it, which others lose."""
+        """(does it take from others, bytes a second): what is left of the node's up rate or, if
+        that is little, a fair part of the whole rate, which the node's other receivers lose."""
         busy = self._busy.get(node, 0.0)
         left = host.up - busy
         if left >= SPARE_MIN * host.up:
@@ -388,7 +400,7 @@ class Copies:
         return True, host.up * host.up / (host.up + busy)
 
     def _below(self, entry: Entry, receiver: int) -> set[int]:
-        """Everybody who waits for this receiver, over however many steps."""
+        """All nodes that wait for this receiver, over however many steps."""
         children: dict[int, set[int]] = {}
         for transfer in entry.transfers.values():
             for sender in transfer.rates:
@@ -403,8 +415,8 @@ class Copies:
         return below
 
     def _cut_late(self, entry: Entry, parents: Sequence[tuple[int, float]]) -> tuple[Stripe, ...]:
-        """Stripes for a single. They end where those of parents that still receive end, so that
-        each one grows with one cell of its parent.
+        """Stripes for a single. Where a stripe of a parent that still receives ends, a stripe of
+        the single ends too, so that each one grows with one cell of its parent.
         """
         cuts = forest.cut(parents)
         edges: set[int] = set()
@@ -430,30 +442,22 @@ class Copies:
         return self._epoch
 
     def _start(self, entry: Entry, plan: Distribute, now: float, seconds: float) -> None:
-        shares: dict[int, int] = {}
-        others = len(plan.receivers) - 1
-        receiving = set(plan.receivers)
-        for index, stripe in enumerate(plan.stripes):
-            width = stripe.end_share - stripe.begin_share
-            sends = others if stripe.owner in receiving else others + 1
-            shares[stripe.owner] = shares.get(stripe.owner, 0) + width * sends
-            if stripe.owner in receiving and plan.sources:
-                source = plan.sources[index % len(plan.sources)]
-                shares[source] = shares.get(source, 0) + width
-        if plan.rule != "stripes":
+        if plan.rule == "stripes":
+            shares = shares_sent(plan)
+        else:
             shares = dict.fromkeys((plan.sources[0], *plan.receivers), SHARES)
         scale = entry.nbytes / SHARES / max(seconds, 1e-9)
         rates = {node: share * scale for node, share in shares.items()}
+        busy, served = self._busy, entry.served
         for node, rate in rates.items():
-            self._busy[node] = self._busy.get(node, 0.0) + rate
-            entry.served[node] = entry.served.get(node, 0) + 1
+            busy[node] = busy.get(node, 0.0) + rate
+            served[node] = served.get(node, 0) + 1
         waiting = dict.fromkeys(plan.receivers)
         entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds)
-        for node in plan.receivers:
-            entry.receiving[node] = plan.epoch
+        entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))
 
     def _arrived(self, entry: Entry, epoch: int, node: int) -> list[Send]:
-        """One receiver less; after the last one the plan is withdrawn."""
+        """One receiver is done; after the last one the plan is withdrawn."""
         transfer = entry.transfers[epoch]
         del transfer.waiting[node]
         if transfer.waiting:
@@ -468,14 +472,15 @@ class Copies:
             left = self._busy.get(node, 0.0) - rate
             if left > 1.0:
                 self._busy[node] = left
-            else:  # what is left of others is as little as what rounding leaves
+            else:  # so little is a rounding error, not the rate of another plan
                 self._busy.pop(node, None)
         message = Withdraw(entry.operation, entry.object, epoch)
         living = self._membership.is_living
         return [(node, message) for node in participants(transfer.plan) if living(node)]
 
     def _refuse(self, entry: Entry, receivers: list[int], now: float) -> list[Send]:
-        """They cannot have it; those who wait for one of them get new parents, or cannot either."""
+        """These receivers cannot have the object. Nodes that wait for one of them get new parents,
+        or are refused too."""
         why = "no living node holds it whole"
         if entry.whole:
             why = "no node that holds it can be reached from here"

@@ -1,22 +1,23 @@
 """How long a plan takes: the model by which forests are chosen, in closed forms.
 
-A LAN is taken for a star: host i sends u_i and receives d_i bytes a second, both at once, and the
-switch does not block. An operation of S bytes needs, with latency L and o seconds for each stream
-that a node opens:
+The model of a LAN is a star: host i sends u_i and receives d_i bytes a second, both at once, and
+the switch does not block. With latency L, and o seconds for each stream that a node opens, an
+operation of S bytes over links of B bytes a second needs:
 
     chain            n (L + o + b/B) + S/B
     tree of degree d log_d(n) (L + d (o + b/B)) + d S/B
     star             L + n o + n S/B
     one-hop stripes  2 L + (streams of the busiest node) o + T
 
-where b is a block, which a node has whole before it passes it on (of a stripe it is an eighth of
-little, and left out), and T is what the busiest direction of any host needs for its bytes. Streams
-run in blocks, each node forwards what has come so far, and a stripe's bytes flow at the same rate
-on both hops, so T is reached by giving every stream the rate (its bytes / T): no direction is asked
-for more than it has, and no child for more than its parent gets. `broadcast` and `allreduce` choose
-the shares of the stripes such that T is the least possible. Chain, tree and star after Hoplite
-(Zhuang et al., SIGCOMM 2021), section 3; the star's bounds are those of Blink's one-hop trees (Wang
-et al., MLSys 2020) with unequal links.
+where b is a block, which a node must have received whole before it passes it on (at most an eighth
+of a stripe, therefore left out for stripes), and T is the time that the busiest direction of any
+host needs for its bytes. Each node forwards the blocks that have arrived so far, and a stripe's
+bytes flow at the same rate on both hops. Therefore T is reached by giving every stream the rate
+(its bytes / T), because no direction then carries more than it can, and no child receives faster
+than its parent does. `broadcast` and `allreduce` choose the shares of the stripes such that T is
+the least possible. Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3;
+the bounds of one-hop stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with
+unequal links.
 
 This module must never know nodes' numbers, nor which plan is taken in the end.
 """
@@ -24,21 +25,23 @@ This module must never know nodes' numbers, nor which plan is taken in the end.
 from __future__ import annotations
 
 import math
-from operator import truediv
+from operator import le, truediv
 from typing import TYPE_CHECKING
 
+from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.rule import block_bytes_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hoplite_mp.planner.topology import Host
+    from hoplite_mp.protocol.messages import Distribute
 
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
 # with few children are preferred earlier to one hop from everybody to everybody.
 STREAM_S = 20e-6
-# The longest block of a node's engine (node/membership/links.py). Less than it is: long chains are
-# preferred where each hop holds up the bytes for milliseconds.
+# The longest block of a node's engine (node/membership/links.py). If this were less than the real
+# one, long chains would be preferred where each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
 # Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.
 _HALVINGS = 24
@@ -74,10 +77,11 @@ def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
 def broadcast(
     nbytes: int, source_up: float, receivers: Sequence[Host]
 ) -> tuple[float, float, list[float]]:
-    """(T, share that the source sends to all itself, share that each receiver passes on).
+    """(T, share that the source itself sends to all, share that each receiver passes on).
 
-    T = max{ S/u_s, S/min d_i, (n-1)S/(u_s + Σ u_i) }. Read with up and down exchanged it is the
-    reduction to one node: whatever flows from the source then flows into the destination.
+    T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged this
+    is the reduction to one node: the bytes that flow from the source here flow into the destination
+    there.
     """
     count = len(receivers)
     if count == 0:
@@ -110,8 +114,23 @@ def broadcast_s(
     return busiest * nbytes
 
 
+def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
+    """Seconds that the busiest of these pairs needs for its part of a plan with rule "stripes"."""
+    widths = dict.fromkeys(rates, 0)
+    for index, stripe in enumerate(plan.stripes):
+        owner, width = stripe.owner, stripe.end_share - stripe.begin_share
+        if owner in plan.receivers:
+            fed = plan.sources[index % len(plan.sources)], owner
+            widths[fed] = widths.get(fed, 0) + width
+        for receiver in plan.receivers:
+            if receiver != owner:
+                edge = owner, receiver
+                widths[edge] = widths.get(edge, 0) + width
+    return max(widths[edge] / SHARES * plan.nbytes / rate for edge, rate in rates.items())
+
+
 def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
-    """(T, share that each host owns), if all contribute and all want the result.
+    """(T, share that each host owns) if all hosts contribute and all want the result.
 
     T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
     f_i = clip((T b_i/S - 1)/(n-2), 0, 1), scaled to sum 1.
@@ -119,7 +138,7 @@ def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
     count = len(hosts)
     if count == 1:
         return 0.0, [1.0]
-    both = list(map(min, *zip(*hosts, strict=True)))
+    both = [down if down < up else up for up, down in hosts]
     per_byte = max(1 / min(both), 2 * (count - 1) / sum(both))
     if count == 2:
         return per_byte * nbytes, [0.5, 0.5]
@@ -141,12 +160,12 @@ def folding_s(
     `wanted[i]`: host i is a destination.
     """
     contributions, destinations = sum(sent), sum(wanted)
-    busiest = 0.0
-    for host, own, want, share in zip(hosts, sent, wanted, shares, strict=True):
-        up = own * (1 - share) + (destinations - want) * share
-        down = (contributions - own) * share + want * (1 - share)
-        busiest = max(busiest, up / host.up, down / host.down)
-    return busiest * nbytes
+    rows = list(zip(hosts, sent, wanted, shares, strict=True))
+    ups = [(own * (1 - x) + (destinations - want) * x) / up for (up, _), own, want, x in rows]
+    downs = [
+        ((contributions - own) * x + want * (1 - x)) / down for (_, down), own, want, x in rows
+    ]
+    return max(0.0, *ups, *downs) * nbytes
 
 
 def folding(
@@ -158,8 +177,10 @@ def folding(
 ) -> tuple[float, list[float]]:
     """(T, shares of owners) for any set of contributors and destinations, found by halving.
 
-    For a given T each host's largest share is known (two straight lines); the least T is the one
-    at which they add up to 1. One host must be allowed to own.
+    The bytes that each host sends and receives are linear functions of its own share. So a given T
+    leaves each host a range of shares. (Where a host sends less the more it owns, the function
+    falls, and bounds the share from below.) The least T is the smallest one at which shares within
+    these ranges can add up to 1. At least one host must be allowed to own.
     """
     contributions, destinations = sum(sent), sum(wanted)
     rows = []
@@ -168,31 +189,41 @@ def folding(
             (own, destinations - want - own, host.up),
             (int(want), contributions - own - want, host.down),
         )
-        rows.append((lines, may))
+        rows.append((lines, 1.0 if may else 0.0))
 
-    def largest(per_byte: float) -> list[float]:
-        shares = []
-        for lines, may in rows:
-            share = 1.0 if may else 0.0
+    def ranges(per_byte: float) -> tuple[list[float], list[float]]:
+        least, most = [], []
+        for lines, high in rows:
+            low = 0.0
             for fixed, slope, rate in lines:
                 spare = per_byte * rate - fixed
                 if slope > 0:
-                    share = min(share, max(0.0, spare / slope))
-            shares.append(share)
-        return shares
+                    high = min(high, max(0.0, spare / slope))
+                elif slope < 0:
+                    low = max(low, spare / slope)
+            least.append(low)
+            most.append(high)
+        return least, most
 
-    # A line that falls (a host that sends less the more it owns) bounds nothing from above.
+    def suffices(per_byte: float) -> bool:
+        least, most = ranges(per_byte)
+        return sum(least) <= 1 <= sum(most) and all(map(le, least, most))
+
     low = max((f / r for lines, _ in rows for f, s, r in lines if s >= 0), default=0.0)
     high = max(low, 1 / min(min(host) for host in hosts))
-    while sum(largest(high)) < 1:
+    while not suffices(high):
         high *= 2
-    if sum(largest(low)) < 1:
+    if suffices(low):
+        high = low
+    else:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if sum(largest(middle)) >= 1 else (middle, high)
+            low, high = (low, middle) if suffices(middle) else (middle, high)
+    least, most = ranges(high)
+    needed, possible = sum(least), sum(most)
+    if needed == 0:
+        shares = [share / possible for share in most]
     else:
-        high = low
-    shares = largest(high)
-    total = sum(shares)
-    scaled = [share / total for share in shares]
-    return folding_s(nbytes, hosts, sent, wanted, scaled), scaled
+        part = (1 - needed) / (possible - needed) if possible > needed else 0.0
+        shares = [a + part * (b - a) for a, b in zip(least, most, strict=True)]
+    return folding_s(nbytes, hosts, sent, wanted, shares), shares

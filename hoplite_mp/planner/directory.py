@@ -1,14 +1,15 @@
-"""Who holds which object, as far as a transfer needs to know.
+"""Which node holds which object, as far as transfers need to know.
 
-An entry exists while a plan runs that moves the object, or while a node outside its home has
-reported a copy, because that node will also report the end of its copy; then the entry is dropped,
-and an object that is asked for again is a new one (so a lost object that was put again is no
-duplicate of its former self). A holder that only a request has named does not keep the entry:
-that node does not know that it is listed here, so it would never report the end.
+An entry exists while a plan that moves the object runs, or while a node outside its home has
+reported a copy, because that node will also report the end of its copy. Then the entry is dropped,
+and an object that is requested again gets a new one (so an object that was lost and put again is
+not taken for its former self). A holder that only a request has named does not keep the entry,
+because that node does not know that it is listed here, and would never report the end.
 
-Who holds an object is what its home said at a request, what receivers reported, and nothing that
-anybody assumed: a parent that fails one receiver is not struck out for the others (it may be that
-receiver's link), only a node's own word or its death takes it from the list.
+Holders are the nodes that a request has named, which its sender knows from the object's home, and
+the nodes that have reported a copy. Nothing is assumed: a parent that failed one receiver stays
+listed for the others, because the fault may be that receiver's link. Only the node's own report or
+its death removes it from the list.
 
 This module must never know how parents are chosen.
 """
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Transfer:
-    """A plan that runs: nobody has withdrawn it. `waiting` is not empty."""
+    """A plan that runs, because it has not been withdrawn. Invariant: `waiting` is not empty."""
 
     plan: Distribute
     waiting: dict[int, None]  # receivers that have not reported, in the plan's order
-    rates: dict[int, float]  # bytes a second that each sender is counted for
+    rates: dict[int, float]  # bytes a second that each sender sends, by the model
     ends_at: float  # when the model expects the end
 
 
 @dataclass(slots=True)
 class Entry:
-    """One object. A node is in `whole`, or receives (`receiving`), or neither; never both."""
+    """One object. Invariant: no node is both in `whole` and in `receiving`."""
 
     object: bytes
     operation: int
@@ -50,9 +51,9 @@ class Entry:
     receiving: dict[int, int] = field(default_factory=dict)  # node -> epoch of its latest plan
     transfers: dict[int, Transfer] = field(default_factory=dict)  # by epoch
     served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
-    # (receiver, parent): the receiver could not get its bytes there.
+    # (receiver, parent): the receiver could not get its bytes from the parent.
     failed: set[tuple[int, int]] = field(default_factory=set)
-    full: str = ""  # why the last node that held it cannot read it from its disk
+    full: str = ""  # why the latest node that gave its copy up could not read it from its disk
 
 
 class Directory:
@@ -64,10 +65,10 @@ class Directory:
         self.entries: dict[bytes, Entry] = {}
 
     def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> Entry:
-        """The object's entry, made if need be; living `holders` are noted."""
+        """The object's entry, made if necessary. Those `holders` that live are recorded in it."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
-            entry = None  # it was lost and made again, and is another value now
+            entry = None  # the object was lost and made again, with another value
         if entry is None:
             operation = COPY_OPERATION | self._entries_ever
             self._entries_ever += 1
@@ -78,7 +79,7 @@ class Directory:
         return entry
 
     def go_on(self, entries_ever: int) -> None:
-        """So many there were before this directory was made."""
+        """Continues the count of the directory before this one: it has made so many entries."""
         self._entries_ever = max(self._entries_ever, entries_ever)
 
     def restore(self, plan: Distribute) -> Entry:
@@ -91,7 +92,7 @@ class Directory:
         return entry
 
     def forget_if_over(self, entry: Entry) -> None:
-        """Nothing runs, and no other node than the home has reported a copy: the entry goes."""
+        """Drops the entry if no transfer runs and no node but the home has reported a copy."""
         if entry.transfers:
             return
         home = self._membership.node_of(unpack_id(entry.object)[0])

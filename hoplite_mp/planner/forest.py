@@ -1,16 +1,17 @@
-"""Who passes on, or adds up, which part of an object: one tree per stripe, chosen by the model.
+"""Which node passes on, or folds, which part of an object: one tree per stripe, by the model.
 
-Three shapes are weighed against each other by `cost`:
+Three shapes are compared by `cost`:
 
-- "stripes": every stripe has an owner one hop from everybody. All links work at once, so nothing
-  is faster for large objects; but the busiest node opens a stream to each of the others.
-- "tree:d": one stripe, a tree of degree d that is filled in order of arrival, the early ones at
-  the leaves (Hoplite). Few streams a node; the way for small objects and many nodes.
-- one owner: stripes of which there is one. For objects too small to be cut.
+- "stripes": every stripe has an owner, one hop from all other nodes. All links work at once, so
+  nothing is faster for large objects; but the busiest node opens a stream to each of the others.
+- "tree:d": one stripe, over a tree of degree d that is filled in order of arrival, with the first
+  nodes at the leaves (Hoplite). Each node has few streams, which suits small objects and many
+  nodes.
+- one owner: "stripes" with a single stripe, for objects too small to be cut.
 
 A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
-with the largest shares, and among equals those who arrived first. When all sources are in one
-store every tree is a single vertex, and its owner is the node that asked.
+with the largest shares, and among equals those that arrived first. When all contributions are on
+the only destination, the forest is that node alone.
 
 This module must never know why a source is a member, nor how bytes move.
 """
@@ -18,7 +19,7 @@ This module must never know why a source is a member, nor how bytes move.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp.planner import cost
@@ -27,19 +28,19 @@ from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import Stripe
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hoplite_mp.planner.topology import Topology
 
-# A smaller stripe costs more in requests than its parallel way saves. Higher: fewer owners.
+# A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
 STRIPE_BYTES_MIN = 64 << 10
-# Degrees of trees that are looked at. Hoplite looks at 1, 2 and n; n is what one owner is.
+# Degrees of trees that are considered. Hoplite considers 1, 2 and n; here n is "one owner".
 DEGREES = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """One way to run an operation, and what the model thinks of it."""
+    """One way to run an operation, with the model's estimate in seconds and the reason."""
 
     shape: str
     stripes: tuple[Stripe, ...]
@@ -53,21 +54,21 @@ def single_vertex(node: int) -> tuple[Stripe, ...]:
 
 
 def owners(stripes: Iterable[Stripe]) -> set[int]:
-    """Every node that must report its stripes complete before the result counts."""
+    """Every node that must report its stripes complete before the result is valid."""
     return {stripe.owner for stripe in stripes}
 
 
 def cut(shares: Iterable[tuple[int, float]]) -> tuple[Stripe, ...]:
     """Stripes for (owner, weight) in this order; weights need not add up to 1."""
-    rows = [(owner, weight) for owner, weight in shares if weight > 0]
-    scale = SHARES / sum(weight for _, weight in rows)
+    rows = [row for row in shares if row[1] > 0]
+    weights = [weight for _, weight in rows]
+    scale = SHARES / sum(weights)
     stripes: list[Stripe] = []
-    begin, reached = 0, 0.0
-    for owner, weight in rows:
-        reached += weight * scale
-        end = min(SHARES, round(reached))
+    begin = 0
+    reached = accumulate([weight * scale for weight in weights])
+    for (owner, _), end in zip(rows, map(round, reached), strict=True):
         if end > begin:
-            stripes.append(Stripe(owner, begin, end))
+            stripes.append(Stripe(owner, begin, min(SHARES, end)))
             begin = end
     return tuple(stripes)
 
@@ -90,7 +91,7 @@ def spread(
     hosts = topology.hosts(receivers)
     latency_s = topology.latency_s((source, *receivers))
     _, direct, shares = cost.broadcast(nbytes, up, hosts)
-    if any(receiver in leaving for receiver in receivers):
+    if leaving and any(receiver in leaving for receiver in receivers):
         shares = [
             0.0 if receiver in leaving else share
             for receiver, share in zip(receivers, shares, strict=True)
@@ -101,7 +102,7 @@ def spread(
     total = direct + sum(shares)
     direct, shares = direct / total, [share / total for share in shares]
     transfer_s = cost.broadcast_s(nbytes, up, hosts, direct, shares)
-    streams = sum(share > 0 for share in shares) + len(receivers)
+    streams = _positive(shares) + len(receivers)
     stripes = cut([*zip(receivers, shares, strict=True), (source, direct)])
     choices = [("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s))]
     if nbytes <= STRIPE_BYTES_MIN:
@@ -115,7 +116,7 @@ def spread(
 def reduction(
     kind: str,
     nbytes: int,
-    sent: dict[int, int],
+    sent: Mapping[int, int],
     destinations: Sequence[int],
     topology: Topology,
     *,
@@ -147,13 +148,13 @@ def _to_one(
     topology: Topology,
     leaving: Collection[int],
 ) -> Forest:
-    """The mirror image of a broadcast: it folds its own contribution itself, at the end."""
+    """The mirror image of a broadcast. The destination folds its own contribution, at the end."""
     others = [node for node in contributors if node != destination]
     down = topology.hosts((destination,))[0].down
     hosts = [Host(down, up) for up, down in topology.hosts(others)]
     latency_s = topology.latency_s((destination, *others))
     _, direct, shares = cost.broadcast(nbytes, down, hosts)
-    if any(node in leaving for node in others):
+    if leaving and any(node in leaving for node in others):
         shares = [0.0 if n in leaving else s for n, s in zip(others, shares, strict=True)]
         if not any(shares):
             direct = 1.0
@@ -162,7 +163,7 @@ def _to_one(
     direct, shares = direct / total, [share / total for share in shares]
     transfer_s = cost.broadcast_s(nbytes, down, hosts, direct, shares)
     stripes = cut([*zip(others, shares, strict=True), (destination, direct)])
-    streams = len(others) - 1 + sum(share > 0 for share in shares)
+    streams = len(others) - 1 + _positive(shares)
     alone = len(others) * (nbytes / down + cost.STREAM_S) + latency_s
     choices = [
         ("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s)),
@@ -176,23 +177,23 @@ def _to_one(
 def _to_many(
     what: str,
     nbytes: int,
-    sent: dict[int, int],
+    sent: Mapping[int, int],
     destinations: Sequence[int],
     topology: Topology,
     ordered: bool,
     leaving: Collection[int],
 ) -> Forest:
-    """Owners among all that take part; who arrived first is first among equals."""
+    """Owners are chosen among all that take part; among equals those that arrived first."""
     wanted_by = set(destinations)
-    nodes = [*sent, *(node for node in destinations if node not in sent)]
+    nodes = [*sent, *[node for node in destinations if node not in sent]]
     hosts = topology.hosts(nodes)
-    members = [sent.get(node, 0) for node in nodes]
+    members = [*sent.values(), *[0] * (len(nodes) - len(sent))]
     travelling = members if ordered else [min(1, count) for count in members]
     wanted = [node in wanted_by for node in nodes]
-    may_own = [node not in leaving for node in nodes]
+    may_own = [node not in leaving for node in nodes] if leaving else []
     if not any(may_own):
         may_own = [True] * len(nodes)
-    if all(may_own) and all(wanted) and all(count == 1 for count in travelling):
+    if all(may_own) and all(wanted) and travelling.count(1) == len(nodes):
         _, shares = cost.allreduce(nbytes, hosts)
     else:
         _, shares = cost.folding(nbytes, hosts, travelling, wanted, may_own)
@@ -201,25 +202,31 @@ def _to_many(
     shares = [share / total for share in shares]
     transfer_s = cost.folding_s(nbytes, hosts, travelling, wanted, shares)
     latency_s = topology.latency_s(nodes)
-    streams = sum(travelling) + sum(share > 0 for share in shares)
+    streams = sum(travelling) + _positive(shares)
     stripes = cut(zip(nodes, shares, strict=True))
     choices = [("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s))]
     if not ordered and not leaving:
-        root = max(range(len(nodes)), key=lambda i: (min(hosts[i]), -i))
+        both = [down if down < up else up for up, down in hosts]
+        rate = max(both)
+        root = both.index(rate)
         others = [*hosts[:root], *hosts[root + 1 :]]
-        rate = min(hosts[root])
         choices += _trees(nodes[root], others, nbytes, rate, latency_s, both_ways=True)
     if ordered:
         what = f"{what}, {sum(members)} members one by one"
     return _best(choices, what)
 
 
+def _positive(shares: Sequence[float]) -> int:
+    """How many shares are above 0; none is below."""
+    return len(shares) - shares.count(0.0)
+
+
 def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[float]]:
-    """Only the largest shares, as many as the object has stripes of STRIPE_BYTES_MIN."""
+    """Keeps only the largest shares, as many as the object has stripes of STRIPE_BYTES_MIN."""
     room = max(1, nbytes // STRIPE_BYTES_MIN)
-    if sum(share > 0 for share in shares) + (direct > 0) <= room:
+    if len(shares) + 1 <= room or _positive(shares) + (direct > 0) <= room:
         return direct, shares
-    # Stable: among equals the first in the list stay.
+    # The sort is stable, so among equals the first in the list are kept.
     ranked = sorted(range(len(shares)), key=lambda index: -shares[index])
     kept = set(ranked[: room - (1 if direct > 0 and room > 1 else 0)])
     few = [share if index in kept else 0.0 for index, share in enumerate(shares)]
@@ -235,7 +242,7 @@ def _trees(
     *,
     both_ways: bool = False,
 ) -> list[tuple[str, tuple[Stripe, ...], float]]:
-    slowest = min((min(host) for host in others), default=rate)
+    slowest = min(chain.from_iterable(others), default=rate)
     return [
         (
             f"tree:{degree}",
@@ -250,7 +257,7 @@ def _trees(
 
 
 def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> Forest:
-    """The fastest one, and a line that says by how much."""
+    """The fastest choice, with a line that lists the estimates of all."""
     shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
     named = [
         f"{one} over {len(owners(cuts))} owners {estimate * 1e3:.3g} ms"

@@ -1,4 +1,4 @@
-"""Who is a member of which Group, at which rank, and whether the others already count on it.
+"""Which process is a member of which Group, at which rank, and whether the others count on it yet.
 
     forming                                        formed
     ───────                                        ──────
@@ -7,13 +7,14 @@
     all ranks held ► formed                        leave ► the rank is free
                                                    nobody alive ► all that are joining become alive
 
-A member that leaves and one that dies are the same here. Nobody left: the group is closed, its
-name and its board are free. Members are (node, client slot, generation of the slot), so a late
-message about a dead process never touches the process that took its slot.
+By these rules it makes no difference whether a member leaves or dies. When no member is left, the
+group is closed, and its name and its board are free. Members are identified by (node, client slot,
+generation of the slot), so a late message about a dead process never concerns the process that took
+its slot.
 
-After every event `_settle` applies the rules of the right-hand side until nothing changes, and
-tells the members' nodes the masks if they are others than before, together with what a call over
-several nodes needs: who lives where, and the stripes of large calls. A call itself asks nobody.
+After every event `_settle` applies these rules. If the masks have changed, it sends them to the
+members' nodes, together with what a call over several nodes needs: the node of each rank, and the
+stripes of large calls. A call itself does not ask the manager.
 
 This module must never know what members compute, nor where a board is.
 """
@@ -72,13 +73,14 @@ class Groups:
         """node_of: the living node of a host; None: there is none."""
         self._boards_max = boards_max
         self._topology = topology
-        self._generation = 0  # groups made so far; the one number that outlives them
+        self._generation = 0  # groups made so far
         self.groups: dict[str, Group] = {}
         self.ends = GroupEnds()
         self.returns = Returns(node_of)
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
-        """Give the caller a rank, or say why not. Doubled calls get the same answer again."""
+        """Gives the caller a rank, or refuses with a reason. A request that arrives twice gets the
+        same answer twice."""
         group = self.groups.get(message.name)
         before = None if group is None else _find_request(group, message)
         if group is not None and before is not None:
@@ -108,12 +110,12 @@ class Groups:
         group.take(rank, member)
 
     def tasks_over(self, message: GroupTasksOver) -> list[Send]:
-        """For some members perhaps nobody is left to wait for."""
+        """Some tasks are over, so some members may now wait in vain."""
         self.returns.told(message)
         return self._settle_forming()
 
     def admit(self, message: GroupAdmitted) -> list[Send]:
-        """The living took a joining member in."""
+        """The living members have admitted a joining one."""
         group = self._known(message.name, message.generation)
         member = None if group is None else group.members.get(message.rank)
         if group is None or member is None:
@@ -133,7 +135,7 @@ class Groups:
         return self._settle(group) + self._settle_forming()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
-        """This use of a slot is over, and all before it: out of all groups."""
+        """This use of a slot is over, and so are all before it: their members leave all groups."""
         sends: list[Send] = []
         for group in list(self.groups.values()):
             lost = [
@@ -145,7 +147,7 @@ class Groups:
         return sends + self._settle_forming()
 
     def lose_node(self, node: int) -> list[Send]:
-        """All members there are gone, and nothing is shown there any more."""
+        """All members on that node have died, and it is sent nothing any more."""
         sends: list[Send] = []
         self.returns.lose_node(node)
         for group in list(self.groups.values()):
@@ -153,22 +155,22 @@ class Groups:
                 continue
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
-            sends += self._settle(group)  # also if it had no member: nobody waits for its word
+            sends += self._settle(group)  # also if it had no member: `former` has changed
         return sends + self._settle_forming()
 
     def go_on(self, generations: int) -> None:
-        """So many groups were made by a planner before this one."""
+        """Continues the count of the planner before this one, which made so many groups."""
         self._generation = max(self._generation, generations)
 
     def remember(self, ends: Iterable[GroupEnd]) -> None:
-        """Groups that have ended before this planner."""
+        """Records groups that ended before this planner was made."""
         for end in ends:
             self._generation = max(self._generation, end.generation)
             self.ends.add(end)
 
     def restore(self, held: Sequence[GroupHeld], joins: Sequence[GroupJoinRequested]) -> list[Send]:
-        """The groups of a planner before this one, as the nodes of their members know them;
-        `joins`: requests whose answers they have not read."""
+        """Restores the groups of the planner before this one, as the nodes of their members know
+        them. `joins`: requests whose answers these nodes have not received."""
         sends: list[Send] = []
         unread = list(joins)
         latest: dict[str, GroupMembers] = {}
@@ -200,7 +202,7 @@ class Groups:
                 )
                 self.groups[shown.name] = group
             if shown.formed and not one.shown.formed and group.shown is not None:
-                # Not all have heard that it is whole: they are told so as if for the first time.
+                # Some nodes were not told that it is whole. All are told as if for the first time.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
             group.nodes.add(one.node)
             for rank, client, generation in one.here:
@@ -219,7 +221,7 @@ class Groups:
             group.left = group.left or not set(one.left) <= set(one.died)
             for rank in one.died:
                 group.die(_task_of(shown, rank))
-            if shown.first:  # the answer that made it whole may be the one that was not read
+            if shown.first:  # the answer to the join that made it whole may not have arrived
                 self._give_back(group, one.node, one.left, unread)
         there = {one.node for one in held}
         for group in list(self.groups.values()):
@@ -229,7 +231,7 @@ class Groups:
                 if node is not None and node not in there and group.shown is not None:
                     group.die(_task_of(group.shown, rank))
             told = self._settle(group)
-            if not told and group.shown is not None:  # not all may have heard the latest
+            if not told and group.shown is not None:  # some may not have received the latest
                 told = [
                     (one.node, group.shown)
                     for one in held
@@ -241,28 +243,29 @@ class Groups:
     def _give_back_unheard(
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
-        """The same for nodes that have heard of no version of the group, because the manager has
-        died before it could tell them. Only if nothing has changed since the group became whole:
-        whoever came later may come back to a group that has made calls."""
+        """As `_give_back`, for nodes that have received no version of the group, because the
+        manager died before it sent them one. Only if nothing has changed since the group became
+        whole, because a member that came later may come back to a group that has made calls."""
         if group.shown is None or not group.shown.first:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
         for node in sorted({one for one in group.shown.nodes if one is not None} - heard):
             if self._give_back(group, node, (), unread):
                 group.nodes.add(node)
-                # It is told that the group is whole as if for the first time.
+                # The node is told that the group is whole as if for the first time.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _give_back(
         self, group: Group, node: int, left: Sequence[int], unread: list[GroupJoinRequested]
     ) -> bool:
-        """Ranks that a node was told of go to its requests for them: they are in from call 0 on.
-        left: ranks of that node that have gone. False: there is no such request."""
+        """Gives the ranks that a version shows at a node to that node's unanswered requests; these
+        are members from call 0 on. left: ranks whose members on that node have left or died.
+        False: there is no such request."""
         assert group.shown is not None
         found = False
         for join in [join for join in unread if (join.node, join.name) == (node, group.name)]:
             for rank, its in enumerate(group.shown.nodes):
-                if rank in left:  # that answer was read: it was the one before who had it
+                if rank in left:  # the answer for this rank was read, by a former member
                     continue
                 if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
@@ -275,15 +278,15 @@ class Groups:
         return found
 
     def _settle_forming(self) -> list[Send]:
-        """Those that come out of others, and those with members that came back: for some of them
-        nobody may be left to wait for."""
+        """Settles all groups that are not whole yet: the founders that such a group waits for, or
+        the tasks that its members came back to, may be gone."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
         self.returns.keep(awaited)
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: Group) -> list[Send]:
-        """Members of a group that is not whole who wait in vain are none any more."""
+        """Removes the members of a group that is not whole that wait in vain for others."""
         waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
         mates = {task for _, some in waits.values() for task in some or ()}
         sends = self.returns.ask(mates - {task for task, _ in waits.values()})
@@ -326,7 +329,7 @@ class Groups:
         return group
 
     def _settle(self, group: Group) -> list[Send]:
-        """Apply the rules until nothing changes; tell what is new."""
+        """Applies the rules, and sends the members' nodes what is new."""
         awaited = awaits_founders(group, self.groups.values())
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
@@ -338,7 +341,7 @@ class Groups:
             if end is not None:
                 self.ends.add(end)
             return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
-        if not group.members:  # all who have come have left, before the last founder came
+        if not group.members:  # all members have left before the last founder joined
             return []
         if len(group.members) == group.size or (group.founders and not awaited):
             group.phase = Phase.FORMED
@@ -393,7 +396,7 @@ class Groups:
         return _to_all(group, group.shown)
 
     def _stripes(self, group: Group) -> tuple[Stripe, ...]:
-        """Owners of large calls: the nodes of the living, by rank, in shares by their links."""
+        """Owners of large calls: the living members' nodes, by rank, with shares by their links."""
         nodes = [
             group.members[rank].identity.node
             for rank in sorted(group.members)
@@ -405,8 +408,8 @@ class Groups:
 
 
 def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
-    """Of a group that comes out of another one: may any founder still join who has not yet? Not who
-    is no member of that one any more."""
+    """For a group that is made from members of another one, its parent: may a founder still join?
+    A founder that has not joined yet may, as long as it is a member of the parent."""
     if not group.founders or group.phase is Phase.FORMED:
         return False
     parent = next((one for one in groups if one.generation == group.parent), None)
@@ -450,7 +453,7 @@ def _answer(group: Group, rank: int, request: int) -> GroupJoined:
 
 
 def _find_request(group: Group, message: GroupJoinRequested) -> int | None:
-    """The rank that this very call was given before."""
+    """The rank that this same request was given before."""
     identity = Identity(message.node, message.client, message.client_generation)
     for rank, member in group.members.items():
         if member.identity == identity and member.request == message.request:
@@ -459,7 +462,7 @@ def _find_request(group: Group, message: GroupJoinRequested) -> int | None:
 
 
 def _refusal(group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
-    """Why the caller cannot have what it asks for, most basic reason first."""
+    """Why the caller cannot have what it asks for; the most basic reason comes first."""
     name, size, rank = message.name, message.size, message.rank
     text = None
     if group is not None and size != group.size:

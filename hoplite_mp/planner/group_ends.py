@@ -1,9 +1,10 @@
-"""Groups that have ended whose members' tasks may still be tried again, and ask for them.
+"""Remembers Groups that have ended, because tasks of their members may be tried again and ask anew.
 
-Why it exists: when the task of a member that has died in its Group asks for it again, nobody would
-ever come, because the others have left. It is told so at once. A Group whose members have all died
-is not one of these: their tasks are tried again together, and form it anew. Nor is it one for
-whoever has left: a task may use a name twice, and so may one that is tried again (`mates`).
+Why it exists: the task of a member that has died in its Group is tried again, and asks for the
+Group again. If the other members have left, no other member would ever join, so the request is
+refused at once. It is not refused if all members have died, because then their tasks are tried
+again together and form the Group anew. Nor is it refused to a task that has left the Group, because
+a task may use a name twice, and so may one that is tried again (`mates`).
 
 This module must never know processes, boards, why a task is tried again.
 """
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.group_returns import Mates
     from hoplite_mp.protocol.groups import GroupEnd, Run
 
-# Tasks that are remembered, so many that have died and so many that have left; the oldest is
-# forgotten first: its replacement waits for group_wait_s as if the Group were new. Higher: more
-# memory of the manager, up to 4 KiB for each.
+# Tasks that are remembered, so many that have died and so many that have left. The oldest one is
+# forgotten first; when it is tried again it waits for group_wait_s as if the Group were new.
+# Higher: more memory of the manager, up to 4 KiB for each.
 ENDED_TASKS_MAX = 1024
 
 
 class _End(NamedTuple):
-    """Of one task. `run`: in which it was a member last. `various`: with others than in the Group
-    of that name before, so it may wait for tasks that nobody has heard of yet."""
+    """The end of a Group for one task. `run`: the last one in which the task was a member.
+    `various`: its other members were not those of the previous Group of that name, so the task may
+    wait for tasks that are not known yet."""
 
     generation: int
     tasks: frozenset[bytes]
@@ -35,21 +37,21 @@ class _End(NamedTuple):
 
 
 class GroupEnds:
-    """By name and task."""
+    """The ends of Groups, by name and task."""
 
     def __init__(self) -> None:
         self._dead: dict[tuple[str, bytes], _End] = {}
         self._left: dict[tuple[str, bytes], _End] = {}
 
     def add(self, end: GroupEnd) -> None:
-        """That Group is over."""
+        """Records that a Group has ended."""
         runs = dict(zip(end.tasks, end.runs, strict=True))
         tasks = frozenset(end.tasks)
         for task in {**dict.fromkeys(end.dead), **runs}:
             key = end.name, task
             known = self._dead.get(key) or self._left.get(key)
             if known is not None and known.generation >= end.generation:
-                continue  # several nodes have told it, or a later one was told before
+                continue  # another node has reported this end, or that of a later Group
             self._dead.pop(key, None)
             self._left.pop(key, None)
             various = end.open or (
@@ -62,16 +64,16 @@ class GroupEnds:
                 del table[next(iter(table))]
 
     def mates(self, name: str, task: bytes, run: Run) -> Mates:
-        """The others of the Group of that name that this task was in before it was tried again.
-        None: it is not tried again, or may wait for anybody."""
+        """The tasks of the other members of the Group of that name in which this task was a member
+        before it was tried again. None: it is not tried again, or may wait for any task."""
         known = self._dead.get((name, task)) or self._left.get((name, task))
         if not task or known is None or known.run is None or known.run == run or known.various:
             return None
         return known.tasks - {task}
 
     def refusal(self, name: str, task: bytes, tasks: Collection[bytes]) -> str:
-        """Why a task cannot be a member again; "": it can. `tasks`: of the living Group of that
-        name, if there is one; where others go on who were in the ended one, they wait for it."""
+        """Why a task cannot be a member again; "": it can. `tasks`: those of the living Group of
+        that name, if there is one; those of them that were in the ended one wait for this task."""
         known = self._dead.get((name, task)) if task else None
         if known is None or not known.tasks.isdisjoint(set(tasks) - {task}):
             return ""

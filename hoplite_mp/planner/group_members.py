@@ -1,8 +1,9 @@
-"""One Group as the planner knows it: its members, and what will be remembered of it.
+"""One Group as the planner knows it: its members, and what is remembered after its end.
 
-Why it exists: data, and the changes of it that concern one Group alone. `group.py` decides.
+Why it exists: it holds the data of one Group, and the changes that concern this Group alone.
+`group.py` decides.
 
-This module must never know other groups, nodes that are to be told.
+This module must never know other groups, nodes that are sent messages.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NO_REQUEST = -1  # of a member whose join was answered by a planner before this 
 
 
 class Identity(NamedTuple):
-    """One use of one client slot of one node: a process, never mistaken for the next one."""
+    """One use of one client slot of one node: a process that is never taken for the next one."""
 
     node: int
     client: int
@@ -55,15 +56,15 @@ class Phase(enum.Enum):
     FORMED = "all ranks were held at one time"
 
 
-# What a newcomer is, and what an admission makes of a member. A missing row changes nothing.
+# The standing of a new member, and of a member that is admitted. Without a row nothing changes.
 ON_JOIN = {Phase.FORMING: Standing.ALIVE, Phase.FORMED: Standing.JOINING}
 ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
 
 
 @dataclass(slots=True)
 class Member:
-    """Who holds a rank; `request` recognises a doubled call. `mates`: whom it came back to.
-    `since`: the first version of the members that shows it; 0: none does yet."""
+    """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
+    that it came back to. `since`: the first version of the members that shows it; 0: none yet."""
 
     identity: Identity
     request: int
@@ -80,7 +81,7 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A group with at least one member. 0 <= rank < size for every rank in `members`."""
+    """A group. Invariant: 0 <= rank < size for every rank in `members`."""
 
     name: str
     generation: int
@@ -88,19 +89,19 @@ class Group:
     size: int
     phase: Phase = Phase.FORMING
     members: dict[int, Member] = field(default_factory=dict)  # by rank
-    nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
-    shown: GroupMembers | None = None  # what these nodes were told last
-    versions: int = 0  # how often they were told
-    tasks: dict[bytes, Run] = field(default_factory=dict)  # of all who ever were members
-    dead: dict[bytes, None] = field(default_factory=dict)  # of those who died, and came not again
-    left: bool = False  # has anybody left of its own accord?
+    nodes: set[int] = field(default_factory=set)  # those that have had members
+    shown: GroupMembers | None = None  # the version that these nodes were sent last
+    versions: int = 0  # versions that were sent so far
+    tasks: dict[bytes, Run] = field(default_factory=dict)  # of present and former members
+    dead: dict[bytes, None] = field(default_factory=dict)  # of those that died and are not back
+    left: bool = False  # has any member left of its own accord?
     open: bool = False  # was a driver a member?
-    parent: int = 0  # generation of the group that it comes out of
-    founders: tuple[Founder, ...] = ()  # by rank, of such a group
-    come: int = 0  # those who have joined, as bits
+    parent: int = 0  # generation of the group whose members found this one; 0: there is none
+    founders: tuple[Founder, ...] = ()  # those members, by their rank in this group
+    come: int = 0  # ranks that have ever joined, as bits
 
     def take(self, rank: int, member: Member) -> None:
-        """A member more."""
+        """Adds a member."""
         self.members[rank] = member
         self.come |= 1 << rank
         self.open = self.open or not member.task
@@ -116,7 +117,7 @@ class Group:
             self.die(self.members.pop(rank).task)
 
     def die(self, task: bytes) -> None:
-        """A task of a member that is gone without leaving; it may be tried again."""
+        """A member died without leaving; its task may be tried again."""
         if task:
             self.dead[task] = None
             if len(self.dead) > TASKS_MAX:
@@ -124,7 +125,7 @@ class Group:
 
     @property
     def end(self) -> GroupEnd | None:
-        """What there is to remember of it; None: nothing."""
+        """What is remembered of the group after its end; None: nothing."""
         if not self.tasks:
             return None
         tasks, runs = tuple(self.tasks), tuple(self.tasks.values())

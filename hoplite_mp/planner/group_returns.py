@@ -1,10 +1,11 @@
-"""Members that come back to a Group that has ended, and wait for others who may never come.
+"""Members that come back to a Group that has ended, and wait for others that may never join.
 
 Why it exists: a task that has left its Group, has died afterwards and is tried again opens a Group
-of that name anew. That is right as long as the others may come, too: they use the name again, or
-are tried again themselves. When all of their tasks are over nobody will, and it need not wait for
-the time that a Group has to become whole. Whether a task is over, the node knows from whose host it
-was submitted; it is asked once, and says so when it happens.
+of that name anew. That is right as long as the other members' tasks may join too, because they use
+the name again or are tried again themselves. When all of these tasks are over none of them will, so
+the member need not wait for the whole time that a Group has to become whole. The node from whose
+host a task was submitted knows whether the task is over. It is asked once, and answers when the
+task is over.
 
 This module must never know boards, ranks that are free, how a node finds out.
 """
@@ -29,7 +30,7 @@ Mates: TypeAlias = "frozenset[bytes] | None"
 
 
 def ended_text(name: str) -> str:
-    """What the user of such a member reads."""
+    """The error text that the user of such a member reads."""
     return (
         f"group {name!r} has ended: this task, which is tried again, was a member of it before, "
         "and the tasks of the others are over. Nobody will come; what they have finished is in "
@@ -38,7 +39,7 @@ def ended_text(name: str) -> str:
 
 
 def struck_text(name: str) -> str:
-    """What the user of a member reads whose host was given up by a manager that then died."""
+    """The error text for a member whose host was given up by a manager that died afterwards."""
     return (
         f"group {name!r}: this host was given up by a manager that has died since, and the others "
         "have gone on without its members"
@@ -46,16 +47,16 @@ def struck_text(name: str) -> str:
 
 
 class Returns:
-    """What is known of the tasks that somebody waits for."""
+    """What is known of the tasks that members wait for."""
 
     def __init__(self, node_of: Callable[[int], int | None]) -> None:
-        """node_of: the living node of a host; None: that host is gone, and its tasks with it."""
+        """node_of: the living node of a host; None: that host has died, and its tasks are over."""
         self._node_of = node_of
-        self._asked: dict[bytes, int] = {}  # task -> the node that says when it is over
+        self._asked: dict[bytes, int] = {}  # task -> the node that reports when it is over
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """The questions about those that nobody has been asked about."""
+        """The questions about those tasks about which no node has been asked yet."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])
@@ -71,22 +72,22 @@ class Returns:
         ]
 
     def told(self, message: GroupTasksOver) -> None:
-        """Some are over."""
+        """A node reports that some tasks are over."""
         self._over.update(task for task in message.tasks if task in self._asked)
 
     def lose_node(self, node: int) -> None:
-        """That host is gone: what was submitted there is over."""
+        """That host has died, so the tasks that were submitted there are over."""
         self._over.update(task for task, at in self._asked.items() if at == node)
 
     def keep(self, tasks: Collection[bytes]) -> None:
-        """Nobody waits for any other."""
+        """Forgets all other tasks, because no member waits for them."""
         self._asked = {task: node for task, node in self._asked.items() if task in tasks}
         self._over.intersection_update(tasks)
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
-        """The ranks of those who wait in vain, of a Group that is not whole whose members have
-        these tasks and mates. A mate that is there gives hope if it is not tried again itself, for
-        it may wait for others; one that is not there does as long as its task is not over."""
+        """The ranks of the members that wait in vain. `members`: the task and the mates of each
+        member of a Group that is not whole. A mate that is a member gives hope unless it came back
+        itself and waits for its own mates; one that is none does until its task is over."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

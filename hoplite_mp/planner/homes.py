@@ -1,16 +1,16 @@
 """Which node counts the holders of an object whose home has died.
 
-A *round* begins with the death of a node and ends when everybody who was there then has reported
-what it holds of that node's objects, or has died. Then every object that somebody has whole gets a
-new home: the living holder with the lowest number, of those that stay if there are any. An object
-that is an actor goes to the node that can begin it again from what is newest. A home that
-dies in its turn begins a round of its own, and what it had taken over is reported there as if it
-had been its own from the beginning.
+A *round* begins with the death of a node. It ends when every node that lived at that time has
+reported what it holds of the dead node's objects, or has died. Then every object that a node holds
+whole gets a new home: the holder with the lowest number, among those that are not leaving if there
+are any. An actor's new home is the node that can restart it from the newest state. The death of a
+new home begins a round of its own, to which the objects that it had taken over are reported as if
+they had always been its own.
 
-What is kept is one number for each object that has outlived its home, until its new home says that
-it is gone.
+One number is kept for each object that has outlived its home, until its new home reports that the
+object is gone.
 
-This module must never know who uses an object for what.
+This module must never know what an object is used for.
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp.ids import unpack_id
 from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.messages import HomesNamed, HomeTold
+from hoplite_mp.protocol.homes import HOLDINGS_MAX
+from hoplite_mp.protocol.messages import HoldingsReported, HomesNamed, HomeTold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.plan import Send
-    from hoplite_mp.protocol.messages import HoldingsReported, HomeAsked, ObjectGone
+    from hoplite_mp.protocol.messages import HomeAsked, ObjectGone
     from hoplite_mp.protocol.reports import HomesKnown
 
 NOBODY = NODES_MAX
-# Numbers in one message, of at most 5 bytes, and how many an object's id counts as. Frames have
-# 16 MiB at most. Lower: more messages after the death of a host that had very many objects.
+# Numbers in one message, of at most 5 bytes each, and how many numbers an object's id counts as. A
+# frame has at most 16 MiB. Lower: more messages after the death of a host with very many objects.
 NUMBERS_MAX = 1 << 20
 OBJECT_NUMBERS = 8
 
 
-# An object, its home, who holds it there, the other copies: see HomesNamed.
+# An object, its home, how many holders it has on which nodes, its other copies: see HomesNamed.
 _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _Round:
-    """What is known after a death; ends when `waiting` is empty."""
+    """The reports after one death. The round ends when `waiting` is empty."""
 
     waiting: set[int]
     reports: dict[int, HoldingsReported] = field(default_factory=dict)
     asked: list[HomeAsked] = field(default_factory=list)  # answered at the end
+    gone: set[bytes] = field(default_factory=set)  # objects that were freed meanwhile
 
 
 class Homes:
-    """All rounds that are open, and all homes that were named."""
+    """All open rounds, and all homes that were named."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._rounds: dict[int, _Round] = {}  # by the node that was lost
         self.named: dict[bytes, int] = {}  # object -> its home, if that is not the first one
-        # Told at the end of a round: the node that was lost, and who begins its actors again.
+        # Called at the end of a round with the lost node, and the nodes that restart its actors.
         self.concluded: Callable[[int, dict[bytes, int]], None] = lambda lost, actors: None
 
     def lose(self, node: int) -> list[Send]:
-        """A node is no more, as far as membership knows already."""
+        """A node has died. Membership must have recorded its death before this call."""
         sends: list[Send] = []
         for lost, open_ in list(self._rounds.items()):
             open_.waiting.discard(node)
@@ -70,38 +72,39 @@ class Homes:
         self._rounds[node] = _Round(set(self._membership.nodes))
         return sends + self._conclude(node)
 
-    def restore(self, known: list[HomesKnown], holdings: list[HoldingsReported]) -> list[Send]:
-        """What another manager had begun. All nodes that are left have told what they have; where
-        one was lost with that manager, others have yet to hear of it."""
+    def is_open(self, lost: int) -> bool:
+        """Whether reports about that node are awaited."""
+        return lost in self._rounds
+
+    def restore(self, known: list[HomesKnown], holdings: list[HoldingsReported]) -> None:
+        """Takes up the rounds of another manager. All nodes that are left have reported what they
+        hold. Each of them reports again after its admission, because it may have met an object, or
+        learned of a death, since its first report; both reports count."""
         living = self._membership.is_living
         for told in known:
             for object_id, home in zip(told.objects, told.homes, strict=True):
                 if living(home):
                     self.named[object_id] = home
-        sends: list[Send] = []
         for message in holdings:
             if not living(message.node) or living(message.lost):
                 continue
             open_ = self._rounds.get(message.lost)
             if open_ is None:
-                open_ = self._rounds[message.lost] = _Round(set())
-            open_.waiting.discard(message.node)
-            open_.reports[message.node] = message
-        for lost in list(self._rounds):
-            sends += self._conclude(lost)
-        return sends
+                open_ = self._rounds[message.lost] = _Round(set(self._membership.nodes))
+            open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
 
     def report(self, message: HoldingsReported) -> list[Send]:
-        """What one survivor has. A double, or one of an earlier life, is ignored."""
+        """One survivor reports what it holds. A report that is not awaited is ignored."""
         open_ = self._rounds.get(message.lost)
         if open_ is None or message.node not in open_.waiting:
             return []
         open_.waiting.discard(message.node)
-        open_.reports[message.node] = message
+        open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
         return self._conclude(message.lost)
 
     def asked(self, message: HomeAsked) -> list[Send]:
-        """Somebody has met an object whose home is gone, or not known there yet."""
+        """A node asks for the home of an object, because the one that it knows has died or it knows
+        none yet."""
         if not self._membership.is_living(message.node):
             return []
         first = self._membership.number_of(unpack_id(message.object)[0])
@@ -110,26 +113,28 @@ class Homes:
             if open_ is not None:
                 open_.asked.append(message)
                 return []
-        home = self.named.get(message.object, first)  # the first one lives, as far as is known here
+        home = self.named.get(message.object, first)  # if none was named, the first may still live
         told = home if home is not None and self._membership.is_living(home) else NOBODY
         return [(message.node, HomeTold(message.object, told))]
 
     def gone(self, message: ObjectGone) -> None:
-        """Its home says that nobody holds it any more."""
+        """The object's home reports that no holder is left. A report from before may name it."""
         self.named.pop(message.object, None)
+        for open_ in self._rounds.values():
+            open_.gone.add(message.object)
 
     def _home(self, object_id: bytes) -> int:
         home = self.named.get(object_id, NOBODY)
         return home if home != NOBODY and self._membership.is_living(home) else NOBODY
 
     def _conclude(self, lost: int) -> list[Send]:
-        """Names the homes if everybody has reported."""
+        """Names the homes if all nodes have reported."""
         if self._rounds[lost].waiting:
             return []
         open_ = self._rounds.pop(lost)
         counted: dict[bytes, list[int]] = {}
         whole: dict[bytes, list[int]] = {}
-        spares: dict[bytes, list[tuple[int, int]]] = {}  # how new, and -node
+        spares: dict[bytes, list[tuple[int, int]]] = {}  # (how new the state is, -node)
         for node, report in sorted(open_.reports.items()):
             for object_id, number in zip(report.objects, report.imports, strict=True):
                 if number:
@@ -142,8 +147,8 @@ class Homes:
             del self.named[object_id]
         leaving = self._membership.leaving
         for object_id, nodes in whole.items():
-            if self._home(object_id) != NOBODY:
-                continue  # named by another manager, as some know
+            if object_id in open_.gone or self._home(object_id) != NOBODY:
+                continue  # another manager has named it, as the report of a node has shown
             staying = [node for node in nodes if node not in leaving]
             newest = max(spares.get(object_id, ()), default=None)
             self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
@@ -164,7 +169,7 @@ class Homes:
         counted: dict[bytes, list[int]],
         whole: dict[bytes, list[int]],
     ) -> Iterator[HomesNamed]:
-        """What that node is told, in messages that fit into a frame."""
+        """What that node is sent, in messages that fit into a frame."""
         rows: list[_Row] = []
         size = 0
         for one in report.objects:
@@ -178,6 +183,35 @@ class Homes:
             rows.append(row)
             size += length
         yield _told(report.lost, rows, False)
+
+
+def _joined(first: HoldingsReported | None, later: HoldingsReported) -> HoldingsReported:
+    """Both reports of a node as one; of an object that both name, the later one counts."""
+    if first is None or not first.objects:
+        return later
+    imports: dict[bytes, int] = {}
+    whole: dict[bytes, None] = {}
+    spares: dict[bytes, int] = {}
+    for report in (first, later):
+        for object_id, number in zip(report.objects, report.imports, strict=True):
+            imports[object_id] = number
+            whole.pop(object_id, None)
+        whole.update(dict.fromkeys(report.objects[place] for place in report.whole))
+        for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
+            spares[report.objects[place]] = new
+    for object_id in list(imports)[HOLDINGS_MAX:]:  # as if they did not fit into one report
+        del imports[object_id]
+        whole.pop(object_id, None)
+    at = {object_id: place for place, object_id in enumerate(imports)}
+    news = (number for one, new in spares.items() if one in whole for number in (at[one], new))
+    return HoldingsReported(
+        later.node,
+        later.lost,
+        tuple(imports),
+        tuple(imports.values()),
+        tuple(at[one] for one in whole),
+        tuple(news),
+    )
 
 
 def _told(lost: int, rows: list[_Row], more: bool) -> HomesNamed:

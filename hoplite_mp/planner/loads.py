@@ -1,8 +1,8 @@
-"""Which links a plan fills, if all are alike.
+"""How much of a plan goes over which link, and which links it fills if all are alike.
 
-Why it exists: a rate that was reached says what a link can do only where the link was what the
-bytes waited for. By the bounds of a star (planner/cost.py) that is so for who
-sends or receives as many bytes as the busiest of all directions.
+Why it exists: a measured rate shows what a link can do only if the link was the bottleneck. By the
+bounds of a star (planner/cost.py) that is so for each node that sends or receives as many bytes as
+the busiest direction of all.
 
 This module must never know how fast anything was.
 """
@@ -16,7 +16,7 @@ from hoplite_mp.protocol.messages import Distribute
 if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["filled_links"]
+__all__ = ["filled_links", "shares_sent"]
 
 
 def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, bool]:
@@ -30,3 +30,20 @@ def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, boo
     if plan.kind == "reduce":
         return gives and not at_end, at_end
     return gives, at_end
+
+
+def shares_sent(plan: Distribute) -> dict[int, int]:
+    """Shares that each node sends by a plan with rule "stripes", added up over its receivers."""
+    shares: dict[int, int] = {}
+    others, receiving = len(plan.receivers) - 1, set(plan.receivers)
+    sources, count = plan.sources, len(plan.sources)
+    for index, stripe in enumerate(plan.stripes):
+        owner, width = stripe.owner, stripe.end_share - stripe.begin_share
+        if owner not in receiving:
+            shares[owner] = shares.get(owner, 0) + width * (others + 1)
+            continue
+        shares[owner] = shares.get(owner, 0) + width * others
+        if count:
+            source = sources[index % count]
+            shares[source] = shares.get(source, 0) + width
+    return shares

@@ -125,17 +125,22 @@ class Planner:
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
-            sends += self.copies.restore(restoring.held, restoring.copies, now)
+            copied_again = self.copies.restore(restoring.held, restoring.copies, now)
             buried = restoring.bury()
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
-            sends += self.reductions.restore(requests, restoring.folds, ends, now)
+            # Ends come first, because a result may be copied already from a node that has not heard
+            # of its commit.
+            sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(restoring.groups, restoring.joins)
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)
-            sends += self.homes.restore(restoring.homes, restoring.holdings)
+            self.homes.restore(restoring.homes, restoring.holdings)
+            self.actor_names.keep_only(
+                lambda node: self.membership.is_living(node) or self.homes.is_open(node)
+            )
         living = self.membership.is_living
         plan = self._plan(
             [
@@ -253,7 +258,7 @@ class Planner:
         living = self.membership.is_living
         if living(message.node) and living(message.peer):
             self.topology.measure_link(
-                message.node, message.peer, message.latency_s, message.bytes_per_s
+                message.node, message.peer, message.latency_s, message.bytes_per_s, now
             )
         return []
 

@@ -1,15 +1,15 @@
-"""Which nodes are there, in which life, and which of their clients are known to be gone.
+"""Which nodes live, in which life, and which of their clients are known to have ended.
 
-A node is named by its home; here it is given its number. Numbers are given in order of joining
-and never used again, so that a late message about a dead node is never taken for a living one; a
-home that comes back keeps its number.
+A node joins with the id of its host, its home, and is given its number here. Numbers are given in
+order of joining. A number is never given to another host, so that a late message about a dead node
+is never taken for one about another host; a host that comes back keeps its number.
 
-Messages may be late. The rule that makes late ones harmless is one and the same for both: lives
-are numbered upwards (a node's incarnation, a client slot's generation), and what belongs to a life
+Messages may be late. The same rule makes late ones about nodes and about clients harmless: lives
+are numbered upwards (a node's incarnation, a client slot's generation), and a message about a life
 that is over is ignored.
 
-What is kept is bounded by the hosts and client slots of the cluster: three numbers per node that
-ever was, one number per slot that ever lost a process.
+The memory used is bounded by the hosts and client slots of the cluster: three numbers per node that
+ever joined, one number per slot that ever lost a process.
 
 This module must never know what nodes and clients are used for.
 """
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class Membership:
-    """The living nodes, and the dead as far as their late messages could deceive."""
+    """The living nodes, and what must be known of dead ones to recognise their late messages."""
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
-        self._numbers: dict[int, int] = {}  # home -> node, of all that ever were
-        self.given = 0  # numbers that were given to somebody
+        self._numbers: dict[int, int] = {}  # home -> node, of all that ever joined
+        self.given = 0  # numbers that were given so far
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
         self.leaving: set[int] = set()  # living nodes that asked to leave
-        self._told_to_leave: set[int] = set()  # those of them that were answered
+        self._told_to_leave: set[int] = set()  # those of them that were told that they may leave
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -46,11 +46,11 @@ class Membership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The same, as the nodes know each other."""
+        """The living nodes in order of joining, as the nodes know each other."""
         return tuple(self._living.values())
 
     def number_of(self, home: int) -> int | None:
-        """The number that this home has, or would have; None if there are no more numbers."""
+        """The number that this home has, or would be given; None if no number is left."""
         number = self._numbers.get(home, self.given)
         return number if number < NODES_MAX else None
 
@@ -60,15 +60,20 @@ class Membership:
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
-        """Would this be the beginning of a new life? (Not a double, not a late message.)"""
+        """Would this begin a new life? A duplicate or late message would not."""
         living = self._living.get(node)
         known = -1 if living is None else living.incarnation
         return incarnation > max(known, self._ended.get(node, -1))
 
     def is_living(self, node: int, incarnation: int | None = None) -> bool:
-        """Is the node there, in that life if one is named?"""
+        """Does the node live, and in this life if `incarnation` is given?"""
         living = self._living.get(node)
         return living is not None and incarnation in (None, living.incarnation)
+
+    def living(self, nodes: Iterable[int]) -> list[int]:
+        """Those of these nodes that live."""
+        there = self._living
+        return [node for node in nodes if node in there]
 
     def join(self, message: NodeJoined) -> Member:
         """A new life begins; the one before, if any, was ended by `lose`."""
@@ -92,14 +97,15 @@ class Membership:
         return member
 
     def restore(self, members: Iterable[Member], numbers: int) -> None:
-        """What a manager before this one knew; `numbers`: so many it had given."""
+        """Records the nodes that the previous manager knew. `numbers`: how many numbers it had
+        given."""
         for member in members:
             self._numbers[member.home] = member.node
             self._living[member.node] = member
         self.given = max(numbers, *(node + 1 for node in self._living))
 
     def lose(self, node: int) -> None:
-        """The node's present life is over; its clients went with it."""
+        """The node's present life is over, and so are its clients."""
         self._ended[node] = self._living.pop(node).incarnation
         self._gone.pop(node, None)
         self.leaving.discard(node)
@@ -110,13 +116,13 @@ class Membership:
         return self._living[node].incarnation
 
     def say_leave(self, node: int) -> bool:
-        """True the first time that it is asked about this life of a leaving node."""
+        """True at the first call for this life of a leaving node, so that it is told once."""
         first = node not in self._told_to_leave
         self._told_to_leave.add(node)
         return first
 
     def is_client_gone(self, node: int, client: int, generation: int) -> bool:
-        """Has this use of the slot, or a later one, ended?"""
+        """Has this use of the slot, or a later one, ended? Uses of a slot end in order."""
         return generation <= self._gone.get(node, {}).get(client, -1)
 
     def lose_client(self, node: int, client: int, generation: int) -> None:

@@ -1,20 +1,21 @@
-"""One collective: what it has learned, and which message teaches it what.
+"""One collective: its state, and the transitions that messages about it cause.
 
 Theory of operation. A request names sources that may not exist yet. They become ready, or fail,
-in any order, doubled or late. As soon as `num` are ready these are the members, and the plan says
-so to everybody: nobody decides it a second time. A failed source is skipped while `num` can still
-be met. From the deadline on one source is enough, so that whatever is ready counts.
+in any order; reports may arrive late or twice. As soon as `num` are ready, these are the members.
+The plan announces them to all nodes that take part, and no node decides it a second time. A failed
+source is skipped while `num` can still be met. From the deadline on one source is enough, so all
+that are ready by then take part.
 
              enough ready                     complete everywhere
     WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
       ▲  │                     │   │
       │  └─ cannot be met ─────│───┴─ failed as a whole ──► OperationFailed, forgotten
       └────────────────────────┘
-       sources vanished, a node that gives or owns was lost: epoch + 1
+       sources vanished, or a node that holds members or owns stripes was lost: epoch + 1
 
-The table below holds every transition that a message can cause; what is not in it is ignored, and
-that is how late messages die. A transition only notes what was learned; `reduce` then draws the
-conclusion, the same way whatever came.
+The table TRANSITIONS holds every transition that a message can cause. A message that is not in it
+is ignored, which disposes of late ones. A transition only records what was learned; `reduce` then
+draws the conclusion, in the same way after every message.
 
 This module must never know what a source contains, nor which nodes would be best.
 """
@@ -51,30 +52,31 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """There is no finished state: what is finished is forgotten."""
+    """There is no finished state, because a finished operation is forgotten."""
 
     WAITING = "for enough sources to be ready"
     EXECUTING = "the members are fixed and announced"
 
 
 class DeadlinePassed:
-    """An event that does not come as a message."""
+    """An event that no message brings: the deadline of an operation has passed."""
 
 
 class HolderLost(NamedTuple):
-    """Another one: a node that may hold sources, own stripes, or be a destination, is no more."""
+    """Another such event: a node was lost that may hold sources, own stripes or be one of the
+    destinations."""
 
     node: int
 
 
 class CopyMade(NamedTuple):
-    """Another one: this node has the object that a broadcast brings."""
+    """Another such event: this node has received the object of a broadcast."""
 
     node: int
 
 
 class CopyRefused(NamedTuple):
-    """Another one: this node will never have it."""
+    """Another such event: this node will never receive the object of a broadcast."""
 
     node: int
     reason: str
@@ -83,7 +85,7 @@ class CopyRefused(NamedTuple):
 
 @dataclass(slots=True)
 class Source:
-    """A ready source: which living nodes hold it, first the one that said so first."""
+    """A ready source. `holders`: the living nodes that hold it, in the order of their reports."""
 
     nbytes: int
     layout: bytes
@@ -92,24 +94,24 @@ class Source:
 
 @dataclass(slots=True)
 class Operation:
-    """A collective that has been asked for and is not yet committed, failed or dropped."""
+    """A collective that was requested and is not yet committed, failed or dropped."""
 
     request: ReduceRequested
     need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
     twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
     state: State = State.WAITING
-    deadline_at: float | None = None  # not None exactly while it stands in the list of deadlines
+    deadline_at: float | None = None  # not None exactly while it is in the list of deadlines
     ready: dict[int, Source] = field(default_factory=dict)  # in order of arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
     cause: tuple[int, str] | None = None  # the first failure; not None when `failed` is not empty
     epoch: int = 0  # plans announced so far
-    members: tuple[int, ...] = ()  # of the present epoch, sorted
+    members: tuple[int, ...] = ()  # of the current epoch, sorted
     plan: ExecuteReduce | None = None  # the latest one; None before it, and for a broadcast
-    destinations: tuple[int, ...] = ()  # of a broadcast, which has no plan of its own
+    destinations: tuple[int, ...] = ()  # without a plan: of a broadcast, or if nothing must move
     unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
     lost: set[int] = field(default_factory=set)  # nodes lost while it ran
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
-    # Of sources that were to be at a node, and were not there: (index, node).
+    # Sources that a node should have held, but did not, or was lost with: (index, node).
     gone: dict[tuple[int, int], None] = field(default_factory=dict)
 
     def same(self, index: int) -> Iterable[int]:
@@ -123,22 +125,22 @@ class Operation:
         return len(self.request.sources) - len(self.failed) >= self.need
 
     def commit(self) -> Commit:
-        """Its good end."""
+        """The message that ends it successfully."""
         at = self.destinations if self.plan is None else self.plan.destinations
-        if self.request.kind != "alltoall":  # whose destinations are told by their places
+        if self.request.kind != "alltoall":  # a destination of alltoall is known by its place
             at = tuple(node for node in at if node not in self.lost)
         return Commit(self.request.operation, self.epoch, self.members, at)
 
     def everybody(self) -> list[int]:
-        """Who has its plan, and who asked for it."""
+        """The nodes that have its plan, and the node that requested it."""
         return list(dict.fromkeys((*self.told, self.request.node)))
 
 
-# ---- transitions: what an operation learns. A returned message ends it.
+# ---- transitions: they record what happened. A returned message ends the operation.
 
 
 def note_ready(op: Operation, message: SourceReady) -> None:
-    """One more holder of a source."""
+    """A further node holds a source."""
     for index in op.same(message.index):
         if index not in op.failed:
             source = op.ready.get(index)
@@ -148,7 +150,7 @@ def note_ready(op: Operation, message: SourceReady) -> None:
 
 
 def note_failed(op: Operation, message: SourceFailed) -> None:
-    """A source that will not take part."""
+    """A source will not take part."""
     for index in op.same(message.index):
         op.ready.pop(index, None)
         op.failed.add(index)
@@ -166,7 +168,7 @@ def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode | N
 
 
 def _finish(op: Operation, node: int) -> ManagerToNode | None:
-    """One less to wait for; the last one ends it."""
+    """One node has finished; the last one ends the operation."""
     op.unfinished.discard(node)
     if op.unfinished:
         return None
@@ -184,18 +186,19 @@ def _note_refusal(op: Operation, event: CopyRefused) -> ManagerToNode | None:
     return OperationFailed(op.request.operation, event.error, text)
 
 
-# Kinds whose every destination must live: elsewhere its part cannot be.
+# Kinds that fail if any destination is lost, because its part of the result can be nowhere else.
 _BOUND = ("reduce", "gather", "reduce_scatter")
 
 
 def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """The source goes with its last holder; the operation with a destination it cannot spare."""
+    """A source fails with its last holder, and the operation with a destination it cannot spare."""
     node = event.node
     op.lost.add(node)
     op.told.pop(node, None)
     for index, source in list(op.ready.items()):
         source.holders.pop(node, None)
         if not source.holders:
+            op.gone[index, node] = None  # whoever has asked may know of another copy
             reason = f"node {node}, which held it, was lost"
             note_failed(op, SourceFailed(op.request.operation, index, reason))
     named = op.request.to
@@ -209,7 +212,8 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
 
 
 def _note_node_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """While a plan is executed: who only receives is not missed, without others it starts anew."""
+    """A node is lost while a plan is executed. If the others depend on it, the operation starts
+    again; if it only receives, the plan goes on without it."""
     message = _note_holder_lost(op, event)
     if message is not None:
         return message
@@ -228,7 +232,7 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         return None
     vanished = sorted(set(message.failed_sources).intersection(op.members))
     if not vanished:
-        # Nothing that could be left out: a further epoch would fail in the same way.
+        # There is no source to leave out, so a further epoch would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
     for index in vanished:
         _note_gone(op, index, message)
@@ -237,7 +241,8 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 
 
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
-    """Others may still hold it: a copy goes when nobody there wants it any more."""
+    """This node no longer holds a source. Others may, because a node deletes its copy as soon as
+    no process there needs it any more."""
     op.gone[index, message.node] = None
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
@@ -252,8 +257,9 @@ def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
 
 
 # Rows that look the same in both states mean different things. While a plan is executed, a source
-# that becomes ready is a spare for the next epoch; one that fails is none, but the plan stands,
-# because its executor may have taken the source before; it will say so if it has not.
+# that becomes ready is a spare for the next epoch. A source that fails is no longer a spare, but
+# the plan stands, because the nodes that execute it may have read the source before; if they have
+# not, they report ExecutionFailed.
 TRANSITIONS: dict[tuple[State, type], Callable[[Operation, Any], ManagerToNode | None]] = {
     (State.WAITING, SourceReady): note_ready,
     (State.WAITING, SourceFailed): note_failed,

@@ -1,15 +1,16 @@
-"""Spanning trees for links that are no star: how much of an object goes along which tree.
+"""Spanning trees for links that do not form a star: how much of an object goes along which tree.
 
 Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights: every limit (a
-pair's rate, a host's up rate, a host's down rate) has a price that grows with its use; the
-cheapest tree is taken again and again until the prices say that no more fits. The method is that
-of Garg and Könemann (FOCS 1998); the cheapest tree from a root that reaches everybody is a minimum
+pair's rate, a host's up rate, a host's down rate) has a price that grows with its use, and the
+cheapest tree is taken again and again until the prices show that no more fits. The method is that
+of Garg and Könemann (FOCS 1998); the cheapest tree from a root to all other nodes is a minimum
 arborescence, found by Chu-Liu's and Edmonds' algorithm. The rate reached is within about EPSILON
-of the best possible. Afterwards few trees are kept: the light ones go while the rate stays within
-KEEP_RATE.
+of the best possible. Afterwards only the heaviest trees are kept, as few of them as reach the
+part KEEP_RATE of that rate.
 
-It takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32: the planner asks for it by a field of Plan,
-the manager's loop calls `pack` where it holds nobody up, and hands the answer to `step`.
+Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner asks for it by a
+field of Plan; the manager's loop calls `pack` where nothing waits for it, and hands the answer to
+`step`.
 
 This module must never know what is sent along the trees.
 """
@@ -27,20 +28,21 @@ if TYPE_CHECKING:
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 
-# How far the packing may stay behind the best. Lower: more rounds, as 1/EPSILON².
+# How far the packing may stay below the best rate. Lower: more rounds, in proportion to 1/EPSILON².
 EPSILON = 0.15
-# Trees may be left out as long as this part of the rate remains.
+# Trees are left out as long as this part of the rate remains.
 KEEP_RATE = 0.95
-# Rates are rounded to powers of this, so that a plan is not packed anew for every small change.
+# Rates are rounded to powers of this, so that a small change of a rate needs no new packing.
 RATE_STEP = 2**0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PackingWanted:
-    """Pack trees from nodes[0] to all other nodes. A key too: equal questions have equal answers.
+    """Pack trees from nodes[0] to all other nodes. It is also a key, because equal questions have
+    equal answers.
 
-    `up`, `down`: bytes a second of each node; `pairs`: of those pairs of places that are slower
-    than both their ends.
+    `up`, `down`: bytes a second of each node; `pairs`: (place, place, bytes a second) of the pairs
+    that are slower than both their ends.
     """
 
     nodes: tuple[int, ...]
@@ -49,15 +51,14 @@ class PackingWanted:
     pairs: tuple[tuple[int, int, float], ...]
 
     @classmethod
-    def between(cls, nodes: Sequence[int], topology: Topology) -> PackingWanted:
-        """What the topology says about these nodes, rounded."""
+    def between(cls, nodes: Sequence[int], topology: Topology, now: float) -> PackingWanted:
+        """The question about these nodes, with the topology's rates, rounded."""
         hosts = topology.hosts(nodes)
-        pairs = []
-        for i, sender in enumerate(nodes):
-            for j, receiver in enumerate(nodes):
-                rate = topology.pair_rate(sender, receiver)
-                if i != j and rate is not None and rate < min(hosts[i].up, hosts[j].down):
-                    pairs.append((i, j, _rounded(rate)))
+        places = {node: place for place, node in enumerate(nodes)}
+        pairs = sorted(
+            (places[sender], places[receiver], _rounded(rate))
+            for (sender, receiver), rate in topology.pair_rates(nodes, now).items()
+        )
         return cls(
             tuple(nodes),
             tuple(_rounded(host.up) for host in hosts),
@@ -68,11 +69,22 @@ class PackingWanted:
 
 @dataclass(frozen=True, slots=True)
 class TreesPacked:
-    """The answer: (weight, parents) by weight; parents[i] is the parent of nodes[i + 1]."""
+    """The answer: (weight, parents), the heaviest first; parents[i] is the parent of
+    nodes[i + 1]."""
 
     wanted: PackingWanted
     rate: float  # bytes a second of all trees together
     trees: tuple[tuple[float, tuple[int, ...]], ...]
+
+    def rate_over(self, links: PackingWanted) -> float:
+        """Bytes a second that these trees carry over the links of `links`, a question about the
+        same nodes."""
+        places = {node: place for place, node in enumerate(links.nodes)}
+        weights = {
+            tuple(places[parent] for parent in parents): weight for weight, parents in self.trees
+        }
+        pairs = {(i, j): rate for i, j, rate in links.pairs}
+        return sum(weights.values()) / _Prices(links, pairs).overuse(weights)
 
 
 def _rounded(rate: float) -> float:
@@ -84,18 +96,19 @@ def pack(wanted: PackingWanted) -> TreesPacked:
     count = len(wanted.nodes)
     pair_rates = {(i, j): rate for i, j, rate in wanted.pairs}
     edges = [(i, j) for i in range(count) for j in range(1, count) if i != j]
-    prices = _Prices(wanted, pair_rates, edges)
+    prices = _Prices(wanted, pair_rates)
     weights: dict[tuple[int, ...], float] = {}
     while not prices.all_sold():
         parents = arborescence(count, {edge: prices.of(edge) for edge in edges})
         amount = prices.largest(parents)
-        # As long as it stays nearly the cheapest it is bought again without another search
-        # (Fleischer 2000).
+        # As long as this tree stays nearly the cheapest, it is bought again without another
+        # search (Fleischer 2000).
         bearable = prices.of_tree(parents) * (1 + EPSILON)
         while prices.of_tree(parents) <= bearable and not prices.all_sold():
             weights[parents] = weights.get(parents, 0.0) + amount
             prices.buy(parents, amount)
-    # The weights overuse the limits by a known factor; scaling by the worst use is never worse.
+    # The weights overuse the limits by at most a factor that the method proves. The worst overuse
+    # is measured instead, because it is never larger.
     scale = prices.overuse(weights)
     scaled = {parents: weight / scale for parents, weight in weights.items()}
     kept = _few(scaled, prices)
@@ -109,7 +122,7 @@ def pack(wanted: PackingWanted) -> TreesPacked:
 def _few(
     weights: dict[tuple[int, ...], float], prices: _Prices
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The heaviest trees, scaled up to what the limits allow, while the rate stays near."""
+    """As few of the heaviest trees as carry KEEP_RATE of the rate, scaled up to the limits."""
     ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     full = sum(weights.values())
     for kept in range(1, len(ranked) + 1):
@@ -121,17 +134,16 @@ def _few(
 
 
 class _Prices:
-    """Limits, their prices and their use. A limit is a pair, a host's up or a host's down rate.
+    """The limits and their prices. A limit is the rate of a pair, or a host's up or down rate.
 
-    A host's down rate limits each tree in the same way (everybody receives once a tree), so all of
-    them together are one limit: the slowest.
+    Every down rate limits every tree in the same way, because each host receives once in each tree.
+    So only the lowest down rate is a limit.
     """
 
     def __init__(
         self,
         wanted: PackingWanted,
         pair_rates: Mapping[Edge, float],
-        edges: Sequence[Edge],
     ) -> None:
         self._up = wanted.up
         self._pairs = pair_rates
@@ -151,11 +163,12 @@ class _Prices:
         return total >= 1
 
     def of(self, edge: Edge) -> float:
-        """What one byte a second over this edge costs (the down rate costs all trees the same)."""
+        """The price of one byte a second over this edge, without the down rate, which costs the
+        same for all trees."""
         return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
 
     def of_tree(self, parents: tuple[int, ...]) -> float:
-        """What one byte a second along this tree costs, the down rate included."""
+        """The price of one byte a second along this tree, with the down rate."""
         edges = sum(self.of((parent, child)) for child, parent in enumerate(parents, 1))
         return edges + self._down_price
 
@@ -166,7 +179,7 @@ class _Prices:
         return uses
 
     def largest(self, parents: tuple[int, ...]) -> float:
-        """As much as the narrowest limit carries along this tree."""
+        """The rate that the tightest limit allows along this tree."""
         amount = self._down
         for rate, uses in zip(self._up, self._uses(parents), strict=True):
             if uses:
@@ -186,7 +199,7 @@ class _Prices:
         self._down_price *= 1 + EPSILON * amount / self._down
 
     def overuse(self, weights: Mapping[tuple[int, ...], float]) -> float:
-        """The largest use of a limit, as a multiple of what it has."""
+        """The largest use of a limit, as a multiple of that limit."""
         up = [0.0] * len(self._up)
         pairs: dict[Edge, float] = {}
         for parents, weight in weights.items():
@@ -204,10 +217,10 @@ class _Prices:
 def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
     """The shortest tree from vertex 0 to all others: the parents of vertices 1 to count - 1.
 
-    Chu-Liu 1965, Edmonds 1967: everybody takes its shortest edge; a circle is contracted to one
-    vertex, whose entering edges cost what they save of the circle; the contracted graph is solved
-    in the same way, and its answer says where the circle is opened. Raises ValueError if a vertex
-    cannot be reached.
+    Chu-Liu 1965, Edmonds 1967: each vertex takes the shortest edge that enters it. If the edges
+    form a circle, it is contracted to one vertex. An edge that enters the circle then costs its
+    length less that of the edge which it replaces. The contracted graph is solved in the same way,
+    and its answer shows where to open the circle. Raises ValueError if a vertex cannot be reached.
     """
     best: dict[int, Edge] = {}
     for edge, length in lengths.items():

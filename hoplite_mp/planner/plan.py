@@ -1,7 +1,7 @@
-"""What the planner hands to the manager's loop after each step, and how a reader would draw it.
+"""What the planner hands to the manager's loop after each step, and its text for readers.
 
-A plan is data. The loop that carries it out decides nothing; a test that compares it needs
-neither sockets nor clocks.
+A plan is data. The loop that carries it out decides nothing, and a test can compare plans without
+sockets and clocks.
 
 This module must never know how a plan came about.
 """
@@ -49,21 +49,21 @@ if TYPE_CHECKING:
 class Plan:
     """What to do now, in this order."""
 
-    # Each message goes onto its node's connection, in this order, before any of the next plan:
-    # a node may rely on reading the masks of a board before the answer to its join, and a
-    # board's end before the board's next use.
+    # Each message is sent over its node's connection in this order, before any message of the next
+    # plan. A node may rely on it: it receives the masks of a board before the answer to its join,
+    # and the end of a board before the board is used again.
     sends: tuple[Send, ...] = ()
-    # Call `tick` at this time of the clock that gave `now`, unless a later plan says otherwise.
-    # It replaces what the plan before said; None: there is nothing to wake up for.
+    # Call `tick` at this time of the clock that gave `now`. Each plan replaces the time of the one
+    # before; None: no call is needed.
     wake_at: float | None = None
-    # Pack these trees when there is time, where nobody is held up, and give each answer to `step`
-    # (`packing.pack`, milliseconds to seconds). Left undone it costs speed, nothing else.
+    # Pack these trees where nothing waits for it, and give each answer to `step` (`packing.pack`
+    # takes milliseconds to seconds). Without the answers transfers are slower, nothing else.
     packing: tuple[PackingWanted, ...] = ()
-    # Why the plans are as they are, for the log.
+    # The reasons for the plans, for the log.
     notes: tuple[str, ...] = ()
 
     def followed_by(self, later: Plan) -> Plan:
-        """Both, as one."""
+        """This plan and a later one as one plan."""
         return Plan(
             self.sends + later.sends,
             later.wake_at,
@@ -72,7 +72,7 @@ class Plan:
         )
 
     def as_text(self) -> str:
-        """One line per message, more for a reduction's stripes: the text of golden scenarios."""
+        """One line per message, and more for its stripes; golden scenarios are compared with it."""
         lines: list[str] = []
         for node, message in self.sends:
             head, *rest = describe(message)
@@ -149,7 +149,7 @@ def _home_told(m: HomeTold) -> list[str]:
 
 
 def _object(object_id: bytes) -> str:
-    """The first digits of an id: enough to tell objects apart in a text."""
+    """The first digits of an id, which are enough to tell objects apart in a text."""
     return f"object {object_id.hex()[:8]}"
 
 

@@ -1,21 +1,22 @@
-"""A plan as one node sees it: what it pulls, what it folds, what it serves.
+"""The part of one node in a plan: what it pulls, what it folds, what it serves.
 
-A plan is members, owners and shares, the same bytes for all; here each node derives its own edges.
-They are told in **cells**. A cell is a range of memory with a watermark, and is known by
+A plan consists of members, owners and shares, and all nodes receive the same one. From it each node
+derives here which nodes it receives from and which it serves, in terms of **cells**. A cell is a
+range of memory with a watermark, and is known by
 
     Cell(stripe, part, node)     "part `part` of stripe `stripe`, as made by `node`"
 
-Over the wire it is asked for from `node` by the key (operation, epoch, stripe, part), so what one
-node pulls is what the other serves, by construction: both derive it from the same message.
+Another node asks `node` for it by the key (operation, epoch, stripe, part). What one node pulls is
+what the other serves, because both derive it from the same message.
 
     part RESULT         the stripe of a copied object, or of a finished fold
-    part CONTRIBUTION   what a node, with its subtree, adds to a stripe: its own members first
-    part MEMBER + k     the k-th member in folding order by itself, for what must not be regrouped
+    part CONTRIBUTION   what a node adds to a stripe, with its subtree; its own members come first
+    part MEMBER + k     the k-th member in folding order alone, for folds that must not be regrouped
 
-Cells are filled by pulls, by folds, or are there from the start (`Program.given`, members that the
-node holds itself). One rule runs it all: a block moves when the watermarks of its inputs have
-passed it. A fold with one source is that source under another name: nothing needs to be copied.
-For kinds that copy, "stripe" k is the k-th member, whole.
+A cell is filled by a pull or a fold, or is full from the start (`Program.given`, members that the
+node holds itself). One rule drives all of it: a block is moved or folded as soon as the watermarks
+of its inputs have passed it. A fold with one source is that source under another name, so nothing
+is copied. For kinds that copy, "stripe" k is the whole k-th member.
 
 This module must never know bytes, elements, sockets or files.
 """
@@ -38,14 +39,14 @@ RESULT = 0
 CONTRIBUTION = 1
 MEMBER = 2
 
-# Parents from which one node receives at a time, each with its own object, in kinds that copy
-# many. Higher: more senders meet at one switch port, and frames are lost there (incast); lower:
-# one slow parent holds up more of the others.
+# How many objects a node pulls at a time, in kinds that copy many; they may have one parent each.
+# Higher: more senders meet at one switch port, which then drops frames (incast). Lower: a slow
+# parent delays more of the others.
 INBOUND_PARENTS_MAX = 4
 
 
 class Cell(NamedTuple):
-    """What one node makes; the node that asks for it names operation and epoch besides."""
+    """What one node makes. A node that asks for it adds the operation and the epoch."""
 
     stripe: int
     part: int
@@ -54,7 +55,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fill this cell from its node, in this range of the object."""
+    """Fill this cell from the node that makes it; the range is a part of the object."""
 
     cell: Cell
     begin_share: int
@@ -62,7 +63,7 @@ class Pull:
 
     @property
     def parent(self) -> int:
-        """Whom to ask."""
+        """The node to ask."""
         return self.cell.node
 
 
@@ -78,7 +79,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Whoever asks for this cell may have it, as far as it has come."""
+    """Send this cell to every node that asks for it, as far as it is filled."""
 
     cell: Cell
     begin_share: int
@@ -95,21 +96,21 @@ class Program:
     pulls: tuple[Pull, ...] = ()  # to be begun in this order
     folds: tuple[Fold, ...] = ()
     serves: tuple[Serve, ...] = ()
-    # The members that are here: the cell, and the index into the sources of the request.
+    # The members that this node holds: the cell, and the index into the request's sources.
     given: tuple[tuple[Cell, int], ...] = ()
     # The cells that together are what this node keeps: the copy, or the result at a destination.
     result: tuple[Cell, ...] = ()
-    inbound_max: int = 0  # pulls at one time; 0: all at once
-    reports: bool = False  # says StripesComplete (or FetchComplete) when all of its cells are full
+    inbound_max: int = 0  # pulls at a time; 0: all at once
+    reports: bool = False  # sends StripesComplete (or FetchComplete) when all its cells are full
 
     @property
     def is_empty(self) -> bool:
-        """Has this node nothing to do with the plan? Who gets nothing may have to say so."""
+        """Does this node take no part in the plan? Some nodes get nothing and only report."""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 
 def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
-    """What `node` does for this plan; an empty program if it has no part in it."""
+    """What `node` does for this plan; an empty program if it takes no part."""
     if isinstance(plan, Distribute):
         return _distribute(plan, node)
     if plan.kind not in FOLDING:
@@ -122,10 +123,10 @@ def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
 def group_call(
     members: GroupMembers, call: int, kind: str, op: str, *, root: int = 0, nbytes: int = 0
 ) -> ExecuteReduce:
-    """The plan of call number `call` of a Group, as every node derives it: no manager is asked.
+    """The plan of call number `call` of a Group. Every node derives it without asking the manager.
 
     Member indices are ranks; `root` is the rank that gets the result of a "reduce". Raises
-    ValueError if nobody is alive, or the root is not.
+    ValueError if no rank is alive, or the root is not.
     """
     ranks = tuple(rank for rank in range(members.size) if members.alive >> rank & 1)
     if not ranks or (kind == "reduce" and root not in ranks):
@@ -157,17 +158,20 @@ def participants(plan: Distribute | ExecuteReduce) -> list[int]:
     """Every node that must get the plan, each once."""
     if isinstance(plan, Distribute):
         rows = (node for row in plan.parents for node in row)
-        owners = (stripe.owner for stripe in plan.stripes)
+        owners = [stripe.owner for stripe in plan.stripes]
         if plan.rule == "stripes":
-            receivers = set(plan.receivers)
-            feeding = (
-                plan.sources[index % len(plan.sources)]
-                for index, stripe in enumerate(plan.stripes)
-                if stripe.owner in receivers
-            )
+            receivers, count = set(plan.receivers), len(plan.sources)
+            # A source that serves several stripes is listed once.
+            feeding: list[int] = []
+            for index, stripe in enumerate(plan.stripes):
+                if len(feeding) == count:
+                    break
+                source = plan.sources[index % count] if stripe.owner in receivers else None
+                if source is not None and source not in feeding:
+                    feeding.append(source)
             return list(dict.fromkeys((*feeding, *plan.receivers, *owners)))
         return list(dict.fromkeys((*plan.sources[:1], *plan.receivers, *rows)))
-    owners = (stripe.owner for stripe in plan.stripes)
+    owners = [stripe.owner for stripe in plan.stripes]
     return list(dict.fromkeys((*plan.holders, *plan.destinations, *owners)))
 
 
@@ -175,16 +179,16 @@ def waits_for(plan: Distribute | ExecuteReduce) -> set[int]:
     """The nodes that must report before the plan is complete."""
     if isinstance(plan, Distribute):
         return set(plan.receivers)
-    return {*plan.destinations, *(stripe.owner for stripe in plan.stripes)}
+    return {*plan.destinations, *[stripe.owner for stripe in plan.stripes]}
 
 
 def tree_parent(position: int, degree: int) -> int:
-    """Who stands above `position` (from 1 on) in a tree that is filled level by level."""
+    """The position above `position` (from 1 on) in a tree that is filled level by level."""
     return (position - 1) // degree
 
 
 def tree_children(position: int, degree: int, count: int) -> range:
-    """Who stands below `position` in a tree of `count` places."""
+    """The positions below `position` in a tree of `count` places."""
     first = degree * position + 1
     return range(min(first, count), min(first + degree, count))
 
@@ -220,9 +224,9 @@ def _distribute(plan: Distribute, node: int) -> Program:
 
 
 def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[int | None, bool]:
-    """From whom `node` gets this stripe, and whether somebody gets it from `node`.
+    """The node from which `node` gets this stripe, and whether another node gets it from `node`.
 
-    `place`: its index among the receivers.
+    `place`: the index of `node` among the receivers.
     """
     owner = plan.stripes[index].owner
     if plan.rule == "parents":
@@ -246,7 +250,8 @@ def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[
 
 
 def _rotated(pulls: Sequence[Pull], node: int) -> tuple[Pull, ...]:
-    """Begun at another parent on each node, so that not all ask the same one first."""
+    """The pulls in an order that begins with another parent on each node, so that not all nodes
+    ask the same one first."""
     first = next((i for i, pull in enumerate(pulls) if pull.parent > node), 0)
     return (*pulls[first:], *pulls[:first])
 
@@ -319,7 +324,7 @@ class _Builder:
         return tuple(Cell(index, MEMBER + k, self.node) for k, _ in self.members)
 
     def fold(self, index: int, part: int, sources: Iterable[Cell]) -> Cell:
-        """Make a cell of what others and this node give; it is pulled as far as it is foreign."""
+        """Folds the sources into a new cell; the sources of other nodes are pulled."""
         stripe = self.plan.stripes[index]
         cell = Cell(index, part, self.node)
         cells = tuple(sources)
@@ -390,9 +395,9 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
 
 
 def finisher(plan: ExecuteReduce, index: int) -> int | None:
-    """The node that finishes a stripe which its owner has folded without it; None: the owner does.
+    """The node that finishes a stripe which its owner folds without it; None: the owner does.
 
-    The one destination of a reduction adds what it has itself: that need not leave the node.
+    The one destination of a reduction adds its own members last, so that they need not leave it.
     """
     if plan.kind != "reduce" or plan.rule == "fold" or plan.shape != "stripes":
         return None
@@ -403,14 +408,14 @@ def finisher(plan: ExecuteReduce, index: int) -> int | None:
 
 
 def members_in(plan: ExecuteReduce, cell: Cell) -> int:
-    """How many members a cell has in it, as far as the plan tells by itself."""
+    """How many members are folded into a cell, by the plan alone."""
     if cell.part >= MEMBER:
         return 1
     if cell.part == CONTRIBUTION and plan.shape != "stripes":
         degree = int(plan.shape.removeprefix("tree:"))
         places = tree_places(plan, plan.stripes[cell.stripe].owner)
         below = [places.index(cell.node)]
-        for place in below:  # grows on the way
+        for place in below:  # the list grows during the loop
             below += tree_children(place, degree, len(places))
         nodes = {places[place] for place in below}
         return sum(holder in nodes for holder in plan.holders)
@@ -423,7 +428,8 @@ def members_in(plan: ExecuteReduce, cell: Cell) -> int:
 
 
 def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
-    """What an owner folds: what each node has reduced of its own, in order of arrival."""
+    """The cells that an owner folds: what each node has folded of its own members, in order of
+    arrival, and the owner's members as they are."""
     cells: list[Cell] = []
     for node in nodes:
         if node == build.node:
@@ -434,9 +440,10 @@ def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
 
 
 def tree_places(plan: ExecuteReduce, owner: int) -> list[int]:
-    """The nodes of a tree by place: the root, then the last to arrive, the first at the leaves.
+    """The nodes of a tree by place: the root, then the others in reverse order of arrival, so that
+    the first ones are leaves.
 
-    Destinations that contribute nothing come last of all: they are only there for the way down.
+    Destinations that contribute nothing come last, because they only receive the result.
     """
     arrivals = _arrivals(plan)
     others = [node for node in reversed(arrivals) if node != owner]
@@ -457,7 +464,7 @@ def _tree(plan: ExecuteReduce, node: int) -> Program:
         below = [places[child] for child in tree_children(place, degree, len(places))]
         from_below = [Cell(index, CONTRIBUTION, n) for n in below if n in contributors]
         cells = (*build.own(index), *from_below)
-        # On the way down a node passes on also what it does not want itself.
+        # On the way down a node also passes on a result that it does not keep itself.
         passes_on = _wanted_below(places, place, degree, wanted_by)
         if place == 0:
             made = build.fold(index, RESULT, cells)
@@ -478,7 +485,7 @@ def _tree(plan: ExecuteReduce, node: int) -> Program:
 
 
 def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set[int]) -> bool:
-    """Does anybody under this place want the result?"""
+    """Does a node below this place want the result?"""
     level = tree_children(place, degree, len(places))
     while level:
         if any(places[child] in wanted_by for child in level):

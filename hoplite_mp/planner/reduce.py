@@ -1,25 +1,24 @@
-"""Collectives on refs: who goes in, decided once, in order of arrival; then who does what.
+"""Collectives on refs: decides once, in order of arrival, which sources take part, and plans them.
 
-`operation` notes what messages say about one collective; here conclusions are drawn from it, the
-same way whatever came: a plan, an end, or nothing yet. Folding kinds get a forest by the model;
-gather, allgather and alltoall are sets of copies, whose edges follow from holders and destinations
-alone; a broadcast is handed to `broadcast`, so that others may join it while it runs. A finished
-operation leaves nothing behind.
+`operation` records what messages report about one collective. Here conclusions are drawn from it,
+in the same way after every message: a plan, an end, or nothing yet. Folding kinds get a forest from
+the cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from holders
+and destinations alone. A broadcast is handed to `broadcast`, so that other receivers may join it
+while it runs. Nothing is kept of a finished operation.
 
-Reproducible results have rule "fold": owners get every member by itself and fold from left to
-right in the order of the refs. That costs what pre-reduction saves: a node with k members sends k
-times the bytes; with one member a node it costs nothing.
-
+Reproducible results have rule "fold": owners receive every member by itself and fold from left to
+right. That costs what pre-reduction saves: a node with k members sends k times the bytes.
 This module must never know what a source contains, nor how it is added.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from itertools import islice
+from collections import Counter
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_mp.planner import forest
+from hoplite_mp.planner.forests import Forests
 from hoplite_mp.planner.operation import (
     TRANSITIONS,
     CopyMade,
@@ -47,9 +46,10 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from hoplite_mp.planner.broadcast import Copies
+    from hoplite_mp.planner.forest import Forest
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.operation import Report
     from hoplite_mp.planner.plan import Send
@@ -71,22 +71,22 @@ class Reductions:
     ) -> None:
         self._operations_max = operations_max
         self._membership = membership
-        self._topology = topology
+        self._forests = Forests(topology)
         self._copies = copies
         self.operations: dict[int, Operation] = {}
         self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
         self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
-        self.notes: list[str] = []  # why plans are as they are; taken by the machine
+        self.notes: list[str] = []  # reasons for plans; taken by the machine
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` must be called; None: no deadline is open."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    # ---- what happens
+    # ---- events
 
     def request(self, message: ReduceRequested, now: float) -> list[Send]:
-        """A new operation. A double of an open one is ignored."""
+        """A new operation. A second request for an open one is ignored."""
         if message.operation in self.operations:
             return []
         refusal = self._refusal(message)
@@ -98,7 +98,7 @@ class Reductions:
         op = Operation(message, message.num, _find_twins(message.sources))
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
-            # Passed at the call, not at the next tick: what else has failed by then is not asked.
+            # The deadline applies at once, not at the next tick, before which sources might fail.
             op.need = 1
         elif message.deadline_s is not None:
             op.deadline_at = now + message.deadline_s
@@ -124,8 +124,8 @@ class Reductions:
         ended: dict[int, Commit | OperationFailed | Forget],
         now: float,
     ) -> list[Send]:
-        """What is open, and what runs by the plans of a planner before this one. What has ended for
-        one node ends for all."""
+        """Takes up the open operations, and those that run by plans of the planner before. An
+        operation that has ended for one node ends for all."""
         sends: list[Send] = []
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
@@ -146,7 +146,7 @@ class Reductions:
         return sends
 
     def _resume(self, op: Operation, fold: RunningFold, now: float) -> list[Send]:
-        """An operation that is being executed."""
+        """Takes up an operation that is being executed."""
         plan = fold.plan
         op.state = State.EXECUTING
         op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
@@ -156,7 +156,7 @@ class Reductions:
         sends = self._living((node for node in taking if node not in fold.at), plan)
         forget = Forget(op.request.operation)
         sends += self._living((node for node in fold.older if node not in taking), forget)
-        # Who died before the manager may still stand in the plan, and will not be lost again.
+        # A node that died before the manager may be in the plan, and is not reported lost again.
         living = self._membership.is_living
         op.unfinished = {node for node in op.unfinished if living(node)}
         for node in (node for node in taking if not living(node)):
@@ -167,12 +167,12 @@ class Reductions:
         return sends
 
     def step(self, message: Report, now: float) -> list[Send]:
-        """One message about one operation; ignored if that is over or unknown."""
+        """One message about one operation; ignored if the operation is over or unknown."""
         op = self.operations.get(message.operation)
         return [] if op is None else self._apply(op, message, now)
 
     def tick(self, now: float) -> list[Send]:
-        """Every deadline up to `now` passes."""
+        """Applies every deadline up to `now`."""
         sends: list[Send] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, operation = self._deadlines.pop(0)
@@ -182,7 +182,7 @@ class Reductions:
         return sends
 
     def lose_requester(self, node: int) -> list[Send]:
-        """What it asked for ends, and only those who took part are told. Before `lose_holder`."""
+        """A node was lost: ends what it requested. To be called before `lose_holder`."""
         sends: list[Send] = []
         for op in [op for op in self.operations.values() if op.request.node == node]:
             self._forget(op)
@@ -190,19 +190,19 @@ class Reductions:
         return sends
 
     def lose_holder(self, node: int, now: float) -> list[Send]:
-        """What others asked for goes on without the node, if it can."""
+        """A node was lost: the operations that others requested go on without it if they can."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
-            if op.request.operation in self.operations:  # not ended by an earlier one's spread
+            if op.request.operation in self.operations:  # not ended by the spread of one before
                 sends += self._apply(op, HolderLost(node), now)
         return sends
 
     def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
-        """A receiver has the object whole: broadcasts of it have waited for that."""
+        """A receiver has the whole object, for which broadcasts may wait."""
         return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
-        """What `broadcast` has just refused is news to who waits for these copies."""
+        """Refusals that `broadcast` sends also concern the operations that wait for the copies."""
         more: list[Send] = []
         for node, message in sends:
             if isinstance(message, FetchRefused):
@@ -212,7 +212,7 @@ class Reductions:
         return more
 
     def needs(self, node: int) -> bool:
-        """Does an operation that is open name this node?"""
+        """Does an open operation name this node?"""
         return any(
             node == op.request.node or node in op.unfinished or node in op.told
             for op in self.operations.values()
@@ -221,7 +221,7 @@ class Reductions:
     # ---- conclusions
 
     def about_copy(self, object_id: bytes, event: CopyMade | CopyRefused, now: float) -> list[Send]:
-        """What has become of a receiver's copy."""
+        """A receiver's copy has arrived or was refused."""
         sends: list[Send] = []
         for number in sorted(self._broadcasts.get(object_id, ())):
             sends += self._apply(self.operations[number], event, now)
@@ -232,7 +232,7 @@ class Reductions:
         return [] if transition is None else self._conclude(op, transition(op, event), now)
 
     def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
-        """What follows from what is known: an end, a plan, or nothing yet."""
+        """Returns what follows from the operation's state: an end, a plan, or nothing yet."""
         if message is None and op.state is State.WAITING:
             if not op.can_be_met():
                 message = _failure(op)
@@ -252,18 +252,18 @@ class Reductions:
         return self._to_all(op, message)
 
     def _begin(self, op: Operation, chosen: tuple[int, ...], now: float) -> list[Send]:
-        """Fix the members and announce them as the next epoch."""
+        """Fixes the members and announces them as the next epoch."""
         destinations = self._destinations(op)
         if not destinations:
             text = "no node, where its result was to be, is left"
             return self._end(op, OperationFailed(op.request.operation, "lost", text))
         op.members = tuple(sorted(chosen))
-        op.lost.difference_update(destinations)  # those that live again
+        op.lost.difference_update(destinations)  # these have joined again
         if op.request.kind == "broadcast":
             return self._begin_broadcast(op, destinations, now)
         holder_of = self._holders(op, chosen, destinations)
         if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
-            if op.plan is not None:  # what was to move is where it should be by now
+            if op.plan is not None:  # the sources that had to move are now at their destinations
                 op.plan, op.destinations = None, destinations
             return self._end(op, op.commit())
         request = op.request
@@ -272,19 +272,19 @@ class Reductions:
         op.epoch += 1
         op.plan = plan = self._plan(op, chosen, holder_of, destinations)
         op.unfinished = waits_for(plan)
-        if request.kind == "alltoall":  # whose destinations keep their places, dead or alive
+        if request.kind == "alltoall":  # its destinations keep their places even if they are lost
             op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
         sends = self._living(participants(plan), plan)
-        op.told = {node: None for node, _ in sends}
-        told = {node for node, _ in sends} | {op.request.node}
+        op.told = dict.fromkeys([node for node, _ in sends])
+        told = {*op.told, op.request.node}
         return sends + self._living(
-            (node for node in before if node not in told), Forget(op.request.operation)
+            [node for node in before if node not in told], Forget(op.request.operation)
         )
 
     def _begin_broadcast(
         self, op: Operation, destinations: tuple[int, ...], now: float
     ) -> list[Send]:
-        """`broadcast` brings the copies; the requester hears of it when all have come."""
+        """`broadcast` makes the copies; the operation ends when all of them have arrived."""
         (index,) = op.members
         object_id, source = op.request.sources[index], op.ready[index]
         op.state = State.EXECUTING
@@ -306,7 +306,7 @@ class Reductions:
         destinations: tuple[int, ...],
     ) -> ExecuteReduce:
         request = op.request
-        nbytes = max(op.ready[index].nbytes for index in chosen)
+        nbytes = max([op.ready[index].nbytes for index in chosen])
         order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")
         stripes: tuple[Stripe, ...] = ()
         shape = "stripes"
@@ -318,7 +318,7 @@ class Reductions:
                 op.plan is not None
                 and op.plan.shape == "stripes"
                 and request.kind != "reduce_scatter"
-            ):  # after a loss
+            ):  # a further epoch, for example after a loss
                 able = {*holder_of.values(), *destinations}
                 kept = kept_cut(op.plan.stripes, able, stripes)
             if kept is not None:
@@ -335,8 +335,8 @@ class Reductions:
             request.kind,
             request.op,
             request.node,
-            tuple(request.sources[index] for index in op.members),
-            tuple(holder_of[index] for index in op.members),
+            tuple(map(request.sources.__getitem__, op.members)),
+            tuple(map(holder_of.__getitem__, op.members)),
             destinations,
             request.results,
             nbytes,
@@ -352,24 +352,25 @@ class Reductions:
         holder_of: dict[int, int],
         destinations: tuple[int, ...],
         nbytes: int,
-    ) -> forest.Forest:
-        sent: dict[int, int] = {}
-        for index in chosen:
-            sent[holder_of[index]] = sent.get(holder_of[index], 0) + 1
-        return forest.reduction(
+    ) -> Forest:
+        sent = Counter([holder_of[index] for index in chosen])
+        return self._forests.reduction(
             op.request.kind,
             nbytes,
             sent,
             destinations,
-            self._topology,
             ordered=op.request.reproducible,
             leaving=self._membership.leaving,
         )
 
     def _holders(
-        self, op: Operation, chosen: Iterable[int], destinations: tuple[int, ...]
+        self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """Who gives each member: a destination if it can, else who takes part anyway."""
+        """The node that gives each member; best a destination, else one that gives others too."""
+        ready = op.ready
+        found = [ready[index].holders for index in chosen]
+        if sum(map(len, found)) == len(found):  # one each
+            return dict(zip(chosen, chain.from_iterable(found), strict=True))
         wanted_by = set(destinations)
         taken: set[int] = set()
         holder_of: dict[int, int] = {}
@@ -394,8 +395,7 @@ class Reductions:
         if request.to:
             return tuple(node for node in request.to if living(node))
         if request.kind == "allreduce":
-            holders = (node for source in op.ready.values() for node in source.holders)
-            return tuple(sorted(dict.fromkeys(holders)))
+            return tuple(sorted(set().union(*[source.holders for source in op.ready.values()])))
         if request.kind == "reduce_scatter":
             count = max(1, len(request.results))
             if count == len(request.sources) and len(op.ready) == count:
@@ -423,10 +423,13 @@ class Reductions:
         return None
 
     def _mismatch(self, op: Operation, chosen: tuple[int, ...]) -> OperationFailed | None:
-        """Members of a fold must look alike: what can be seen here is said before bytes move."""
+        """Members of a fold must have the same layout; known differences fail before bytes move."""
         if op.request.kind not in FOLDING:
             return None
-        known = sorted((index, op.ready[index].layout) for index in chosen)
+        ready = op.ready
+        if len({ready[index].layout for index in chosen} - {b""}) < 2:
+            return None
+        known = sorted((index, ready[index].layout) for index in chosen)
         known = [(index, layout) for index, layout in known if layout]
         for index, layout in known[1:]:
             first, expected = known[0]
@@ -443,7 +446,7 @@ class Reductions:
         return self._living((node for node in op.everybody() if node != but), message)
 
     def _living(self, nodes: Iterable[int], message: ManagerToNode) -> list[Send]:
-        return [(node, message) for node in nodes if self._membership.is_living(node)]
+        return [(node, message) for node in self._membership.living(nodes)]
 
     def _forget(self, op: Operation) -> None:
         number = op.request.operation

@@ -1,13 +1,13 @@
-"""What a plan keeps when a node is lost: the stripes of the living stay where they are.
+"""What a plan keeps when a node is lost: the stripes of living owners stay where they are.
 
-Owners hold every contribution in its own slot until the commit, so after a death the survivors
-fold again what they have, without the dead node's slots, and nothing of it moves again; only the
-dead node's own stripe does, cut among the other owners. Under the new epoch a stripe with the same
-owner and the same bounds is the one that was there before, and a slot of it may be kept if its
-contributor gives the same members as before. With n owners a kill half way costs about 1/n of the
-operation.
+Owners hold every contribution in its own slot until the commit. So after a death the survivors
+fold again what they have, without the dead node's slots, and none of these bytes is sent again.
+Only the dead node's own stripes are, which are cut among the other owners. Under the new epoch a
+stripe with the same owner and the same bounds is the same stripe as before, and a slot of it may be
+kept if its contributor gives the same members as before. With n owners, a death half way costs
+about 1/n of the operation.
 
-This module must never know why the node is gone.
+This module must never know why the node is lost.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-# A repaired forest is taken unless its busiest owner has more than this many times as much as in
-# the best new one: then moving everything again is the shorter way.
+# A repaired forest is used unless its busiest owner has more than this many times as much as in the
+# best new one, because then sending everything again is faster.
 KEPT_WIDTH_MAX = 2
 
 
 def kept_cut(
     before: Sequence[Stripe], able: Collection[int], fresh: Sequence[Stripe]
 ) -> tuple[Stripe, ...] | None:
-    """The stripes of the plan before, repaired, if they are nearly as good as the `fresh` ones."""
+    """The previous plan's stripes, repaired; None unless nearly as good as the `fresh` ones."""
     kept = repaired(before, able)
     if kept is None or widest(kept) > KEPT_WIDTH_MAX * widest(fresh):
         return None
@@ -36,7 +36,7 @@ def kept_cut(
 
 
 def widest(stripes: Sequence[Stripe]) -> int:
-    """The shares of the owner that has the most."""
+    """The number of shares of the owner that has the most."""
     widths: dict[int, int] = {}
     for stripe in stripes:
         width = stripe.end_share - stripe.begin_share
@@ -45,8 +45,8 @@ def widest(stripes: Sequence[Stripe]) -> int:
 
 
 def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
-    """The same stripes, but those whose owner is not `able` cut among the others by what these
-    own already; None if nobody is left.
+    """The same stripes, except that those whose owner is not in `able` are cut among the other
+    owners, in proportion to what these own already; None if no owner is left.
     """
     widths: dict[int, int] = {}
     for stripe in stripes:

@@ -1,13 +1,13 @@
-"""Resources of one node: what there is, who has which part of it, whose turn it is.
+"""Resources of one node: how much there is, which task holds which part, and which is next.
 
-Why it exists: a GPU, a licence, a share of a disk is counted, and tasks, actors and workers wait
-until there is enough of it. Here stands the accounting alone, in whole numbers, so that it can be
-tried exhaustively; who asks and what happens then is node/tasks/resources.py's.
+Why it exists: GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait
+until enough of them are free. This module is only the accounting, in whole numbers, so that it can
+be tested exhaustively; node/tasks/resources.py takes the requests and acts on the answers.
 It must never know: messages, processes, time.
 
-Amounts are integers of 1/10000, so that ten times 0.1 is one. Of a resource of which there is a
-whole number, up to INDICES_MAX, each one has an index: 0, 1, ... A demand of 1 or more has whole
-ones to itself; a fraction shares one index with other fractions.
+Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If a node has a whole number
+of a resource, at most INDICES_MAX, each piece has an index: 0, 1, ... The whole part of a demand
+gets pieces of its own; a fraction shares one piece with other fractions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 UNITS = 10_000
-# Above it a resource is a plain quantity, without indices: nobody wants a list of a million bytes.
+# Above it a resource is a plain quantity without indices, because a list of a million bytes is of
+# no use.
 INDICES_MAX = 1024
 AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
@@ -46,7 +47,7 @@ Assigned: TypeAlias = dict[str, list[int]]
 
 
 def amounts_of(resources: Any, what: str = "resources") -> Demand:
-    """{"gpu": 0.5} as names with units, sorted; what is 0 is left out. ValueError, TypeError."""
+    """{"gpu": 0.5} as sorted names with units; amounts of 0 are left out. ValueError, TypeError."""
     if not isinstance(resources, Mapping):
         raise TypeError(f'{what}={resources!r}: it must be a dictionary, such as {{"gpu": 1}}')
     if len(resources) > NAMES_MAX:
@@ -70,21 +71,24 @@ def amounts_of(resources: Any, what: str = "resources") -> Demand:
 
 
 def _units(amount: Any) -> int | None:
-    """In 1/10000, rounded down, so that three thirds fit into one. None: it is no such amount."""
-    if isinstance(amount, bool):
+    """An amount in units of 1/10000, rounded down, so that three thirds fit into one. None: it is
+    not a valid amount."""
+    # float() would take texts, and anything that has bytes.
+    kind = type(amount)
+    if kind is bool or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         return None
     try:
         exact = float(amount)
     except (TypeError, ValueError, OverflowError):
         return None
-    if isinstance(amount, str) or not math.isfinite(exact) or not 0 <= exact <= AMOUNT_MAX:
+    if not math.isfinite(exact) or not 0 <= exact <= AMOUNT_MAX:
         return None
     units = math.floor(exact * UNITS + 1e-6)
     return None if exact and not units else units
 
 
 def parse_amounts(text: str) -> Demand:
-    """Of "gpu=2,disk=0.5", as on the command line. ValueError."""
+    """Parses "gpu=2,disk=0.5", as on the command line. ValueError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = (one.strip() for one in part.partition("="))
@@ -101,31 +105,31 @@ def parse_amounts(text: str) -> Demand:
 
 
 def amounts_text(units: Demand) -> str:
-    """What parse_amounts() reads."""
+    """The text that parse_amounts() reads."""
     return ",".join(f"{name}={amount!r}" for name, amount in as_amounts(units).items())
 
 
 def as_amounts(units: Demand) -> dict[str, float]:
-    """As a user writes it."""
+    """A demand as a user writes it."""
     return {name: one // UNITS if one % UNITS == 0 else one / UNITS for name, one in units}
 
 
 def demand_words(demand: Demand) -> str:
-    """ "gpu 1, disk 0.5"."""
+    """A demand as words: "gpu 1, disk 0.5"."""
     return ", ".join(f"{name} {amount:g}" for name, amount in as_amounts(demand).items())
 
 
 class Ledger:
-    """What one node has, and who holds which part of it."""
+    """What one node has, and which holder has which part of it. A holder is any hashable value."""
 
     def __init__(self, totals: Demand = ()) -> None:
         self.totals = dict(totals)
-        # Of what has indices: index -> units of it that are in use.
+        # Of each resource with indices: index -> units of it that are in use.
         self._used: dict[str, dict[int, int]] = {
             name: {} for name, units in totals if _has_indices(units)
         }
         self._sums = dict.fromkeys(self.totals, 0)  # units in use, of each
-        # Who -> what it holds: (name, index or None, units).
+        # Holder -> what it holds: (name, index or None, units).
         self._held: dict[Any, list[tuple[str, int | None, int]]] = {}
 
     def __contains__(self, who: Any) -> bool:
@@ -133,24 +137,24 @@ class Ledger:
 
     @property
     def is_unused(self) -> bool:
-        """Does nobody hold anything?"""
+        """Is nothing held?"""
         return not self._held
 
     def free(self) -> Demand:
-        """What nobody holds."""
+        """The units of each resource that are not held."""
         return tuple((name, units - self._sums[name]) for name, units in self.totals.items())
 
     def could_ever(self, demand: Demand) -> bool:
-        """Is there so much at all?"""
+        """Could the demand be met if nothing were held?"""
         return all(units <= self.totals.get(name, 0) for name, units in demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Is so much free now?"""
+        """Can the demand be met now?"""
         return self._find(demand) is not None
 
     def take(self, who: Any, demand: Demand) -> Assigned | None:
-        """The indices that `who`, who holds nothing yet, has from now on; of a plain quantity
-        none. None: so much is not free."""
+        """Gives the demand to `who`, which must hold nothing yet. Returns the indices that it gets
+        (a plain quantity has none), or None if not enough is free."""
         assert who not in self._held
         found = self._find(demand)
         if found is None:
@@ -164,14 +168,14 @@ class Ledger:
         return self.assigned(who)
 
     def assigned(self, who: Any) -> Assigned:
-        """The indices that it has, by name."""
+        """The indices that `who` holds, by name."""
         found: Assigned = {}
         for name, index, _ in self._held.get(who, ()):
             found.setdefault(name, []).extend([] if index is None else [index])
         return {name: sorted(indices) for name, indices in found.items()}
 
     def give_back(self, who: Any) -> bool:
-        """It holds nothing any more; False: it held nothing."""
+        """Takes back all that `who` holds; False: it held nothing."""
         held = self._held.pop(who, None)
         for name, index, units in held or ():
             self._sums[name] -= units
@@ -183,8 +187,8 @@ class Ledger:
         return held is not None
 
     def times(self, demand: Demand, most: int, now: bool) -> int:
-        """How often that demand can be met at a time, `now` or if nobody held anything; at most so
-        often."""
+        """How often that demand can be met at the same time, at most `most`. `now`: beside what is
+        held now; else as if nothing were held."""
         trial = Ledger(tuple(self.totals.items()))
         if now:
             trial._sums = dict(self._sums)
@@ -195,7 +199,7 @@ class Ledger:
         return count
 
     def _find(self, demand: Demand) -> list[tuple[str, int | None, int]] | None:
-        """Which parts would meet that demand now."""
+        """The parts that would meet that demand now; None: not enough is free."""
         found: list[tuple[str, int | None, int]] = []
         for name, units in demand:
             if units > self.totals.get(name, 0) - self._sums.get(name, 0):
@@ -206,7 +210,7 @@ class Ledger:
                 continue
             whole, part = divmod(units, UNITS)
             shared = None
-            if part:  # the fullest one in which there is room, so that whole ones stay whole
+            if part:  # the fullest piece with enough room, so that whole pieces stay free
                 able = [(-in_use, at) for at, in_use in used.items() if in_use + part <= UNITS]
                 shared = min(able)[1] if able else None
             needed = whole + (part > 0 and shared is None)
@@ -226,27 +230,28 @@ def _has_indices(units: int) -> bool:
 
 @dataclass(slots=True)
 class Row:
-    """Those that want the same of the same nodes, the first one first."""
+    """Tasks and workers that wait for the same demand on the same nodes, by rank."""
 
     demand: Demand
     where: Any  # which nodes: a value that the caller understands
-    # Somebody who holds something may be waiting for them, so nothing is kept from them for others
-    # that come before: those may wait for just what that one holds.
+    # A task that holds resources may be waiting for these members. So nothing is reserved against
+    # them for members that come before, because those may wait for what that task holds.
     needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
-    # No node has so much at all: an object that stands for this spell, and whether it has lasted
-    # too long.
+    # Set while no node has enough in total: an object that identifies this period, and whether the
+    # period has lasted too long.
     lost: object | None = None
     given_up: bool = False
 
     @property
     def key(self) -> Any:
-        """By which it is found."""
+        """The row's key in `Rows.rows`."""
         return self.demand, self.where, self.needed
 
 
 class Rows:
-    """All that wait, by what they want: so a turn costs as much as there are kinds of demands."""
+    """All that wait, grouped by demand, so that the cost of a turn grows only with the number of
+    different demands."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, Row] = {}
@@ -256,7 +261,7 @@ class Rows:
         return who in self.ranks
 
     def add(self, who: Any, demand: Demand, where: Any, rank: Any, needed: bool = False) -> None:
-        """rank: who has a lower one is served first; no two are the same."""
+        """rank: a lower one is served first; no two are the same."""
         key = demand, where, needed
         row = self.rows.get(key)
         if row is None:
@@ -265,7 +270,7 @@ class Rows:
         heapq.heappush(row.members, (rank, who))
 
     def remove(self, who: Any) -> None:
-        """It waits no more. Its place in the heap goes when it comes to the top."""
+        """`who` no longer waits. Its entry is removed from the heap when it comes to the top."""
         known = self.ranks.pop(who, None)
         if known is not None:
             self._trim(known[1])
@@ -280,13 +285,13 @@ class Rows:
         del self.rows[key]
 
     def everybody(self, row: Row) -> list[Any]:
-        """Of that row, in order."""
+        """The members of that row, in order."""
         members = sorted(row.members, key=lambda one: one[0])
         return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
 
     def first(self, skip: Container[Any]) -> Row | None:
-        """The row whose first member is the first of all, without those whose key is in
-        `skip`; None: there is none."""
+        """The row whose first member has the lowest rank, of the rows whose key is not in `skip`;
+        None: there is none."""
         best: Row | None = None
         for key, row in self.rows.items():
             if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):

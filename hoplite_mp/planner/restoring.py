@@ -1,10 +1,10 @@
-"""A planner that begins with a cluster that is already at work: it asks, then knows, then decides.
+"""A new planner for a cluster that is already at work: it collects reports before it decides.
 
-Why it exists: the process of a manager may die while nodes, transfers and Groups live. What it knew
-was what nodes had told it, and the plans that it had made of that; both are still with the nodes.
-Here their reports are collected until all that any of them knows have come back, or RESTORE_S is
-over; what is said meanwhile waits. Then each room of the planner takes up what concerns it, and who
-has not come back is lost, like any node.
+Why it exists: the manager's process may die while nodes, transfers and Groups live. It knew what
+the nodes had reported, and the plans that it had made from that; the nodes still have both. Here
+their reports are collected until every node that any of them knows has come back, or RESTORE_S is
+over; other messages wait. Then each room of the planner takes over what concerns it, and a node
+that has not come back is lost, like any other.
 
 This module must never know what a plan means, nor why the manager was started again.
 """
@@ -38,18 +38,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
 
-# How long nodes have to come back, from the first one on and from each word of an open report.
-# Higher: a node whose link is bad stays in the cluster; lower: the others wait less when one has
-# died together with the manager.
+# How long nodes have to come back, from the first one on and from each message of a report that is
+# not complete. Higher: a node whose link is bad stays in the cluster; lower: the others wait less
+# when one has died together with the manager.
 RESTORE_S = 2.0
-# The same for the node of the manager's host: its death is always seen and ends all, so if it is
-# late it is busy, as long as a loop may be (node/core/pulse.py). No report may take longer.
+# The same for the node of the manager's host. Its death is always noticed and ends the cluster, so
+# if it is late it is only busy, at most as long as a loop may be (node/core/pulse.py). All reports
+# must be complete after this time, too.
 OWN_S = 30.0
 
 
 @dataclass(slots=True)
 class RunningCopy:
-    """A plan for copies that some nodes have."""
+    """A plan for copies that is running. `at`: the nodes that have the plan; `receiving`: those of
+    them that do not have the whole object yet."""
 
     plan: Distribute
     at: set[int] = field(default_factory=set)
@@ -58,7 +60,8 @@ class RunningCopy:
 
 @dataclass(slots=True)
 class RunningFold:
-    """The latest plan of an operation; `older`: who has an earlier one."""
+    """The latest plan of an operation. `at`: the nodes that have it; `reported`: those of them that
+    have finished; `older`: nodes that have an earlier plan."""
 
     plan: ExecuteReduce
     at: set[int] = field(default_factory=set)
@@ -67,16 +70,16 @@ class RunningFold:
 
 
 class Restoring:
-    """Reports, as they come."""
+    """The reports of nodes, while they arrive."""
 
     def __init__(self, own: int = 0) -> None:
         """own: the node of the manager's host."""
         self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
-        self.later: list[Any] = []  # ordinary messages, for when all is known
-        self._members: dict[int, Member] = {}  # that any of them knows, by node
+        self.later: list[Any] = []  # ordinary messages, handled when all is known
+        self._members: dict[int, Member] = {}  # all that any of them knows, by node
         self._begun: float | None = None
-        self._heard = 0.0  # when a report came or went on
+        self._heard = 0.0  # when a report began or continued
         self.held: list[CopyHeld] = []
         self.groups: list[GroupHeld] = []
         self.group_ends: list[GroupEnd] = []
@@ -89,7 +92,7 @@ class Restoring:
         self._absent: set[int] | None = None
 
     def leave_out(self, absent: set[int]) -> None:
-        """This manager is on another host than the one before: that host's node does not come."""
+        """These nodes will not come back, because they were on the hosts of managers before."""
         self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
@@ -100,7 +103,7 @@ class Restoring:
             self._heard = now
         match message:
             case NodeReturned():
-                if message.node in self.returned:  # it has called before, and says all anew
+                if message.node in self.returned:  # it has called before, and now reports all again
                     self._forget(message.node)
                 self.returned[message.node] = message
                 self._note_members(message)
@@ -136,8 +139,8 @@ class Restoring:
                 self.later.append(message)
 
     def _forget(self, node: int) -> None:
-        """What that node has said may be true any more or not. (`later` is no report: it is for
-        the time after, and some of it names other nodes than who has said it.)"""
+        """Drops the report of that node, which may be out of date. (`later` stays: it holds no
+        reports, and some of its messages name other nodes than their senders.)"""
         self._reported.discard(node)
         self.returned.pop(node, None)
         self._members.clear()
@@ -171,7 +174,7 @@ class Restoring:
 
     @property
     def members(self) -> list[Member]:
-        """All that any of them knows, in order of joining."""
+        """All members that any of them knows, in order of joining."""
         return [self._members[node] for node in sorted(self._members)]
 
     def _note_members(self, report: NodeReturned) -> None:
@@ -181,9 +184,9 @@ class Restoring:
                 self._members[member.node] = member
 
     def bury(self) -> set[int]:
-        """Nodes that do not come back although they have called: the manager before this one had
-        given them up, as another one has heard, so what they say may be true or not; or not all of
-        their report is there."""
+        """Removes and returns the nodes that have called but are not taken back. Either their
+        report is not complete, or another node knows that the manager before this one had given
+        them up, so their report may be out of date."""
         known = [
             (by.numbers, {member.node: member.incarnation for member in by.members})
             for by in self.returned.values()
@@ -194,7 +197,7 @@ class Restoring:
             if node != self._own
             and (
                 node not in self._reported
-                # Everybody has heard of all who came before the latest that it knows.
+                # A node knows all members whose numbers are below its `numbers`.
                 or any(
                     node < numbers and lives.get(node, said.incarnation + 1) > said.incarnation
                     for numbers, lives in known
@@ -207,7 +210,7 @@ class Restoring:
 
     @property
     def counted(self) -> tuple[int, int, int]:
-        """(epochs, objects with an operation, generations) of before."""
+        """(epochs, objects with an operation, generations) that the planner before has counted."""
         reports = self.returned.values()
         return (
             max(report.epochs for report in reports),
@@ -217,12 +220,12 @@ class Restoring:
 
     @property
     def numbers(self) -> int:
-        """So many numbers were given."""
+        """How many node numbers were given."""
         return max(report.numbers for report in self.returned.values())
 
     @property
     def until(self) -> float | None:
-        """When it is over in any case."""
+        """When the wait for reports ends in any case."""
         if self._begun is None:
             return None
         if self._own in self._reported:
@@ -230,7 +233,7 @@ class Restoring:
         return self._begun + OWN_S
 
     def is_over(self, now: float) -> bool:
-        """Have all come back, or is it too late for the others?"""
+        """Have all nodes come back, or is it too late for the others?"""
         until = self.until
         if until is not None and now >= until:
             return True
@@ -239,11 +242,11 @@ class Restoring:
 
     @property
     def joins(self) -> list[GroupJoinRequested]:
-        """Joins of Groups that nobody has heard answered."""
+        """Requests to join Groups that are not answered yet."""
         return [one for one in self.later if isinstance(one, GroupJoinRequested)]
 
     def requests(self) -> dict[int, ReduceRequested]:
-        """The collectives that are open, taken from what is to be said later."""
+        """The open collectives, taken out of `later`."""
         found = {one.operation: one for one in self.later if isinstance(one, ReduceRequested)}
         self.later = [one for one in self.later if not isinstance(one, ReduceRequested)]
         return found

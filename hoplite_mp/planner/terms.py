@@ -1,42 +1,44 @@
-"""Who may decide for the cluster: terms, votes, and the lease of a manager.
+"""Which manager may decide for the cluster: terms, votes, and leases (Gray and Cheriton).
 
-Why it exists: with a standby there are two places where a manager may be, and the network between
-them can be cut. Three parts, one for each who takes part, each with the time passed in:
+Why it exists: with a standby a manager may be at two places, and the network between them can be
+cut. There is one class for each side; the time is passed in:
 
     Lease      the manager's: it decides only while at least half of the hosts are bound to it
-    Voter      a node's: whom it follows, and whether it is free to vote for somebody else
+    Voter      a node's: which manager it follows, and whether it is free to vote for another
     Candidate  the standby's: it leads once more than half of the hosts have voted for its term
 
-A node that answers the manager's word is bound to it for `promise_s` from then on; the manager
-counts it for `lease_s`, which is less, from when that word was sent. Half of the hosts and more
-than half have one host in common, so when a standby has won the lease of the other has run out,
-however long messages were on their way. Clocks may run at rates that differ by PROMISE_LEASES.
+A node that answers the manager's `Leads` is bound to this manager for `promise_s` from then on. The
+manager counts the node for `lease_s`, which is less, from when that message was sent. Half of the
+hosts and more than half have a host in common. So when a standby has won, the lease of the other
+manager has expired, however long messages took. The rates of clocks may differ by PROMISE_LEASES.
 
-Hosts come and go, so there are *lists* of them, with versions that only rise. A list counts for the
-manager until half of it knows a later one; a candidate counts by the latest list that any of its
-voters knows. What nobody of a majority knows can therefore not be in force.
+Hosts join and leave, so there are *lists* of them, whose versions only rise. A list counts for the
+manager until half of its hosts know a later one; a candidate counts by the latest list that any of
+its voters knows. So a list that no host of a majority knows cannot be in force.
 
-This module must never know connections nor planners. Whoever uses it sends what it says.
+This module must never know connections nor planners. Its callers send the messages.
 """
 
 from __future__ import annotations
+
+import math
 
 from hoplite_mp.protocol.terms import Hosts, Knowledge
 
 __all__ = ["OUT_S", "Candidate", "Hosts", "Knowledge", "Lease", "Voter", "lease_s", "promise_s"]
 
-# The lease of a manager, in silences of a host. Higher: a manager whose hosts stand still decides
-# on for longer, and a standby takes over later. Not above 1: what is silent would be given up
-# before it is asked whether enough others are heard.
+# The lease of a manager, as a multiple of the silence after which a host is given up. Higher: a
+# manager that is cut off goes on deciding for longer, and a standby takes over later. Not above 1:
+# a manager would give silent hosts up before it knows whether it still has its lease.
 LEASE_SILENCES = 1.0
-# How long a node is bound, in leases: clocks may differ in rate by a tenth. Higher: worse clocks
-# are allowed for, and a standby takes over later.
+# How long a node is bound, in leases. The rates of clocks may differ by a tenth. Higher: worse
+# clocks are tolerated, and a standby takes over later.
 PROMISE_LEASES = 1.1
-# How long a manager without a lease may hear nothing of half of the hosts before it steps down.
-# Higher: longer cuts of most hosts are bridged where no standby could take over; lower: programs on
-# its side end sooner.
+# How long a manager without a lease may receive nothing from half of the hosts before it steps
+# down. Higher: longer cuts of most hosts are survived where no standby could take over; lower:
+# programs on its side end sooner.
 OUT_S = 10.0
-TERM_SHIFT = 32  # of the term, in the version of a list: later managers' lists are later ones
+TERM_SHIFT = 32  # a list's version has the term in its high bits, so a later term's list is later
 
 
 def lease_s(silence_s: float) -> float:
@@ -45,46 +47,64 @@ def lease_s(silence_s: float) -> float:
 
 
 def promise_s(silence_s: float) -> float:
-    """How long a host that has answered votes for nobody else."""
+    """How long a host that has answered does not vote for another."""
     return PROMISE_LEASES * lease_s(silence_s)
 
 
 class Lease:
-    """What a manager knows of its right to decide. `at`: its own host's node, which never votes for
-    another as long as its manager lives."""
+    """A manager's right to decide. `at`: the node of its own host, which never votes for another
+    manager as long as this one lives."""
 
     def __init__(self, term: int, at: int, lease_s: float, lists: tuple[Hosts, ...] = ()) -> None:
-        """lists: those that are in force, of the manager before this one."""
+        """lists: the lists in force that the manager before this one has made."""
         self.term = term
         self.at = at
         self.lists = sorted(lists)
         self._lease_s = lease_s
-        self._bound: dict[int, float] = {}  # node -> when the word was sent that it has answered
+        self._bound: dict[int, float] = {}  # node -> when the message was sent that it answered
         self._knows: dict[int, int] = {}  # node -> version of the latest list that it knows
-        self._ended: set[int] = set()  # nodes that are over, by their own word: they never vote
+        self._ended: set[int] = set()  # nodes that have reported their end: they never vote again
+        # When the lease ends, by the last computation. Answers only prolong it, so it is computed
+        # again only after that time, or when there is another list.
+        self._until, self._has_news = -math.inf, True
 
     def decides(self, now: float) -> bool:
         """May this manager decide now?"""
-        return self.suffice({n for n, sent in self._bound.items() if now < sent + self._lease_s})
+        if now >= self._until and self._has_news:
+            self._until, self._has_news = self._ends(), False
+        return now < self._until
+
+    def _ends(self) -> float:
+        """When less than half of a list will count if no more answers arrive."""
+        until = math.inf
+        always = self._ended | {self.at}
+        for hosts in self.lists:
+            sent = [self._bound.get(n, -math.inf) for n in hosts.nodes if n not in always]
+            needed = (len(hosts.nodes) + 1) // 2 - (len(hosts.nodes) - len(sent))
+            if needed > 0:
+                until = min(until, sorted(sent, reverse=True)[needed - 1] + self._lease_s)
+        return until
 
     def suffice(self, nodes: set[int]) -> bool:
-        """Are these, with those that cannot vote for another, half of each list?"""
+        """Are these nodes, with those that cannot vote for another, at least half of each list?"""
         counted = nodes | self._ended | {self.at}
         return all(hosts.has_half(counted) for hosts in self.lists)
 
     def change(self, nodes: tuple[int, ...]) -> bool:
-        """These are the hosts from now on; False if they were already."""
+        """These nodes are the hosts from now on; False if they already were."""
         latest = self.lists[-1] if self.lists else Hosts(self.term << TERM_SHIFT, ())
         if latest.nodes == nodes:
             return False
         version = max(latest.version, self.term << TERM_SHIFT) + 1
         self.lists.append(Hosts(version, nodes))
+        self._until = -math.inf
         self._forget_old()
         return True
 
     def words_for(self, node: int) -> tuple[Hosts, ...]:
-        """What that node is to be told: nothing if it knows; others hear what this host's node
-        knows, so that a manager that is started again can be told everything."""
+        """The lists to send to that node; none if it knows the latest one. Nodes of other hosts are
+        only sent lists that this host's node knows, so that this node can report all of them to a
+        manager that is restarted here."""
         known = self._knows.get(self.at, 0)
         told = [one for one in self.lists if node == self.at or one.version <= known]
         if not told or told[-1].version <= self._knows.get(node, 0):
@@ -92,7 +112,7 @@ class Lease:
         return tuple(told)
 
     def followed(self, node: int, term: int, sent: float, version: int) -> None:
-        """The answer of a node to a word that was sent then; it knows that version."""
+        """A node has answered a message that was sent at `sent`; it knows the list `version`."""
         if term != self.term:
             return
         self._bound[node] = max(sent, self._bound.get(node, sent))
@@ -100,17 +120,18 @@ class Lease:
         self._forget_old()
 
     def joined(self, node: int, now: float) -> None:
-        """That node is let in. It has not heard of any standby yet, so it is bound like one that
+        """That node is admitted. It does not know of any standby yet, so it is bound like one that
         has just answered."""
         self.followed(node, self.term, now, 0)
 
     def ended(self, node: int) -> None:
-        """That node says that its life is over."""
+        """That node has reported that it ends."""
         self._ended.add(node)
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """A list counts until half of it knows a later one, or can vote no more."""
+        """Drops the lists of which half of the hosts know a later one, or have ended."""
+        self._has_news = True
         if not self.lists:
             return
         kept = []
@@ -122,23 +143,23 @@ class Lease:
 
 
 class Voter:
-    """What a node knows of managers."""
+    """Which manager a node follows, and for which candidate it votes."""
 
     def __init__(self, promise_s: float, now: float) -> None:
         self.term = 0
         self.at: int | None = None  # the manager's own node
         self.lists: tuple[Hosts, ...] = ()
         self.heard_at = now
-        self.voted_for = 0  # the candidate of this term, if there was a vote
+        self.voted_for = 0  # the latest candidate that this node voted for; 0: it never voted
         self._promise_s = promise_s
 
     def bind(self, lease_s: float) -> None:
-        """A manager counts this node for so long: it is not free before, whatever it is told."""
+        """A manager counts this node for `lease_s`, so the node is not free earlier."""
         self._promise_s = max(self._promise_s, PROMISE_LEASES * lease_s)
 
     @property
     def version(self) -> int:
-        """Of the latest list that this node knows."""
+        """The version of the latest list that this node knows; 0: it knows none."""
         return self.lists[-1].version if self.lists else 0
 
     @property
@@ -146,7 +167,7 @@ class Voter:
         return Knowledge(self.term, self.at, self.lists)
 
     def hear(self, term: int, at: int, lists: tuple[Hosts, ...], now: float) -> bool:
-        """A manager's word. False: it is an older one's, and this node does not answer."""
+        """A manager's message. False: its term is an older one, and this node does not answer."""
         if term < self.term:
             return False
         if lists and max(lists).version >= self.version:
@@ -156,7 +177,7 @@ class Voter:
         return True
 
     def is_free(self, now: float) -> bool:
-        """Has the manager's lease run out, as far as it was this node's?"""
+        """Is this node no longer bound to its manager?"""
         return now >= self.free_at
 
     @property
@@ -164,8 +185,8 @@ class Voter:
         return self.heard_at + self._promise_s
 
     def vote(self, term: int, candidate: int, now: float) -> bool:
-        """Vote for that candidate in that term, if this may be: then nobody of an older term is
-        obeyed any more. candidate: a number that no other has, above 0."""
+        """Votes for that candidate in that term, if this node may; then it no longer obeys managers
+        of older terms. candidate: a number that no other candidate has, above 0."""
         again = (term, candidate) == (self.term, self.voted_for)
         if not again and (term <= self.term or not self.is_free(now)):
             return False
@@ -175,13 +196,13 @@ class Voter:
 
 
 class Candidate:
-    """What a standby knows of its prospects. `own`: the node of its own host, without which it does
-    not lead."""
+    """The votes and offers of votes that a standby has. `own`: the node of its own host, without
+    which it does not lead."""
 
     def __init__(self, own: int, identity: int) -> None:
         self.own = own
         self.identity = identity
-        self.term = 0  # for which it asks
+        self.term = 0  # the term for which it asks
         self.offers: dict[int, Knowledge] = {}  # of nodes that are free
         self.votes: dict[int, Knowledge] = {}  # in this term
         self._asked: set[int] = set()  # in this term, since their last offer
@@ -189,18 +210,19 @@ class Candidate:
         self._forced = False
 
     def offer(self, node: int, knowledge: Knowledge) -> None:
-        """That node has lost its manager, and would vote; if it was asked, it has not voted."""
+        """That node has lost its manager, and offers its vote. If it was asked before, it has not
+        voted."""
         self.offers[node] = knowledge
         self._asked.discard(node)
 
     def withdraw(self, node: int) -> None:
-        """It would not, or is gone; a vote of before is not counted."""
+        """That node no longer offers its vote, or is gone; an earlier vote of it does not count."""
         self.offers.pop(node, None)
         self.votes.pop(node, None)
         self._asked.discard(node)
 
     def ask(self, now: float) -> list[int]:
-        """Who is to be asked for a vote in `term` now: all who would vote, once they suffice."""
+        """The nodes to ask for a vote in `term` now: all that offer one, once they suffice."""
         if not self._forced and not self._suffice(self.offers):
             return []
         highest = max(
@@ -216,24 +238,26 @@ class Candidate:
             self._since.setdefault(node, now)
         return asked
 
-    def voted(self, node: int, term: int, knowledge: Knowledge) -> None:
+    def voted(self, node: int, term: int, knowledge: Knowledge) -> bool:
         """A node has voted; `knowledge` is what it knew then."""
-        if term == self.term and node in self._since:
+        counts = term == self.term and node in self._since
+        if counts:
             self.votes[node] = knowledge
+        return counts
 
     @property
     def has_won(self) -> bool:
-        """May it lead?"""
+        """May this standby lead?"""
         if self._forced:
             return self.own in self.votes and self.votes.keys() >= self.offers.keys()
         return self._suffice(self.votes)
 
     def force(self, forced: bool = True) -> None:
-        """A human says that the others are gone: those who are here suffice."""
+        """A human has confirmed that the other hosts are gone, so the nodes here suffice."""
         self._forced = forced
 
     def lease(self, lease_s: float) -> Lease:
-        """After it has won."""
+        """The lease of the manager that this standby becomes; only after it has won."""
         assert self.has_won
         lists = self.latest(self.votes)
         if self._forced or lists is None:
@@ -246,12 +270,12 @@ class Candidate:
         return lease
 
     def absent(self) -> set[int]:
-        """Nodes that will not come: those of managers' hosts, but for this one."""
+        """Nodes that will not come back: those of earlier managers' hosts, except this one."""
         return {one.at for one in self.votes.values() if one.at is not None} - {self.own}
 
     @staticmethod
     def latest(known: dict[int, Knowledge]) -> Hosts | None:
-        """The latest list that any of them knows."""
+        """The latest list that any of these nodes knows."""
         lists = [one.latest for one in known.values()]
         return max((one for one in lists if one is not None), default=None)
 
@@ -262,8 +286,8 @@ class Candidate:
         return hosts.has_majority(set(known))
 
     def is_struck(self, known: dict[int, Knowledge]) -> bool:
-        """Had the manager given up this standby's host, which has not heard of it? Then others have
-        gone on without what is there, and it is no member to lead them."""
+        """Had the manager given up this standby's host without the host knowing? Then the others
+        have gone on without its objects and tasks, and it must not lead them."""
         hosts, own = self.latest(known), known.get(self.own)
         mine = None if own is None else own.latest
         return (
@@ -275,5 +299,5 @@ class Candidate:
 
     @property
     def may_win(self) -> bool:
-        """Would the votes of those who offer them suffice, without a human's word?"""
+        """Would the offered votes suffice without a human's confirmation?"""
         return self._suffice(self.offers)

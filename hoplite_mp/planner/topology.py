@@ -1,13 +1,17 @@
-"""How fast the links are, as far as anybody has measured.
+"""How fast the links are, as far as nodes have measured them.
 
 Each node reports latencies from probes when it joins, and rates from transfers that were
-backlogged: nobody else knows what a link can do. Reports are smoothed with a half life of
-HALF_LIFE_REPORTS, so that one bad second does not turn all plans over and a changed cable is
-believed after a few transfers. What nobody has measured is taken to be like the median of what was
-measured, and a gigabit Ethernet before that: a wrong guess costs time, never correctness.
+backlogged, because only these show what a link can do. Latencies are smoothed with a half life of
+HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them (node/membership/meter.py), so
+that one bad second does not change all plans. Nodes report a rate only when it has changed, so a
+rate that was smoothed here once more would never reach a new steady value. A rate that no node has
+measured is assumed to be the median of the measured ones, or a gigabit Ethernet if there are none.
+A wrong guess costs time, never correctness.
 
 Rates are kept per host and direction (a switched LAN is a star), and per pair only where a pair
-was reported: pairs that are much slower than both their ends say that the LAN is no star.
+was reported: pairs that are much slower than both their ends show that the LAN is no star. The rate
+of a pair is ignored when no report has confirmed it for PAIR_S. Plans avoid a pair that is believed
+to be slow, so without this a pair that has become fast would never be measured again.
 
 This module must never know what is sent over a link.
 """
@@ -22,13 +26,16 @@ if TYPE_CHECKING:
 
 LATENCY_S_DEFAULT = 100e-6  # one way, within a LAN
 BYTES_PER_S_DEFAULT = 125e6  # gigabit Ethernet
-# After so many reports the first of them counts half. Higher: calmer, and later to notice.
+# After so many reports the weight of an older one is halved. Higher: smoother, and slower to react.
 HALF_LIFE_REPORTS = 4
-# A pair below this part of what its ends can do shares a narrower link with somebody.
+# A pair below this part of what its ends can do must share a narrower link with other pairs.
 STAR_TOLERANCE = 0.7
-# Who reports at least this part of the fastest rate counts as that: links are mostly alike, and a
-# small error of measurement would become a large one of shares. Higher: links that differ little
-# are told apart, and so are accidents.
+# How long the rate of a pair is believed. Lower: plans more often use the slow pair fully again,
+# which measures it again. Higher: a path that has become faster is left unused for longer.
+PAIR_S = 300.0
+# A host that reports at least this part of the fastest rate counts as fast as that, because links
+# are mostly alike, and a small error of measurement would cause a large one in the shares. Higher:
+# links that differ little are told apart, and so are errors of measurement.
 ALIKE = 0.7
 
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
@@ -42,7 +49,7 @@ class Host(NamedTuple):
 
 
 def levelled(rate: float, fastest: float) -> float:
-    """A rate as plans take it: that of the fastest, if it is nearly that."""
+    """The rate that plans use: the fastest one, if this is nearly as fast."""
     return rate if rate < ALIKE * fastest else fastest
 
 
@@ -51,17 +58,16 @@ def _smooth(before: float | None, report: float) -> float:
 
 
 class _Rates:
-    """Smoothed rates by node, and their median."""
+    """Rates by node, and their median."""
 
     def __init__(self) -> None:
         self.by_node: dict[int, float] = {}
         self._sorted: list[float] = []
 
     def report(self, node: int, value: float) -> None:
-        before = self.by_node.get(node)
         self.drop(node)
-        self.by_node[node] = after = _smooth(before, value)
-        insort(self._sorted, after)
+        self.by_node[node] = value
+        insort(self._sorted, value)
 
     def drop(self, node: int) -> None:
         before = self.by_node.pop(node, None)
@@ -70,7 +76,7 @@ class _Rates:
 
     @property
     def guess(self) -> float:
-        """What a host that has reported nothing is taken for."""
+        """The rate assumed for a host that has reported none."""
         known = self._sorted
         return known[len(known) // 2] if known else BYTES_PER_S_DEFAULT
 
@@ -81,36 +87,48 @@ class Topology:
     def __init__(self) -> None:
         self._up = _Rates()
         self._down = _Rates()
-        self._hosts: tuple[dict[int, Host], Host] | None = None  # of all; None: something is new
+        # (rates by node, rates of hosts that have reported none); None: to be computed anew.
+        self._hosts: tuple[dict[int, Host], Host] | None = None
+        self.changes = 0  # reports that change forests, so far; rates of pairs do not
         self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
-        self._pairs: dict[int, dict[int, tuple[float, float | None]]] = {}  # node -> peer -> both
+        self._pairs: dict[int, dict[int, float]] = {}  # node -> peer -> latency
+        # Node -> peer -> (rate, when it was reported).
+        self._narrow: dict[int, dict[int, tuple[float, float]]] = {}
 
-    def measure_link(self, node: int, peer: int, latency_s: float, rate: float | None) -> None:
-        """A report about the link from `node` to `peer`."""
+    def measure_link(
+        self, node: int, peer: int, latency_s: float | None, rate: float | None, now: float
+    ) -> None:
+        """A report about the path from `node` to `peer`."""
+        if rate is not None:
+            self._narrow.setdefault(node, {})[peer] = rate, now
+        if latency_s is None:
+            return
+        self.changes += 1
         row = self._pairs.setdefault(node, {})
-        latency_before, rate_before = row.get(peer, (None, None))
-        rate_after = rate_before if rate is None else _smooth(rate_before, rate)
-        row[peer] = (_smooth(latency_before, latency_s), rate_after)
+        row[peer] = _smooth(row.get(peer), latency_s)
         for one in (node, peer):
             self._latency[one] = _smooth(self._latency.get(one), latency_s)
 
     def measure_host(self, node: int, up: float | None, down: float | None) -> None:
         """A report about all links of a host together."""
         self._hosts = None
+        self.changes += 1
         if up is not None:
             self._up.report(node, up)
         if down is not None:
             self._down.report(node, down)
 
     def lose(self, node: int) -> None:
-        """The node is gone: its next life may be on another host's cable."""
+        """The node is lost: its number may come back on another host, with other links."""
         self._hosts = None
+        self.changes += 1
         self._up.drop(node)
         self._down.drop(node)
         self._latency.pop(node, None)
-        self._pairs.pop(node, None)
-        for row in self._pairs.values():
-            row.pop(node, None)
+        for table in (self._pairs, self._narrow):
+            table.pop(node, None)
+            for row in table.values():
+                row.pop(node, None)
 
     def hosts(self, nodes: Iterable[int]) -> list[Host]:
         """The rates of these nodes, in their order."""
@@ -130,28 +148,41 @@ class Topology:
         return [known.get(node, unknown) for node in nodes]
 
     def latency_s(self, nodes: Iterable[int]) -> float:
-        """Seconds one way between any two of these nodes: the longest that is known."""
+        """Seconds one way between any two of these nodes: the largest known average of a node."""
         known = self._latency
         return max((known[n] for n in nodes if n in known), default=LATENCY_S_DEFAULT)
 
-    def pair_rate(self, node: int, peer: int) -> float | None:
-        """Bytes a second from `node` to `peer`, if that pair was measured."""
-        return self._pairs.get(node, {}).get(peer, (0.0, None))[1]
+    def pair_rates(self, nodes: Iterable[int], now: float) -> dict[tuple[int, int], float]:
+        """Bytes a second from one of these nodes to another, for each pair whose rate was reported
+        within PAIR_S and is less than what both of its ends can do."""
+        some = list(nodes)
+        if not self._narrow:
+            return {}
+        rates = dict(zip(some, self.hosts(some), strict=True))
+        return {
+            (node, peer): rate
+            for node in some
+            for peer, (rate, reported_at) in self._narrow.get(node, {}).items()
+            if peer in rates
+            and peer != node
+            and now - reported_at < PAIR_S
+            and rate < min(rates[node].up, rates[peer].down)
+        }
 
     def pair_latency_s(self, node: int, peer: int) -> float:
         """Seconds one way, as measured by either of the two, or the default."""
         ours = self._pairs.get(node, {}).get(peer)
-        measured = ours or self._pairs.get(peer, {}).get(node)
-        return LATENCY_S_DEFAULT if measured is None else measured[0]
+        measured = self._pairs.get(peer, {}).get(node) if ours is None else ours
+        return LATENCY_S_DEFAULT if measured is None else measured
 
-    def is_star(self, nodes: Iterable[int]) -> bool:
-        """Do the ends alone explain what was measured between these nodes?"""
+    def is_star(self, nodes: Iterable[int], now: float) -> bool:
+        """Do the rates of the hosts alone explain what was measured between these nodes?"""
         some = list(nodes)
+        pairs = self.pair_rates(some, now)
+        if not pairs:
+            return True
         rates = dict(zip(some, self.hosts(some), strict=True))
-        for node in some:
-            for peer, (_, rate) in self._pairs.get(node, {}).items():
-                if rate is None or peer not in rates:
-                    continue
-                if rate < STAR_TOLERANCE * min(rates[node].up, rates[peer].down):
-                    return False
-        return True
+        return all(
+            rate >= STAR_TOLERANCE * min(rates[node].up, rates[peer].down)
+            for (node, peer), rate in pairs.items()
+        )

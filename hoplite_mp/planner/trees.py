@@ -1,7 +1,9 @@
-"""Packed trees for LANs that are no star: asked for once, used when they are there.
+"""Packed trees for LANs that are no star: requested once, used as soon as they are packed.
 
 Why it exists: packing takes seconds, and a plan does not wait for it. The first spread between some
-nodes goes by stripes and asks; later ones are given the trees, as long as the links are the same.
+nodes uses stripes and requests trees; later ones use the trees. When a rate has changed, new trees
+are requested; until they are packed, the last ones are used if they are still faster than stripes.
+Stripes are kept where narrow paths do not slow them down: with many receivers few bytes take each.
 
 This module must never know how trees are packed, nor what is spread.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import forest
+from hoplite_mp.planner import cost, forest
 from hoplite_mp.planner.packing import PackingWanted
 from hoplite_mp.protocol.messages import Distribute
 
@@ -23,40 +25,58 @@ __all__ = ["Trees"]
 # Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
 # 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
 PACKED_NODES_MAX = 16
-# Packings that are kept: one a few kilobytes.
+# Trees are packed if narrow paths make stripes take this many times as long. Lower: more packing,
+# also for differences that are only errors of measurement.
+WORTH = 1.2
+# Packings that are kept, of a few kilobytes each.
 PACKINGS_MAX = 64
 
 
 class Trees:
-    """What was packed, and what is to be."""
+    """The packed trees, and the requests for more."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: asked for
+        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
+        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by their nodes, for any links
         self.wanted: list[PackingWanted] = []  # taken by the machine
 
     def take(self, trees: TreesPacked) -> None:
         """The answer to a PackingWanted: for the next spread between these nodes."""
         while len(self._packed) >= PACKINGS_MAX:
             del self._packed[next(iter(self._packed))]
-        self._packed[trees.wanted] = trees
+        while len(self._latest) >= PACKINGS_MAX:
+            del self._latest[next(iter(self._latest))]
+        self._packed[trees.wanted] = self._latest[trees.wanted.nodes] = trees
 
-    def used_by(self, plan: Distribute, notes: list[str]) -> Distribute:
-        """The plan along packed trees, if there are any yet; else they are asked for."""
+    def used_by(
+        self, plan: Distribute, seconds: float, now: float, notes: list[str]
+    ) -> tuple[Distribute, float]:
+        """Returns the plan along packed trees if there are any and they are faster, else `plan`;
+        and the seconds that it takes. Trees that are worth packing are requested. `seconds`: how
+        long stripes would take if the LAN were a star."""
         nodes = (plan.sources[0], *plan.receivers)
-        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes):
-            return plan
-        wanted = PackingWanted.between(nodes, self._topology)
+        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
+            return plan, seconds
+        held_up_s = cost.narrow_s(plan, self._topology.pair_rates(nodes, now))
+        if held_up_s <= WORTH * seconds:
+            return plan, max(seconds, held_up_s)
+        wanted = PackingWanted.between(nodes, self._topology, now)
         packed = self._packed.get(wanted)
+        if wanted not in self._packed:
+            self._packed[wanted] = None  # so that it is requested once
+            self.wanted.append(wanted)
         if packed is None:
-            if wanted not in self._packed:
-                self._packed[wanted] = None  # asked for once
-                self.wanted.append(wanted)
-            return plan
-        stripes = forest.cut([(plan.sources[0], rate) for rate, _ in packed.trees])
+            packed = self._latest.get(wanted.nodes)
+        if packed is None:
+            return plan, held_up_s
+        rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
+        if plan.nbytes / rate >= held_up_s:
+            return plan, held_up_s
+        stripes = forest.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
         rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
-        notes.append(f"the LAN is no star: {len(rows)} packed trees, {packed.rate:.3g} B/s")
-        return Distribute(
+        notes.append(f"the LAN is no star: {len(rows)} packed trees, {rate:.3g} B/s")
+        along = Distribute(
             plan.operation,
             plan.object,
             plan.epoch,
@@ -67,3 +87,4 @@ class Trees:
             "parents",
             rows,
         )
+        return along, plan.nbytes / rate

@@ -1,8 +1,9 @@
-"""The vocabulary between node and manager, and between nodes: typed messages, the sans-io codec.
+"""The messages between node and manager, and between nodes: their types, and the sans-io codec.
 
 fields  <-  stripes  <-  membership, copies, operations, groups  <-  messages  <-  codec
 fields  <-  peers       objects and tasks between nodes
             local       between a client and its node
 
-Before that, between hosts: versions, greetings  <-  handshake. One host needs none of them.
+Between hosts the handshake comes first: versions, greetings  <-  handshake. A cluster of one host
+needs none of these three.
 """

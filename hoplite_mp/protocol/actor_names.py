@@ -1,11 +1,11 @@
 """The messages about the names of actors: one actor of a name in the whole cluster.
 
-    ActorNameClaimed ─► ActorNameHeld        to the claimant: itself, or who had the name before
-    ActorNameAsked   ─► ActorNameHeld        or nobody
+    ActorNameClaimed ─► ActorNameHeld        the claimant's own actor, or the one that has the name
+    ActorNameAsked   ─► ActorNameHeld        the actor that has the name, or none
     ActorNameReleased ─►                     the actor has ended
 
-An actor is known by its *identity*, the id of an object on its host. A node that meets another
-manager claims its names once more, so names need no report of their own.
+An actor is known by its *identity*, the id of an object on its host. A node that connects to a new
+manager claims its names again, so names need no report of their own.
 
 This module must never know what an actor is.
 """
@@ -18,8 +18,9 @@ __all__ = ["ActorNameAsked", "ActorNameClaimed", "ActorNameHeld", "ActorNameRele
 
 
 class ActorNameClaimed(Message, frozen=True):
-    """`node` begins an actor of that name, unless another one has it; `request` 0: it has begun,
-    and no answer is expected. `moves`: another node may begin it again when this one is lost."""
+    """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
+    actor has started, and no answer is expected. `moves`: another node may start it again when this
+    one is lost."""
 
     request: int
     node: int
@@ -47,7 +48,8 @@ class ActorNameAsked(Message, frozen=True):
 
 
 class ActorNameReleased(Message, frozen=True):
-    """That actor has ended, or accepts no more calls: its name is free."""
+    """That actor has ended, or accepts no more calls, so its name is free. An empty name: the
+    sender does not know whether the manager still has one for that actor."""
 
     node: int
     name: str
@@ -55,7 +57,7 @@ class ActorNameReleased(Message, frozen=True):
 
     def __post_init__(self) -> None:
         counts(node=self.node)
-        text("name", self.name, NAME_CHARS_MAX, 1)
+        text("name", self.name, NAME_CHARS_MAX)
         object_id("identity", self.identity)
 
 

@@ -1,7 +1,7 @@
-"""What a client and its node say to each other about actors on one host.
+"""The messages between a client and its node about actors.
 
-Why it exists: calls of actors are tasks and need no message; opening, finding, ending an actor and
-what its process learns when it begins again are asked of the node in these messages.
+Why it exists: calls of actors are tasks and need no message. With these messages a client opens,
+finds and ends actors, and an actor's process asks what it must know when it starts again.
 It must never know: how a process is started, what a call does.
 """
 
@@ -16,6 +16,7 @@ from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "ActorAsk",
+    "ActorBacklog",
     "ActorBegins",
     "ActorFailed",
     "ActorMayEnd",
@@ -31,10 +32,11 @@ __all__ = [
 
 
 class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A process of its own for one object. `setup`: an object with its constructor and arguments.
-    `about`: what a handle must know, pickled by the client. Reply: the local id of the actor's
-    identity, which the node holds until Imported says that the caller holds it; or a ValueError's
-    text. With `get_if_exists` the identity may be that of the living actor of this name."""
+    """Starts an actor: one object in a process of its own. `setup`: an object with its constructor
+    and arguments. `about`: what a handle must know, pickled by the client. Reply: the local id of
+    the actor's identity, which the node holds until Imported confirms that the caller holds it; or
+    the text of a ValueError. With `get_if_exists` the identity may be that of the living actor of
+    this name."""
 
     setup: int
     about: bytes
@@ -43,17 +45,17 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     restarts: int
     get_if_exists: bool
     detached: bool
-    node: int  # where it is to run
-    places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
+    node: int  # the node on which it is to run
+    places: tuple[int, ...] = ()  # nodes to which it is bound; none: it may restart on any node
     env: Environment = ()  # changes of its process's environment
-    demand: Wanted = ()  # resources that it keeps for life
-    only_now: bool = False  # refused as by a node that is gone, where it would wait for them
+    demand: Wanted = ()  # resources that it keeps as long as it lives
+    only_now: bool = False  # if it had to wait for them, it is refused as by a node that is gone
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Calls of an actor of another host, whose pool has the number `pool` there, will be made here.
-    Reply: the number of the pool on this host that leads there; it stays the actor's own as long as
-    anybody here holds the identity. The rest: what its options say."""
+    """A client will call an actor of another host, whose pool has the number `pool` there. Reply:
+    the number of the pool on this host that leads to it, which belongs to the actor as long as a
+    process here holds the identity. The other fields are options of the actor."""
 
     identity: int
     pool: int
@@ -63,15 +65,15 @@ class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The living actor of that name. Reply: the local id of its identity, held by the node until
-    Imported; 0 if there is none."""
+    """Asks for the living actor of that name. Reply: the local id of its identity, which the node
+    holds until Imported; 0 if there is none."""
 
     name: str
 
 
 class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
-    soon as nobody holds its identity; no reply."""
+    """Ends the actor after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
+    soon as no process holds its identity; no reply."""
 
     identity: int
     kill: bool
@@ -79,41 +81,51 @@ class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ActorRestarts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: how often the actor's process has been started again."""
+    """Reply: how often the actor's process was started again."""
 
     identity: int
 
 
 class FailActorCalls(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A call was queued for an actor that has ended: it is to fail. No reply."""
+    """A call was queued for an actor that has ended; the node must make it fail. No reply."""
 
     pool: int
 
 
 class ActorFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This process's constructor raised: the exception as an error payload. Reply: None."""
+    """The actor's constructor raised this exception, an error payload. Reply: None."""
 
     payload: bytes
 
 
+# How many calls one reply to ActorBegins or ActorBacklog names. Higher: fewer requests. By default
+# a kernel accepts packets of up to 416 KiB, and an id takes up to 9 bytes.
+BACKLOG_CALLS_MAX = 8192
+
+
 class ActorBegins(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This process's object is made. Reply: ids of calls that were queued before, oldest first."""
+    """The actor's object exists now. Reply: ids of calls that were queued before, oldest first, at
+    most BACKLOG_CALLS_MAX."""
+
+
+class ActorBacklog(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The actor has begun all calls that the reply before named. Reply: the next ones."""
 
 
 class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This actor's process is idle and accepts no new calls. Reply: whether it may end, because no
-    call waits for its arguments."""
+    """This actor's process is idle and accepts no new calls. Reply: whether it may end, which is so
+    if no call waits for its arguments."""
 
 
 class ActorStateAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Which state has this actor kept last? Reply: the local id of that object, which the node
-    holds until Imported; 0: none."""
+    """Asks for the state that this actor has kept last. Reply: the local id of that object, which
+    the node holds until Imported; 0: none."""
 
 
 class KeepActorState(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That object is the actor's state after its last call, with results of calls: a process that
-    begins again begins with it. Reply: None, when it is on another host as well, or there is none
-    that could begin the actor again."""
+    """That object is the actor's state after its last call, with results of calls; a process that
+    starts again starts from it. Reply: None, as soon as another host has it as well, or if no other
+    host could start the actor again."""
 
     state: int
 
@@ -125,6 +137,7 @@ ActorAsk: TypeAlias = (
     | ActorRestarts
     | FailActorCalls
     | ActorFailed
+    | ActorBacklog
     | ActorBegins
     | ActorMayEnd
     | BindActor

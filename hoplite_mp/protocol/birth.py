@@ -1,8 +1,8 @@
-"""What workers have from the program that made their host, as a spawned process has it.
+"""What workers take over from the program that started their host, as a spawned process does.
 
-Why it exists: programs read `sys.argv`, pass `multiprocessing.Manager()` proxies, which need the
-program's authkey, and look at who their parent is. It travels inside the start message, over a
-nameless file; the authkey is a secret, and never goes to other hosts.
+Why it exists: functions read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the
+program's authkey, and ask for their parent process. A Birth travels inside the start message, over
+a nameless file; the authkey is a secret, and is never sent to other hosts.
 It must never know: who applies it.
 """
 
@@ -14,13 +14,13 @@ import msgspec
 
 __all__ = ["Birth", "Environment"]
 
-# Changes of the environment of processes of their own (`options(env=)`): name and value, or None
-# for a variable that is removed.
+# Changes of the environment of an actor's or a pool's processes (`options(env=)`): name and value,
+# or None for a variable that is removed.
 Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_method`: of multiprocessing, if the program has set one; else ""."""
+    """`start_method`: that of multiprocessing, if the program has set one; otherwise ""."""
 
     pid: int
     authkey: bytes

@@ -2,16 +2,17 @@
 
     frame   | head, 12 bytes | body: MessagePack array [name, field, ...] |
     head    | body length u32 | CRC-32 of the body u32 | CRC-32 of these 8 bytes u32 |
-    beat    | a head of length 0 |             it says only that the sender lives
+    beat    | a head with length 0 |           shows only that the sender lives
 
 Sans-io: bytes in, messages out. A length is compared with its checksum and with the limit before
-anything is set aside for it. Whoever reads from a peer says which messages that peer may send;
-everything else, and everything malformed, is the peer's doing and a ProtocolError, after which the
-decoder is of no more use: where the next frame begins can no longer be known.
+memory is allocated for it. The reader names the messages that the peer may send. Every other
+message, and every malformed one, is the peer's fault and raises ProtocolError. After that the
+decoder cannot be used any more, because it cannot know where the next frame begins.
 
-The checksums are for connections without TLS: of packets that something on the way has spoiled,
-TCP's own sum of 16 bits lets one of some ten thousand pass, and small values travel inside
-messages. The length has one of its own: a spoiled one could be waited for as long as beats come.
+The checksums are for connections without TLS, because small values travel inside messages, and of
+packets that were damaged on the way TCP's own sum of 16 bits lets about one in ten thousand pass.
+The length has a checksum of its own, because a reader could wait for the bytes of a damaged length
+as long as beats arrive.
 
 This module must never know sockets, nor what the messages mean.
 """
@@ -29,7 +30,7 @@ from hoplite_mp.protocol.messages import AnyMessage, ManagerToNode, NodeToManage
 from hoplite_mp.protocol.reports import Report
 from hoplite_mp.protocol.terms import TermsToManager, TermsToNode
 
-# A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
+# A request with SOURCES_MAX sources has 4.7 MB. Higher: one peer can make this process hold more.
 FRAME_BYTES_MAX = 16 << 20
 
 _HEAD = struct.Struct("<III")
@@ -56,7 +57,7 @@ def encode(message: AnyMessage | Report | TermsToManager | TermsToNode) -> bytes
 
 
 class Decoder(Generic[T]):
-    """Collects bytes of one peer and gives out whole messages of the type that it may send."""
+    """Collects bytes of one peer and returns whole messages of the types that it may send."""
 
     def __init__(self, accepted: object, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._decoder = msgspec.msgpack.Decoder(cast("type[T]", accepted))
@@ -68,7 +69,7 @@ class Decoder(Generic[T]):
         """The messages completed by `data`, in order.
 
         Raises ProtocolError at the first illegal frame, and again at every later call; messages
-        that stood before it in the same piece are lost with the connection.
+        that came before it in the same piece are lost with the connection.
         """
         if self._failure is not None:
             raise ProtocolError(*self._failure.args)
@@ -82,7 +83,7 @@ class Decoder(Generic[T]):
 
     @property
     def buffered(self) -> int:
-        """Bytes of an unfinished frame: not 0 at the end of a stream means that it was cut."""
+        """Bytes of an unfinished frame; if not 0 at the end of a stream, the stream was cut off."""
         return len(self._buffer)
 
     def _take(self) -> list[T]:
@@ -122,10 +123,10 @@ class Decoder(Generic[T]):
 
 
 def manager_decoder() -> Decoder[NodeToManager | Report | TermsToManager]:
-    """What a manager reads from a node."""
+    """A decoder of the messages that a node sends to its manager."""
     return Decoder(NodeToManager | Report | TermsToManager)
 
 
 def node_decoder() -> Decoder[ManagerToNode | TermsToNode]:
-    """What a node reads from its manager."""
+    """A decoder of the messages that a manager sends to a node."""
     return Decoder(ManagerToNode | TermsToNode)

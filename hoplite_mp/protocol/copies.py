@@ -1,12 +1,13 @@
-"""The messages about copies of immutable objects: who wants one, who has one, who sends to whom.
+"""The messages about copies of immutable objects: which nodes want or have one, and the plans.
 
     FetchRequested ─► Distribute to all that take part ─► FetchComplete ─► Withdraw
                         ▲           │
                         └───────────┘ FetchFailed, a parent lost: a new plan under a new epoch
 
-An *epoch* numbers the Distributes of a cluster: no two have the same, whatever the object, so
-what is said about one is never taken for another. A receiver follows the latest plan that names
-it and keeps the bytes that it has. Withdraw ends one plan and touches no bytes.
+The Distributes of a cluster are numbered by *epochs*. No two have the same epoch, even for
+different objects, so a message about one is never taken for a message about another. A receiver
+follows the latest plan that names it and keeps the bytes that it has. Withdraw ends one plan; all
+bytes stay.
 
 This module must never know how parents are chosen.
 """
@@ -32,7 +33,7 @@ from hoplite_mp.protocol.stripes import Stripe, whole_object
 
 
 class FetchRequested(Message, frozen=True):
-    """`node` wants a copy of the object; its home says that `holders` hold it whole."""
+    """`node` wants a copy of the object. By the object's home, `holders` have it whole."""
 
     node: int
     object: bytes
@@ -46,7 +47,7 @@ class FetchRequested(Message, frozen=True):
 
 
 class FetchComplete(Message, frozen=True):
-    """`node` holds the object whole; `epoch` is that of the latest plan that it has read."""
+    """`node` has the whole object; `epoch` is that of the latest plan that it has received."""
 
     node: int
     object: bytes
@@ -58,7 +59,7 @@ class FetchComplete(Message, frozen=True):
 
 
 class FetchFailed(Message, frozen=True):
-    """`node` cannot get its bytes from `parent`, the one that it saw itself in plan `epoch`."""
+    """`node` cannot get its bytes from `parent`, which it derived itself from the plan `epoch`."""
 
     node: int
     object: bytes
@@ -73,9 +74,8 @@ class FetchFailed(Message, frozen=True):
 
 
 class CopyDropped(Message, frozen=True):
-    """`node` holds the object no more, or gives up fetching it. `full`: why there was no room for
-    it, if that is the reason: for a copy that a broadcast was to place there, or to read it from
-    the disk."""
+    """`node` no longer holds the object, or stops fetching it. `full`: if the reason is that there
+    was no room (for the copy of a broadcast, or to read the object from the disk), its text."""
 
     node: int
     object: bytes
@@ -88,7 +88,7 @@ class CopyDropped(Message, frozen=True):
 
 
 class ObjectGone(Message, frozen=True):
-    """The object's home says that it is deleted: all transfers of it end."""
+    """The object's home has deleted it, so all transfers of it end."""
 
     object: bytes
 
@@ -100,11 +100,11 @@ class ObjectGone(Message, frozen=True):
 
 
 class Distribute(Message, frozen=True):
-    """Who gets the object from whom. The same message goes to sources, owners and receivers.
+    """Which node gets the object from which. Sources, owners and receivers are sent the same one.
 
-    `sources` hold it whole. Rule "stripes": receiver r pulls stripe i from its owner o, if o is
-    not r itself; r == o pulls it from sources[i % len(sources)]. An owner that is neither source
-    nor receiver has been receiving by an earlier plan and serves as far as it has come.
+    `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o, if
+    o is not r itself; r == o pulls it from sources[i % len(sources)]. An owner that is neither
+    source nor receiver is receiving by an earlier plan, and serves the bytes that it has.
     Rule "tree:d": receivers[i] pulls all from receivers[(i - d) // d], the first d from
     sources[0]; "tree:1" is a chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
     """
@@ -142,7 +142,7 @@ class Distribute(Message, frozen=True):
 
 
 class Withdraw(Message, frozen=True):
-    """That plan is over: neither pull nor serve by it. Bytes that have come stay."""
+    """That plan is over: the node stops pulling and serving by it. Received bytes stay."""
 
     operation: int
     object: bytes
@@ -154,7 +154,7 @@ class Withdraw(Message, frozen=True):
 
 
 class FetchRefused(Message, frozen=True):
-    """The copy cannot be had: the end of that node's fetch. Another FetchRequested may follow."""
+    """There will be no copy, and that node's fetch ends. Another FetchRequested may follow."""
 
     object: bytes
     error: str

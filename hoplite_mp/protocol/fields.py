@@ -1,8 +1,8 @@
 """What the fields of a message may hold: the limits of the vocabulary and the checks.
 
-Every message checks itself when it is made, so these checks run on both sides of every wire; each
-raises ValueError naming the field and its value. The limits here belong to the vocabulary (both
-sides must agree on them); what one process allows itself is in `config`.
+Every message checks itself when it is made, so these checks run on both sides of every connection;
+each raises ValueError naming the field and its value. The limits here belong to the vocabulary
+(both sides must agree on them); the limits of one process are in `config`.
 
 This module must never know which messages there are.
 """
@@ -21,47 +21,47 @@ SOURCES_MAX = 1 << 18  # refs in one collective
 SLICES_MAX = 1 << 16  # results of one reduce_scatter
 NAME_CHARS_MAX = 1024  # a group's name
 OP_CHARS_MAX = 256  # the name of a reduction's operator
-TEXT_CHARS_MAX = 64 << 10  # a reason; longer ones are the sender's to shorten (`shorten`)
+TEXT_CHARS_MAX = 64 << 10  # a reason; the sender must shorten longer ones (`shorten`)
 RANKS_MAX = 64  # bits of a rank mask, as on a group board
-NUMBER_MAX = (1 << 63) - 1  # a number that a user gave and nobody has judged yet
-NODES_MAX = 1 << 16  # nodes of one cluster, the dead included: numbers are never used again
+NUMBER_MAX = (1 << 63) - 1  # a user's number that has not been checked yet
+NODES_MAX = 1 << 16  # nodes of one cluster, with the dead, because numbers are never used again
 ADDRESSES_MAX = 64  # addresses that one node offers
 ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
-HOST_CHARS_MAX = 256  # a host's name, only for people
-LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in words that only nodes know
-# Names and values of options(env=): they travel in the messages that start a process, one packet.
+HOST_CHARS_MAX = 256  # a host's name, only shown to people
+LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in a form that only nodes understand
+# Names and values of options(env=), which travel in the message that starts a process, one packet.
 ENV_BYTES_MAX = 32 << 10
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
 RESOURCES_MAX = 64  # different resources of one node, or in one demand
 RESOURCE_CHARS_MAX = 64  # the name of a resource
-SHARES = 1 << 20  # an object's bytes are cut in this many shares, whatever its size
+SHARES = 1 << 20  # an object is cut into this many shares, whatever its size
 
-# What an operation is for. The first three fold their sources, the others copy them:
+# The kinds of operations. The first three fold their sources, the others copy them:
 # "reduce" to one node, "allreduce" to several, "reduce_scatter" slice i to node `to[i]`;
 # "broadcast" one source to all of `to`, "gather" all sources to `to[0]`, "allgather" all to all,
 # "alltoall" source k to `to[k % len(to)]`.
 FOLDING = ("reduce", "allreduce", "reduce_scatter")
 COPYING = ("broadcast", "gather", "allgather", "alltoall")
 KINDS = FOLDING + COPYING
-# How the order of a plan binds. "fold": strictly left to right, each member by itself; "any": it
-# may be regrouped, so a node first folds what it holds.
+# In which order a plan's members are folded. "fold": strictly from left to right, each member by
+# itself; "any": they may be regrouped, so a node first folds the members that it holds.
 RULES = ("any", "fold")
-# Why a fetch cannot come true: "lost" no living node holds the object, "deleted" its home says so,
+# Why a fetch fails: "lost" no living node holds the object, "deleted" its home has deleted it,
 # "full" the last node that holds it has it on disk, and no room to read it from there.
 FETCH_ERRORS = ("lost", "deleted", "full")
-# What a failure becomes at the user's `get`: "reduce" ReduceError with the cause's failure as
+# What the user's `get` raises after a failure: "reduce" ReduceError with the cause's failure as
 # cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
 # "lost" ObjectLostError, "full" StoreFullError.
 OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
-# Why a group cannot be joined: "value" the caller asked for the impossible, "full" no board left,
-# "ended" it was a member of a group that is over.
+# Why a group cannot be joined: "value" the request is wrong, "full" no board is left, "ended" the
+# caller was a member of a group that is over.
 GROUP_ERRORS = ("value", "full", "ended")
 
 U64_MAX = (1 << 64) - 1
 
 
 def shorten(text: str) -> str:
-    """`text` as a message can carry it: cut in the middle, lone surrogates replaced by `?`."""
+    """`text` in a form that fits a message: cut in the middle, lone surrogates replaced by `?`."""
     if len(text) > TEXT_CHARS_MAX:
         half = TEXT_CHARS_MAX // 2 - 8
         text = f"{text[:half]}\n[...]\n{text[-half:]}"
@@ -95,14 +95,14 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
 
 
 def _all_between(values: tuple[Any, ...], high: int) -> bool:
-    """The usual case of a long tuple, at the speed of C; what is wrong is named one by one."""
+    """Checks a long tuple at the speed of C; only if this fails are its items checked singly."""
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
 
 
 def numbers(name: str, value: Any, high: int = U64_MAX) -> None:
-    """A tuple of integers from 0 to `high`; one may stand there twice."""
+    """A tuple of integers from 0 to `high`, which need not differ."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, high):
@@ -116,7 +116,7 @@ def seconds(name: str, value: Any) -> None:
 
 
 def rate(name: str, value: Any) -> None:
-    """Bytes a second, or None for what nobody has measured."""
+    """Bytes a second, or None if the rate has not been measured."""
     if value is None:
         return
     if type(value) not in (int, float) or not 0 < value < math.inf:
@@ -124,7 +124,7 @@ def rate(name: str, value: Any) -> None:
 
 
 def shape(name: str, value: Any, plain: tuple[str, ...]) -> None:
-    """How a forest's trees look: one of `plain`, or `tree:d`, where 1 <= d: a chain for 1."""
+    """The shape of a forest's trees: one of `plain`, or `tree:d` with 1 <= d; a chain for 1."""
     if value in plain:
         return
     word, _, degree = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -204,4 +204,4 @@ def sorted_indices(name: str, value: Any) -> None:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """What all messages share: frozen, compared by value, written as an array with its name."""
+    """The base of all messages: frozen, compared by value, written as an array with its name."""

@@ -1,11 +1,11 @@
-"""What two processes say to each other before either may believe the other, as bytes.
+"""The messages that two processes exchange before either may trust the other, as bytes.
 
     preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
     frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |
 
-Why it exists: these few messages are read from anybody who can reach the port. They have a small
-limit, fields of fixed or limited length, and a decoder that builds only what the type says. The
-preamble never changes its form, so that two versions of this protocol can tell each other so.
+Why it exists: these few messages are read from everyone who can reach the port. They have a small
+limit, fields of fixed or limited length, and a decoder that builds only what the type allows. The
+form of the preamble never changes, so that two versions of this protocol can recognize each other.
 
 This module must never know the order of the messages, the key, nor any connection.
 """
@@ -39,8 +39,9 @@ PROTOCOL_VERSION = 3
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
-# The longest is an Introduction, or a refusal with its table: well below a quarter of this. It is
-# what a stranger can make us hold for each of `Config.unauthenticated_max` connections.
+# The longest are an Introduction and a refusal with its table, usually well below a quarter of
+# this. A stranger can make this process hold so much for each of `Config.unauthenticated_max`
+# connections.
 GREETING_BYTES_MAX = 4 << 10
 NONCE_BYTES = 32
 MAC_BYTES = 32  # HMAC-SHA256
@@ -49,15 +50,15 @@ REASON_CHARS_MAX = 1000
 VERSIONS_MAX = 16
 VERSION_CHARS_MAX = 64
 
-# What a connection is for, and which service answers it. A role is part of what is proved, so a
-# connection for one thing cannot be turned into one for another.
+# The role of a connection (its purpose), and the service that answers it. The proofs cover the
+# role, so a connection for one purpose cannot be turned into one for another.
 SERVICE_OF = {
     "node": "manager", "tool": "manager", "voter": "manager",
     "peer": "node", "data": "node", "driver": "node",
 }  # fmt: skip
 ROLES = tuple(SERVICE_OF)
 SERVICES = ("manager", "node")
-# Why somebody is not let in, and what to do about it, as the one who called reads it.
+# Why a caller is refused, and what its user can do about it.
 REFUSED_TEXTS = {
     "tls": (
         "it speaks TLS and this side was told not to. Leave out tls=False (--no-tls), or start "
@@ -86,7 +87,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Hello(Message, frozen=True, tag=True, array_like=True):
-    """The client begins. cluster: the one it wants, or empty for whichever is there."""
+    """The client's first message. cluster: the one that it wants; empty: any."""
 
     role: str
     nonce: bytes
@@ -100,7 +101,7 @@ class Hello(Message, frozen=True, tag=True, array_like=True):
 
 
 class Challenge(Message, frozen=True, tag=True, array_like=True):
-    """The server answers with its own nonce, and says what it is."""
+    """The server answers with its own nonce, its service and its cluster."""
 
     service: str
     nonce: bytes
@@ -113,7 +114,7 @@ class Challenge(Message, frozen=True, tag=True, array_like=True):
 
 
 class Proof(Message, frozen=True, tag=True, array_like=True):
-    """The client has the key: a MAC over what both have said and the certificate that it sees."""
+    """Proves that the client has the key: a MAC over the transcript (see handshake.py)."""
 
     mac: bytes
 
@@ -122,7 +123,8 @@ class Proof(Message, frozen=True, tag=True, array_like=True):
 
 
 class Welcome(Message, frozen=True, tag=True, array_like=True):
-    """The server believes the client, and has the key too: the same under another label."""
+    """The server accepts the client's proof, and proves in the same way, under another label, that
+    it has the key too."""
 
     mac: bytes
 
@@ -131,7 +133,8 @@ class Welcome(Message, frozen=True, tag=True, array_like=True):
 
 
 class Refused(Message, frozen=True, tag=True, array_like=True):
-    """The server will not go on. reason: only a client that knows the server believes it."""
+    """The server ends the handshake. A client ignores `reason` unless the server has proved itself
+    before."""
 
     code: str
     reason: str = ""
@@ -142,16 +145,22 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
 
 
 class Introduction(Message, frozen=True, tag=True, array_like=True):
-    """Who speaks, once both are believed. host: its id; node: its number, None if it has none."""
+    """The sender's identity, after both proofs. host: its id; node: its number, None if it has
+    none. link, answers: for a data connection under TLS, the number of the calling node's own link
+    that will send over it, and that of the called node's link that it answers (0: none)."""
 
     host: int
     versions: dict[str, str]
     node: int | None = None
+    link: int = 0
+    answers: int = 0
 
     def __post_init__(self) -> None:
         between("host", self.host, 1, _U64_MAX)
         if self.node is not None:
             between("node", self.node, 0, (1 << 31) - 1)
+        between("link", self.link, 0, _U64_MAX)
+        between("answers", self.answers, 0, _U64_MAX)
         between("number of versions", len(self.versions), 0, VERSIONS_MAX)
         for name, version in self.versions.items():
             text("name of a version", name, VERSION_CHARS_MAX, 1)
@@ -164,7 +173,7 @@ _decoder = msgspec.msgpack.Decoder(Greeting)
 
 
 def encode_frame(message: Greeting) -> bytes:
-    """The frame of one message. ValueError if the other side would not read so long a one."""
+    """The frame of one message. ValueError if it is too long for the other side."""
     body = _encoder.encode(message)
     if len(body) > GREETING_BYTES_MAX:
         raise ValueError(f"a greeting of {len(body)} bytes; {GREETING_BYTES_MAX} are allowed")
@@ -172,7 +181,8 @@ def encode_frame(message: Greeting) -> bytes:
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """The length of the body that follows. ProtocolError before anything is set aside for it."""
+    """The length of the body that follows. ProtocolError if it is not allowed, before memory is
+    allocated for it."""
     (length,) = LENGTH.unpack(head)
     if not 0 < length <= GREETING_BYTES_MAX:
         raise ProtocolError(
@@ -191,12 +201,12 @@ def decode_body(body: bytes | bytearray) -> Greeting:
 
 
 def refusal(code: str) -> bytes:
-    """All that a server says to whom it does not even let begin."""
+    """The whole answer of a server that refuses a caller before the handshake."""
     return PREAMBLE + encode_frame(Refused(code))
 
 
 def printable(reason: str) -> str:
-    """A text of the other side without what could move a terminal's cursor."""
+    """A text of the other side, without characters that could move a terminal's cursor."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason)
 
 

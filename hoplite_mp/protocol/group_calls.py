@@ -1,13 +1,13 @@
-"""What the nodes of a Group's members say to each other about its calls.
+"""The messages between the nodes of a Group's members about its calls.
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
                         too big for messages:     ▼      │
                                                GroupGo   GroupDone   (the bytes move as cells)
 
-The leading node is that of the lowest living rank. Only it decides, so a call is decided once; what
-it has decided every node keeps until the next call, so that a new leader can learn it (GroupSync).
-A call's number counts from 0 within one generation of the group.
+The leading node is that of the lowest living rank. Only it decides, so a call is decided once.
+Every node keeps a decision until the next call, so that a new leader can learn it (GroupSync).
+Calls are numbered from 0 within one generation of the group.
 
 This module must never know how bytes are reduced, nor who is a member.
 """
@@ -40,6 +40,7 @@ __all__ = [
     "GroupMessage",
     "GroupPart",
     "GroupSkip",
+    "GroupSmall",
     "GroupStart",
     "GroupSync",
     "Piece",
@@ -53,8 +54,9 @@ Plan: TypeAlias = ExecuteReduce | Distribute
 # lower: more calls need a second round trip.
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
+SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
-# What a call fails with on every rank: see GroupCommit.
+# The exception that every rank raises when a call fails; see GroupCommit.
 _TYPES: dict[str, type[Exception]] = {
     "lost": PeerLostError,
     "value": ValueError,
@@ -66,20 +68,20 @@ ERRORS = ("", *_TYPES)
 
 
 def error_kind(error: BaseException) -> str:
-    """Under which of ERRORS every rank raises it."""
+    """The name in ERRORS under which every rank raises this error."""
     if isinstance(error, MemoryError):
         return "full"
     return next((kind for kind, one in _TYPES.items() if isinstance(error, one)), "value")
 
 
 def error_of(kind: str, message: str) -> Exception:
-    """What a rank raises."""
+    """The exception that a rank raises."""
     return _TYPES[kind](message)
 
 
 class Piece(Message, frozen=True):
-    """What rank `source` gives: to everybody (`target` -1), or to one rank. Its payload, or the
-    object that holds it and what that is like."""
+    """What rank `source` gives to all (`target` -1) or to one rank: its payload, or the object that
+    holds it and the layout of that object."""
 
     source: int
     target: int
@@ -98,8 +100,8 @@ class Piece(Message, frozen=True):
 
 
 class GroupPart(Message, frozen=True):
-    """All living members of the sender's node have made that call. `mistake`: one of them could
-    not, for this reason, and `error` is of what kind that is; then there are no pieces."""
+    """All living members of the sender's node have made that call. `mistake`: why one of them could
+    not, and `error` the kind of the error; then there are no pieces."""
 
     generation: int
     version: int
@@ -124,8 +126,8 @@ class GroupPart(Message, frozen=True):
 
 
 class GroupGo(Message, frozen=True):
-    """The leading node: move the bytes of that call by these plans. A later attempt takes the
-    place of an earlier one. `waits`: the nodes that say when they are done."""
+    """The leading node asks to move the bytes of that call by these plans. A later attempt replaces
+    an earlier one. `waits`: the nodes that must send GroupDone."""
 
     generation: int
     call: int
@@ -139,9 +141,9 @@ class GroupGo(Message, frozen=True):
 
 
 class GroupDone(Message, frozen=True):
-    """The sender's node has its part of that attempt's results. `failure`: it cannot have it, and
-    `error` is of what kind that is, as in GroupCommit.
-    `up`, `down`: bytes per second that its links have reached, 0: it does not know."""
+    """The sender's node has its part of that attempt's results. `failure`: why it cannot have it,
+    and `error` the kind of the error, as in GroupCommit.
+    `up`, `down`: bytes per second that its links have reached; 0: unknown."""
 
     generation: int
     call: int
@@ -159,13 +161,17 @@ class GroupDone(Message, frozen=True):
 
 
 class GroupCommit(Message, frozen=True):
-    """The decision. `pieces`: results that travel here; with `attempt`, the others are in blocks.
+    """The decision. `pieces`: the results in this message; with `attempt`, others are in blocks.
 
-    `leader`: the node that has decided; `to`: for which node it picked the pieces; `whole`: these
-    are all, so that this node can hand the decision on to any other.
+    `leader`: the node that has decided; `to`: the node for which it picked the pieces; `whole`:
+    there are no other pieces, so this node can pass the decision on to any other.
 
     `error`: what every rank raises, "lost" a PeerLostError, "value" a ValueError, "type" a
     TypeError, "full" a StoreFullError, "gone" an ObjectLostError; "": nothing.
+
+    `opens`: a node whose members are of that version gives the calls after this one to its engine,
+    because all living ranks take part in them, and all nodes know the decisions before; 0: it does
+    not.
     """
 
     generation: int
@@ -181,10 +187,11 @@ class GroupCommit(Message, frozen=True):
     leader: int = 0
     to: int = 0
     whole: bool = True
+    opens: int = 0
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
-        counts(leader=self.leader, to=self.to)
+        counts(leader=self.leader, to=self.to, opens=self.opens)
         one_of("error", self.error, ERRORS)
         flags(whole=self.whole)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
@@ -192,9 +199,9 @@ class GroupCommit(Message, frozen=True):
 
 
 class GroupStart(Message, frozen=True):
-    """A rank of the receiver's node that came later takes part from that call on. It is said by
-    whoever leads with the members of that version, and a change of the members unsays it if it has
-    not arrived by then."""
+    """A rank of the receiver's node that joined later takes part from that call on. The leading
+    node of the members of that version sends it. A change of the members cancels it if it has not
+    arrived by then."""
 
     generation: int
     version: int
@@ -207,7 +214,7 @@ class GroupStart(Message, frozen=True):
 
 
 class GroupSkip(Message, frozen=True):
-    """The next call is this one: all who could have made those before are gone."""
+    """The next call is this one, because all members that could have made those before are gone."""
 
     generation: int
     call: int
@@ -216,8 +223,24 @@ class GroupSkip(Message, frozen=True):
         counts(generation=self.generation, call=self.call)
 
 
+class GroupSmall(Message, frozen=True):
+    """A frame between two engines (cext/engine_small.h) that have no link, or have lost it: what
+    the sender's members give to a small call, or that the sender yields the call."""
+
+    generation: int
+    version: int
+    call: int
+    yields: bool
+    parts: bytes
+
+    def __post_init__(self) -> None:
+        counts(generation=self.generation, version=self.version, call=self.call)
+        flags(yields=self.yields)
+        between("bytes of parts", len(self.parts), 0, SMALL_PARTS_BYTES_MAX)
+
+
 class GroupSync(Message, frozen=True):
-    """To the leading node, after each change of the members: what the sender's node knows."""
+    """What the sender's node knows; sent to the leading node after each change of the members."""
 
     generation: int
     version: int
@@ -230,5 +253,5 @@ class GroupSync(Message, frozen=True):
 
 
 GroupMessage: TypeAlias = (
-    GroupPart | GroupGo | GroupDone | GroupCommit | GroupStart | GroupSkip | GroupSync
+    GroupPart | GroupGo | GroupDone | GroupCommit | GroupStart | GroupSkip | GroupSmall | GroupSync
 )

@@ -1,10 +1,10 @@
-"""The messages about Groups: who is a member, and which masks stand on a group's board.
+"""The messages about Groups: their members, and the masks that a group's board shows.
 
 A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks
-have joined for the first time. Before that, who leaves frees its rank; afterwards a newcomer with
-a free rank is *joining* until its node reports that the living have admitted it.
+have joined for the first time. Before that, a member that leaves frees its rank; afterwards a
+newcomer with a free rank is *joining* until its node reports that the living have admitted it.
 
-This module must never know what members say to each other: that is shared memory, not messages.
+This module must never know what members exchange, which takes other ways than these messages.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hoplite_mp.protocol.fields import (
 )
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
-NO_TASK = b""  # of a member that is no task: a thread of a driver
+NO_TASK = b""  # the task of a member that is none, but a thread of a driver
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
 
 
 Founder: TypeAlias = tuple[int, int, int, int]
-# One run of a task: (node, client, client_generation) of its process, and how often the task had
-# been tried before. The same task has another run when it is tried again.
+# One run of a task: (node, client, client_generation) of its process, and how often the task was
+# tried before. Each further try is another run of the same task.
 Run: TypeAlias = tuple[int, int, int, int]
 
 
@@ -71,10 +71,10 @@ def _runs(runs: tuple[Run, ...], count: int) -> None:
 
 
 class GroupEnd(Message, frozen=True):
-    """A Group that is over although tasks that were members, and are tried again, may ask for it
-    again. `tasks`: of all its members, `runs`: in which each of them was a member last, `dead`:
-    those that have not left, but died. `open`: somebody else was a member, too, a thread of a
-    driver, who may use the name again at any time."""
+    """A Group that is over, although tasks that were its members may be tried again and ask for it
+    again. `tasks`: those of all its members; `runs`: the run in which each of them was a member
+    last; `dead`: those that have not left, but died. `open`: a thread of a driver was a member too,
+    and may use the name again at any time."""
 
     name: str
     generation: int
@@ -99,11 +99,11 @@ class GroupJoinRequested(Message, frozen=True):
     """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
-    `task`: the id of the task that the caller runs in, the same when it is tried again. `tries`:
-    how often it had been tried before.
-    `founders`: of a group that comes out of another one, whose generation is `parent`: who gets
-    which rank, as (rank in that one, node, client, client_generation). Nobody else is waited for,
-    and a founder who is no member of that one any more has had his chance.
+    `task`: the id of the task in which the caller runs; it stays the same when the task is tried
+    again. `tries`: how often it was tried before.
+    `founders`: for a group that is made from another one, whose generation is `parent`: the process
+    that gets each rank, as (rank in the other group, node, client, client_generation). The group
+    waits for no other processes, nor for a founder that has left the other group.
     """
 
     request: int
@@ -135,7 +135,7 @@ class GroupJoinRequested(Message, frozen=True):
 
 
 class GroupAdmitted(Message, frozen=True):
-    """The living members have taken in the joining member of that rank, at a commit."""
+    """The living members have admitted the joining member of that rank, at a commit."""
 
     name: str
     generation: int
@@ -148,7 +148,7 @@ class GroupAdmitted(Message, frozen=True):
 
 
 class GroupLeft(Message, frozen=True):
-    """A member closed its Group. (Who dies is reported by ClientLost, for all its groups.)"""
+    """A member closed its Group. (A death is reported by ClientLost, for all groups.)"""
 
     name: str
     generation: int
@@ -165,7 +165,7 @@ class GroupLeft(Message, frozen=True):
 
 
 class GroupTasksOver(Message, frozen=True):
-    """These tasks, for which GroupTasksAsked has asked that node, are over: finished, failed or
+    """These tasks, about which GroupTasksAsked has asked that node, are over: finished, failed or
     cancelled, and not tried again."""
 
     node: int
@@ -180,8 +180,9 @@ class GroupTasksOver(Message, frozen=True):
 
 
 class GroupTasksAsked(Message, frozen=True):
-    """The node says when each of these tasks is over, of those that are at once. Their submitters
-    are processes of its host. A member of a Group waits for them that would wait in vain then."""
+    """The node reports when each of these tasks is over, at once if it is already. Their submitters
+    are processes of its host. A member of a Group waits for these tasks, and would wait in vain
+    once they are over."""
 
     tasks: tuple[bytes, ...]
 
@@ -190,8 +191,8 @@ class GroupTasksAsked(Message, frozen=True):
 
 
 class GroupGivenUp(Message, frozen=True):
-    """That member waits for others in a group that can never be whole: it is none any more, and
-    the user is told why."""
+    """That member waits for others in a group that can never be complete. It is no member any more,
+    and `message` tells the user why."""
 
     name: str
     generation: int
@@ -213,19 +214,20 @@ class GroupMembers(Message, frozen=True):
     """What the board must show from now on; sent at every change, before GroupJoined.
 
     The first one of a generation is also the order to make the board. `version` counts these
-    messages of one generation, from 1. `nodes[rank]` is where the member of that rank lives, None
-    for a rank that nobody holds. The leader of a call is the lowest living rank; its node leads.
-    `former`: nodes that have no member any more. What was decided while they had one they may be
-    the only ones to know, so nothing is decided before they have been heard. `first`: this
-    message says that the group is whole; whoever is in it begins with call 0.
-    `stripes` are the owners of large calls, in shares by their links: the same for all calls until
-    the next message, so that no call asks the manager. One stripe: all living are on one node.
-    For the next manager: the members' `tasks` and their `tries` by rank, `past`, what it would
-    remember of the group if this were its end, whether any member has `left` rather than died,
-    `parent` and `founders` as in GroupJoinRequested, and which founders have `come`, as bits.
-    `since`: the version that was the first to show the member of each rank, 0 for a rank that
-    nobody holds. Messages of earlier versions were for the member before it, and a node may miss
-    the version itself, because the manager dies before it has told everybody.
+    messages of one generation, from 1. `nodes[rank]` is the node of the member with that rank, None
+    for a free rank. The leader of a call is the lowest living rank; its node leads.
+    `former`: nodes that have no member any more. They may be the only ones to know what was decided
+    while they had one, so nothing is decided before they have reported. `first`: with this message
+    the group is complete, and its members begin with call 0.
+    `stripes` are the owners of large calls, in shares by their links. They stay the same for all
+    calls until the next message, so no call asks the manager. One stripe: all living members are on
+    one node.
+    For the next manager: the members' `tasks` and their `tries` by rank; `past`, what it would
+    remember of the group if this were its end; whether any member has `left` rather than died;
+    `parent` and `founders` as in GroupJoinRequested; and which founders have `come`, as bits.
+    `since`: the first version that showed the member of each rank, 0 for a free rank. Messages of
+    earlier versions were for the member before it. A node may miss that version itself, if the
+    manager dies before it has sent it to all nodes.
     """
 
     name: str
@@ -274,17 +276,18 @@ class GroupMembers(Message, frozen=True):
                 raise ValueError(f"nodes[{rank}] must be None, nobody holds that rank: {node!r}")
 
     def since_of(self, rank: int) -> int:
-        """The version that was the first to show who holds that rank."""
+        """The first version that showed the member of that rank."""
         return self.since[rank] if rank < len(self.since) else self.version
 
     @property
     def leader(self) -> int | None:
-        """The lowest living rank; None while nobody counts."""
+        """The lowest living rank; None if no member is alive."""
         return (self.alive & -self.alive).bit_length() - 1 if self.alive else None
 
 
 class GroupJoined(Message, frozen=True):
-    """The answer to a join: rank and board. Not `admitted`: joining, GroupMembers will tell."""
+    """The answer to a join: rank and board. Not `admitted`: the member is joining, and a later
+    GroupMembers shows when it is admitted."""
 
     request: int
     name: str
@@ -304,7 +307,7 @@ class GroupJoined(Message, frozen=True):
 
 
 class GroupRefused(Message, frozen=True):
-    """The other answer to a join, for the user to read."""
+    """A join was refused; `message` is for the user."""
 
     request: int
     message: str
@@ -317,7 +320,8 @@ class GroupRefused(Message, frozen=True):
 
 
 class GroupClosed(Message, frozen=True):
-    """All have left: the name is free, and the board too once this has been read."""
+    """All members are gone. The name is free, and so is the board as soon as a node has received
+    this."""
 
     name: str
     generation: int

@@ -1,4 +1,4 @@
-"""The handshake: after it both sides know that the other has the token, and nobody sits between.
+"""The handshake: afterwards each side knows that the other has the token and no relay is between.
 
     client                                            server
     Hello(role, nonce, cluster wanted)         ->
@@ -8,18 +8,18 @@
     Introduction(host, versions)               ->     compared
                                                <-     Introduction(host, versions)
 
-The transcript is everything that was said, and what was not said but seen: the preamble with the
+The transcript holds all that the two sides have sent, and the certificate: the preamble with the
 protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the server's
-certificate as this side sees it (zeros without TLS). So an old recording fails by the nonces, a
-proof sent back to its maker by the labels, and a relay between two TLS connections by the
-certificate, whose private key a relay does not have. This is the channel binding of RFC 5929
-("tls-server-end-point"). No key for the bytes that follow is made of it: TLS protects those, and
-without TLS nobody does.
+certificate as this side sees it (zeros without TLS). So the nonces make an old recording fail, the
+labels a proof that is sent back to its maker, and the certificate a relay between two TLS
+connections, which does not have its private key. This is the channel binding of RFC 5929
+("tls-server-end-point"). No key is derived for the bytes that follow, because TLS protects them;
+without TLS they are not protected.
 
-Sans-io: `feed` what has come, send `outgoing()`, until there is a `result` or `feed` raises.
-`wanted` says how many bytes may be read for it, so that what follows the handshake stays in the
-connection for its owner. Nothing is unpickled; nothing is set aside for a length before it has
-been compared with a limit of a few KiB.
+Sans-io: `feed` the received bytes and send `outgoing()`, until there is a `result` or `feed`
+raises. `wanted` is how many bytes may be read for it, so that the bytes after the handshake stay in
+the connection for its owner. Nothing is unpickled, and no memory is allocated for a length before
+it has been compared with a limit of a few KiB.
 
 This module must never know sockets, TLS, files, nor what time it is: `deadline` is for the caller.
 """
@@ -68,7 +68,7 @@ SERVER_LABEL = b"hoplite_mp server has the token"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whom one speaks to, as proved (role, service, cluster) and as it says of itself (peer)."""
+    """The other side, as proved (role, service, cluster) and by its own statement (peer)."""
 
     role: str
     service: str
@@ -79,8 +79,8 @@ class Outcome:
 def transcript(
     role: str, service: str, nonces: tuple[bytes, bytes], cluster: bytes, certificate_sha256: bytes
 ) -> bytes:
-    """What both sides must have seen alike. Each part has its length before it: no two lists of
-    parts give the same bytes."""
+    """The bytes that both sides must have seen alike. Each part follows its length, so that no two
+    lists of parts give the same bytes."""
     parts = (PREAMBLE, role.encode(), service.encode(), *nonces, cluster, certificate_sha256)
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
@@ -90,7 +90,8 @@ def _mac(key: bytes, label: bytes, seen: bytes) -> bytes:
 
 
 class _Handshake:
-    """What both sides share: bytes to messages, one at a time, and the end."""
+    """The common part of both sides: turns bytes into messages, one at a time, and keeps the
+    outcome."""
 
     def __init__(self, key: bytes, mine: Introduction, sees: bytes, deadline: float) -> None:
         self.deadline = deadline
@@ -107,7 +108,7 @@ class _Handshake:
 
     @property
     def wanted(self) -> int:
-        """How many bytes are missing for the next step; 0 when there is none any more."""
+        """How many bytes are missing for the next step; 0: the handshake is over."""
         if self.result is not None or self.failure is not None:
             return 0
         if not self._greeted:
@@ -117,16 +118,18 @@ class _Handshake:
         return LENGTH.size + frame_length(self._buffer[: LENGTH.size]) - len(self._buffer)
 
     def outgoing(self) -> bytes:
-        """What is to be sent now, also after a failure: it may be the reason for the other side."""
+        """The bytes to send now; also after a failure, because they may tell the other side why."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
     def feed(self, data: bytes) -> bytes:
-        """Take what came; returns what comes after the handshake (nothing, if `wanted` is kept).
+        """Takes received bytes; returns those after the handshake (none if the caller reads only
+        `wanted` bytes).
 
-        AuthError: the other side has not the token. ProtocolError: it says what it must not, or
-        cannot work with this side. After either the connection is to be closed.
+        AuthError: the other side does not have the token. ProtocolError: it sent something that is
+        not allowed, or cannot work with this side. After either the caller must close the
+        connection.
         """
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
@@ -144,7 +147,7 @@ class _Handshake:
         return data[place:]
 
     def _step(self) -> None:
-        """Whatever the buffer allows; a length is judged as soon as it is there (`wanted`)."""
+        """Does what the buffer allows; a length is checked as soon as it has arrived (`wanted`)."""
         if not self._greeted:
             self._take_preamble()
         elif self.wanted == 0:
@@ -172,7 +175,7 @@ class _Handshake:
             )
 
     def _answer_preamble(self) -> None:
-        """Only a server has not spoken yet."""
+        """A server sends its own preamble here; a client has sent it before."""
 
     def _take_nothing(self, message: Greeting) -> None:
         raise AssertionError  # _expected is empty wherever this is next
@@ -186,8 +189,8 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The side that was called. It says nothing to whom does not begin rightly, sends no proof to
-    whom has not proved, and lets nobody in whose software does not match."""
+    """The side that was called. It does not answer a caller that begins wrongly, sends no proof
+    before the caller's own, and refuses callers whose software does not match."""
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class ServerHandshake(_Handshake):
         nonce: bytes | None = None,
         not_now: frozenset[str] = frozenset(),
     ) -> None:
-        """not_now: roles that this service has, but does not serve at present."""
+        """not_now: roles that this service does not serve at present."""
         super().__init__(key, mine, certificate_sha256, deadline)
         self._not_now = not_now
         self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
@@ -254,7 +257,7 @@ class ServerHandshake(_Handshake):
 
 
 class ClientHandshake(_Handshake):
-    """The side that calls: it has spoken first, and believes nothing before the Welcome."""
+    """The side that calls. It sends first, and trusts nothing before the Welcome."""
 
     def __init__(
         self,
@@ -312,7 +315,8 @@ class ClientHandshake(_Handshake):
         self.result = Outcome(role, SERVICE_OF[role], self._cluster, message)
 
     def _refused(self, message: Refused) -> HopliteError:
-        """A stranger's code only chooses among our own texts; its words are not repeated."""
+        """The code of a server that has not proved itself only chooses among our own texts; its
+        reason is not shown."""
         words = REFUSED_TEXTS[message.code]
         if self._believed and message.reason:
             words = f"{words}:\n{printable(message.reason)}"

@@ -1,13 +1,13 @@
-"""The messages about objects whose home is dead: who holds them, and who counts that from now on.
+"""The messages about objects whose home is dead: which nodes hold them, and the new homes.
 
     MembersChanged(went) ─► HoldingsReported, by each node that is left
                             HomesNamed, when all have reported, to each that named an object
     HomeAsked ─► HomeTold
 
-The home of an object counts which hosts hold it. When it dies, the survivors tell the manager what
-they hold of its objects, and the living one with the lowest number that has an object whole becomes
-its home (of an actor: one that can begin it again). The object keeps its id: that it names a dead
-host is no matter to anybody.
+The home of an object counts which hosts hold it. When it dies, the survivors report to the manager
+which of its objects they hold. The living node with the lowest number that has the whole object
+becomes its home (for an actor: a node that can start it again). The object keeps its id, which may
+name a dead host.
 
 This module must never know how homes count, nor what objects are.
 """
@@ -26,18 +26,18 @@ from hoplite_mp.protocol.fields import (
     object_ids,
 )
 
-# Objects in one report. What a node holds beyond them is lost with its home. 40 bytes for each.
+# Objects in one report, of 40 bytes each. Further objects that a node holds are lost with the home.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
 
 
 class HoldingsReported(Message, frozen=True):
-    """`node` has heard that `lost` is gone, and used or holds these of the objects whose home it
-    was. `imports`: by which number the home knew that processes there hold it; 0: none do.
-    `whole`: places in `objects` of those whose whole value is there; `spares`: of those that are
-    actors which this node can begin again, each with how new that is: (place, number) pairs,
-    flat."""
+    """`node` knows that `lost` is gone, and used or holds these objects, whose home that was.
+    `imports`: the number of the import by which the home counted this node as a holder of each
+    object; 0: no process there holds it. `whole`: places in `objects` of those whose whole value is
+    there; `spares`: places of actors that this node can start again, each with how new its state
+    is: (place, number) pairs, flat."""
 
     node: int
     lost: int
@@ -61,7 +61,7 @@ class HoldingsReported(Message, frozen=True):
 
 
 class HomeAsked(Message, frozen=True):
-    """`node` has met a ref to this object, whose first home is gone: which node counts now?"""
+    """`node` has met a ref to this object, whose first home is gone, and asks for its home now."""
 
     node: int
     object: bytes
@@ -75,10 +75,10 @@ class HomeAsked(Message, frozen=True):
 
 
 class HomesNamed(Message, frozen=True):
-    """All have reported about `lost`. `objects` are those that the receiver has named, in one
-    message or several: `more` follow. `homes`: the nodes that count from now on; NODES_MAX: nobody
-    holds it whole, it is lost. `counted`: for each object of which the receiver is the home, who
-    holds it: (node, import) pairs, flat; `copies`: the other nodes that have it whole."""
+    """All nodes have reported about `lost`. `objects` are those that the receiver has named, in one
+    message or several: `more` follow. `homes`: their homes from now on; NODES_MAX: no node has the
+    whole object, so it is lost. `counted`: for each object whose home the receiver is, its holders
+    as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
 
     lost: int
     objects: tuple[bytes, ...]
@@ -104,7 +104,7 @@ class HomesNamed(Message, frozen=True):
 
 
 class HomeTold(Message, frozen=True):
-    """The answer to HomeAsked. NODES_MAX: there is none."""
+    """The answer to HomeAsked. NODES_MAX: the object has no home."""
 
     object: bytes
     home: int

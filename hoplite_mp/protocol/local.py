@@ -1,8 +1,8 @@
-"""What a client and its node say to each other on one host.
+"""The messages between a client and its node, on one host.
 
-Why it exists: most of what a client does needs nobody; what is left (memory, collectives, groups,
-pools) is asked of the node in these messages. One message is one packet of a SEQPACKET socketpair:
-a reply that nobody waits for any more (Ctrl-C in the middle) is dropped by its number.
+Why it exists: a client does most things without other processes. For the rest (memory, collectives,
+groups, pools) it sends the node these messages. One message is one packet of a SEQPACKET
+socketpair. A reply that no caller waits for any more (after Ctrl-C) is dropped by its number.
 It must never know: how either side does what is asked.
 """
 
@@ -20,6 +20,7 @@ from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
     TAG_MAX,
     GroupAdmit,
+    GroupBell,
     GroupCall,
     GroupInbox,
     GroupJoin,
@@ -79,6 +80,7 @@ __all__ = [
     "GiveSpans",
     "GoneNodes",
     "GroupAdmit",
+    "GroupBell",
     "GroupCall",
     "GroupInbox",
     "GroupJoin",
@@ -122,46 +124,47 @@ __all__ = [
 
 
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
-# In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
+# Bytes in one reply to ReadSpilled. Without privileges a packet has at most 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
 SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
-LINE_LOST = 98  # exit code of a worker: user code has closed its line to the node
-# A worker that gets this signal writes where its threads stand into its nameless file of this name.
+LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
+# A worker that gets this signal writes the stacks of its threads into its nameless file of this
+# name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
-# The state of a pool, in shared memory, whose initializer has raised: it takes no more tasks.
+# States of a pool in shared memory. Its initializer has raised, so it takes no more tasks:
 POOL_BROKEN = 3
-POOL_LEAVING = 5  # an actor's, whose node leaves the cluster: it takes no new calls
+POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes no new calls
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A big block of `nbytes` payload; `error`: for an error, from the reserve if need be. Reply:
-    payload offset, or full=True and the message."""
+    """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
+    the reserve. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A span for small objects. Reply: its offset, or full=True and the message."""
+    """Asks for a span for small objects. Reply: its offset, or full=True and the message."""
 
 
 class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Empty spans go back. No reply."""
+    """Gives empty spans back. No reply."""
 
     offsets: list[int]
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A spilled object is wanted in memory. Reply: RESTORED, or ON_ITS_WAY from another
-    host (who waits for the object is woken), or full=True and the message."""
+    """Asks for a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
+    (processes that wait for the object are woken), or full=True and the message."""
 
     oid: int
 
 
 class ReadSpilled(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A part of a spilled object's payload is wanted in private memory, the object stays where it
-    is. Reply: the bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
+    """Asks for a part of a spilled object's payload; the object stays in the spill file. Reply: the
+    bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
 
     oid: int
     offset: int
@@ -169,26 +172,27 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Import(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Objects of other hosts are used here. Reply: their ids on this host, 0 for one that is gone;
-    the node keeps them until Imported says that the caller holds them."""
+    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for one that is
+    gone; the node keeps them until Imported confirms that the caller holds them."""
 
     objects: list[bytes]
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The objects of that Import (its number) are held now. No reply."""
+    """The caller holds the objects of the Import with that number now. No reply."""
 
     number: int
 
 
 class DropForeign(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """An object of another host was deleted here: it is to go everywhere. No reply."""
+    """An object of another host was deleted here, and is to be deleted everywhere. No reply."""
 
     oid: int
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """`slot` runs an aborted task: interrupt it, and kill it if it does not end. No reply."""
+    """`slot` runs a task that was aborted. The node interrupts it, and kills it if it does not end.
+    No reply."""
 
     oid: int
     slot: int
@@ -197,8 +201,8 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
-    `to`: numbers of the nodes where results or copies belong; empty: as the kind implies. The
-    results' headers are claimed by the node; the caller holds the sources until they are done.
+    `to`: numbers of the nodes where results or copies belong; empty: those that the kind implies.
+    The node claims the results' headers; the caller holds the sources until the results are done.
     No reply.
     """
 
@@ -213,9 +217,9 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Workers of their own, here and on other nodes. `setup`: an object with (initializer,
-    initargs). `exact`: no worker elsewhere is given a task beyond the one that it runs. Reply:
-    pool number."""
+    """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
+    (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
+    the last one. Reply: pool number."""
 
     workers: int
     max_tasks: int
@@ -227,14 +231,14 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """More workers for everybody's tasks on that node. Reply: nothing, or a ValueError's text."""
+    """Adds workers to the common pool of that node. Reply: nothing, or the text of a ValueError."""
 
     count: int
     node: int
 
 
 class BindPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A pool whose tasks all run on one other node. Reply: pool number."""
+    """Opens a pool whose tasks all run on one other node. Reply: pool number."""
 
     node: int
 
@@ -247,13 +251,13 @@ class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That node of the cluster shall leave it. Reply: at once."""
+    """Makes that node leave the cluster. Reply: at once."""
 
     node: int
 
 
 class Locate(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Who holds an object? Reply: numbers of nodes."""
+    """Reply: the numbers of the nodes that hold an object."""
 
     oid: int
 
@@ -264,7 +268,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: of the last hosts that this node has seen go: (number, name, seconds ago)."""
+    """Reply: (number, name, seconds ago) of the hosts of which this node knows that they are gone;
+    only the latest."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -272,9 +277,9 @@ class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
-    if it is this host's, number of the node whose host has one of those addresses or -1, whether
-    the manager is there); or (name of an error, its text) if it could not join."""
+    """Reply: (number of this node in its cluster, cluster id, addresses of the standby, its address
+    if it is on this host, number of the node whose host has one of those addresses or -1, whether
+    this node has a manager); or (name of an error, its text) if this node could not join."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -282,16 +287,17 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Every node writes down what happens, from now on. `trace`: a random number. Reply: why not,
-    or ""."""
+    """Every node records events from now on. `trace`: a random number. Reply: "", or why there is
+    no trace."""
 
     trace: int
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The end of that trace. Reply: of each node (number, bytes of its document, what is known of
-    its clock: (time here, how much its clock is ahead, error at most) in ns, up to two of them),
-    the numbers of nodes that are lost, and of programs' nodes, without workers, that have left."""
+    """Ends that trace. Reply: of each node (number, bytes of its document, measurements of its
+    clock: up to two of (time here, by how much its clock is ahead, largest error) in ns); the
+    numbers of nodes that are lost; and those of nodes of programs, without workers, that have
+    left."""
 
     trace: int
 
@@ -305,14 +311,14 @@ class TracePiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TraceDrop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Nobody needs that trace any more. Reply: when all nodes know it."""
+    """That trace is not needed any more. Reply: when all nodes know it."""
 
     trace: int
 
 
 class Dump(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What does everybody wait for? Reply: (node, bytes to be read) of those that have answered,
-    and the numbers of the others."""
+    """Asks all nodes what their processes wait for. Reply: (node, bytes to be read) of those that
+    have answered, and the numbers of the others."""
 
     stacks: bool
 
@@ -340,6 +346,7 @@ Ask: TypeAlias = (
     | BindPool
     | ClosePool
     | DrainNode
+    | GroupBell
     | GroupCall
     | GroupSend
     | GroupInbox
@@ -374,8 +381,8 @@ Ask: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """`number` 0: no reply wanted. `seen`: the last reply that arrived; a lease in a later one
-    that was lost on the way is taken back."""
+    """`number` 0: no reply is wanted. `seen`: the last reply that arrived; the node takes back a
+    lease in a later reply, which was lost on the way."""
 
     number: int
     seen: int
@@ -383,8 +390,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up;
-    `gone`: what is wrong is that a node is not there any more."""
+    """`error`: why the request failed; `full`: the store has no room now, so the client asks again
+    or gives up; `gone`: the reason is that a node has left or died."""
 
     number: int
     value: Any = None
@@ -394,19 +401,19 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
-    """Node to a driver that has come by itself, with descriptors (control memory, store, the node's
-    eventfd, rpc, output): its client slot, the slot's generation, and what all clients must do
-    alike. The connection that carries it stays open until the driver reads nothing any more."""
+    """Node to a driver that attaches to it, with descriptors (control memory, store, the node's
+    eventfd, rpc, output): its client slot, the slot's generation, and settings that all clients
+    share. The connection on which it is sent stays open until the driver reads nothing any more."""
 
     slot: int
     generation: int
     memory_bytes: int
     small_object_bytes_max: int
     span_bytes: int
-    audience: int = 0  # its name where lines of workers are sent; see protocol/output.py
+    audience: int = 0  # the driver's name as an audience; see protocol/output.py
 
 
 class NotAttached(msgspec.Struct, frozen=True, tag=True):
-    """Instead: why this host's node has no place for it now."""
+    """Sent instead of Attached: why this host's node has no place for the driver now."""
 
     reason: str

@@ -1,7 +1,7 @@
-"""What a member of a Group and its node say to each other on one host.
+"""The messages between a member of a Group and its node, on one host.
 
-Why it exists: a part of `local.py`, by its subject. Calls on one host need none of these but the
-joining and the leaving; with members on other hosts each call is a message to the node.
+Why it exists: it is the part of `local.py` about Groups. A group on one host needs these messages
+only when members join and leave; with members on other hosts each call is a message to the node.
 It must never know: how a call is decided.
 """
 
@@ -15,6 +15,7 @@ __all__ = [
     "INBOX_MAX",
     "TAG_MAX",
     "GroupAdmit",
+    "GroupBell",
     "GroupCall",
     "GroupInbox",
     "GroupJoin",
@@ -29,9 +30,9 @@ INBOX_MAX = 1000  # messages that one reply names
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank, are there other hosts?, identity of the caller: node, slot,
-    generation of the slot), or a ValueError's message; a text: the group that the caller's task was
-    in has ended. `parent`, `founders`: as in GroupJoinRequested."""
+    """Joins a Group. Reply: (board, generation, rank, are there other hosts?, identity of the
+    caller: node, slot, generation of the slot), or the message of a ValueError; a text: the group
+    in which the caller's task was has ended. `parent`, `founders`: as in GroupJoinRequested."""
 
     name: str
     size: int
@@ -40,10 +41,18 @@ class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     founders: list[tuple[int, int, int, int]] = []
 
 
+class GroupBell(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Brings a descriptor, an eventfd, to which the member writes when it has given its part of a
+    small call to the board. Reply: when the node listens to it."""
+
+    generation: int
+    rank: int
+
+
 class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A member's next call, in a group with members on other hosts. Each part is a payload, or an
     object that the member holds until the call is over, or a block of the store that the member
-    hands over and goes on writing. No reply."""
+    hands over while it still writes to it. No reply."""
 
     generation: int
     rank: int
@@ -53,7 +62,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     root: int
     parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
     mistake: str = ""
-    error: str = "value"  # of what kind the mistake is, as in GroupCommit
+    error: str = "value"  # the kind of the mistake, as in GroupCommit
 
 
 class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -65,7 +74,8 @@ class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class GroupSend(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """This member sends that object to a rank. The caller holds it, and the objects inside it
-    (`refs`), until the reply: "", or why nobody will receive it."""
+    (`refs`; None: they are too many for a packet, the node reads them from the object, which the
+    caller has pinned), until the reply: "", or why it will not be received."""
 
     generation: int
     rank: int
@@ -73,14 +83,14 @@ class GroupSend(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tag: int
     oid: int
     nbytes: int
-    refs: list[bytes]
+    refs: list[bytes] | None
 
 
 class GroupInbox(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What has come for this member after the message with the number `seen`? Reply: ([(number,
-    source, tag, object)], by rank how many members are over and all their messages named, ranks of
-    which nothing will come as bits, are there more messages?). The node holds them until
-    GroupReceived."""
+    """Asks for the messages to this member after the one with the number `seen`. Reply: ([(number,
+    source, tag, object)], for each rank how many of its members have ended and had all their
+    messages named, the ranks from which no more messages will come as bits, are there more
+    messages?). The node holds the messages until GroupReceived."""
 
     generation: int
     rank: int
@@ -88,7 +98,7 @@ class GroupInbox(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupReceived(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This member needs that message no more. No reply."""
+    """This member no longer needs that message. No reply."""
 
     generation: int
     rank: int
@@ -104,8 +114,8 @@ class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Why does nobody come? Reply: (is this member none any more?, why), or else why the last one
-    was refused a place in that group, or ""."""
+    """Asks why the group is not complete. Reply: (True, why this member was taken out of it), or
+    (False, why the last request to join it was refused, or "")."""
 
     name: str
     generation: int
@@ -113,7 +123,7 @@ class GroupRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The leader has let a joining rank in, at a commit. No reply."""
+    """The leader has admitted a joining rank, at a commit. No reply."""
 
     name: str
     generation: int

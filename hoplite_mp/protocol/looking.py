@@ -1,12 +1,12 @@
-"""What nodes say to each other for people who look: clocks, traces, and who waits for what.
+"""The messages between nodes for diagnosis: clocks, traces, and what each process waits for.
 
     looker ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
            ◄─ LookTold ──
 
-A trace is written down by each node for itself; at its end it is one document, which is read in
-pieces. This file also says what such a document looks like.
+Each node records its part of a trace. At its end that part is one document, which is read in
+pieces. This file also defines the form of such a document.
 
-This module must never know how messages travel, nor what anybody does with them.
+This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = [
     "TraceRead",
 ]
 
-# "begin": write down what happens; "end": stop, and keep the document; "drop": it is not needed.
+# "begin": record events; "end": stop, and keep the document; "drop": discard the document.
 TRACE_STEPS = ("begin", "end", "drop")
-# Of a document in one message. Higher: fewer messages; lower: shorter turns for the others. What a
-# system without privileges gives a packet between processes is 416 KiB.
+# Bytes of a document in one message. Higher: fewer messages; lower: other messages wait less.
+# Without privileges a packet between processes has at most 416 KiB.
 PIECE_BYTES_MAX = 128 << 10
-# One event of a process, as cext/shm_layout.h draws it: id, begin_ns, end_ns, kind, outcome, depth,
-# rank, name.
+# One event of a process, as in cext/shm_layout.h: id, begin_ns, end_ns, kind, outcome, depth, rank,
+# name.
 EVENT = struct.Struct("<QQQBBHI32s")
 KINDS_OF_EVENTS = ("task", "group call")
 OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout")
 
 
 class ClockAsked(Message, frozen=True):
-    """What does the receiver's monotonic clock show? The answer's value."""
+    """Asks for the receiver's monotonic clock; it is the answer's value."""
 
     number: int
 
@@ -55,8 +55,8 @@ class ClockAsked(Message, frozen=True):
 
 
 class TraceAsked(Message, frozen=True):
-    """A step of that trace of the sender's. The answer: why it cannot be; after "end" the bytes of
-    the document."""
+    """Asks for a step of that trace of the sender. The answer's error: why the step is not
+    possible; its value after "end": the length of the document in bytes."""
 
     number: int
     trace: int
@@ -68,7 +68,7 @@ class TraceAsked(Message, frozen=True):
 
 
 class TraceRead(Message, frozen=True):
-    """A piece of that document from `offset` on is wanted."""
+    """Asks for a piece of that document, from `offset` on."""
 
     number: int
     trace: int
@@ -79,8 +79,8 @@ class TraceRead(Message, frozen=True):
 
 
 class DumpAsked(Message, frozen=True):
-    """What does everybody on the receiver's host wait for? The answer's data. `stacks`: also where
-    the workers' threads stand."""
+    """Asks what the processes of the receiver's host wait for; it is the answer's data. `stacks`:
+    also the stacks of the workers' threads."""
 
     number: int
     stacks: bool
@@ -107,18 +107,18 @@ LookMessage: TypeAlias = ClockAsked | TraceAsked | TraceRead | DumpAsked | LookT
 
 
 class TraceDocument(msgspec.Struct, frozen=True):
-    """What one node has written down. Times are its own monotonic clock's."""
+    """What one node has recorded. Times are of its own monotonic clock."""
 
     host: str
     home: int
     begin_ns: int
     end_ns: int
-    # (client slot, pid, EVENTs) in order; a process may stand there many times.
+    # (client slot, pid, EVENTs) in order; a process may have many of these entries.
     events: list[tuple[int, int, bytes]]
-    # Local ids of tasks that came from other hosts -> the ids under which all know them.
+    # Local ids of tasks that came from other hosts -> their ids in the whole cluster.
     guests: dict[int, bytes]
     # (kind, name, begin_ns, end_ns, more), of the node itself.
     notes: list[tuple[str, str, int, int, dict[str, Any]]]
-    dropped: int  # the oldest, for want of room
-    # pid -> how the actor is called whose process it was.
+    dropped: int  # how many of the oldest were dropped, because there was no room
+    # pid -> the name of the actor whose process it was.
     actors: dict[int, str] = {}

@@ -1,13 +1,13 @@
-"""The messages about nodes: who joins, leaves, is lost, and how fast their links are.
+"""The messages about nodes: how they join, leave and are lost, and how fast their links are.
 
     NodeJoined ─► NodeAdmitted to the newcomer, MembersChanged to all others
-    NodeLeaving ─► no new work for it; Leave, when nothing that runs needs it
+    NodeLeaving ─► no new work for it; Leave, as soon as nothing that runs needs it
     NodeLost ─► MembersChanged to all that are left
 
-A node names the *home* (the id of its host's life), the manager gives the *node* number, in order
-of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with its
-manager knows its number and need not wait for the answer. A number belongs to its home for ever:
-who comes back with a home that is known gets the number it had, if it names a higher incarnation.
+A node names its *home* (the id of its host's life), and the manager gives it a *node* number, in
+order of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with its
+manager knows its number and need not wait for the answer. A number belongs to its home for ever: a
+node that joins again with a known home gets its old number, if it names a higher incarnation.
 
 This module must never know what nodes are used for.
 """
@@ -53,12 +53,12 @@ def _addresses(value: object) -> None:
 
 
 class NodeJoined(Message, frozen=True):
-    """A node begins. First message on every connection. The next life of a home: incarnation + 1.
+    """A node joins. First message on every connection. The next life of a home: incarnation + 1.
 
-    `addresses` are where other nodes can connect to, best first; none: it serves nobody.
-    `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which
-    a manager with a standby must hear half; not so the node of a program, which ends with that.
-    `resources`: what it has, by name, in 1/10000.
+    `addresses`: those at which other nodes can reach it, best first; none: it cannot be reached.
+    `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which half
+    must follow a manager that has a standby; False for the node of a program, which ends with it.
+    `resources`: what it has, by name, in units of 1/10000.
     """
 
     home: int
@@ -90,9 +90,9 @@ class NodeLost(Message, frozen=True):
 
 
 class NodeLeaving(Message, frozen=True):
-    """That life of the node wants to end: no new parent or owner there; the answer is Leave.
+    """That life of the node is about to end: it becomes no parent or owner any more. Answer: Leave.
 
-    What only this node holds is its own to move before: it asks for a broadcast to another node.
+    The node itself moves what only it holds before: it requests a broadcast to another node.
     """
 
     node: int
@@ -103,8 +103,8 @@ class NodeLeaving(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """`node` has lost its connection to `peer`, or found no way to it, and has not heard since that
-    it is gone: the manager, which hears both, must choose."""
+    """`node` has lost its connection to `peer`, or found no way to it, and was not told since that
+    `peer` is gone. The manager, which both can reach, must choose between them."""
 
     node: int
     peer: int
@@ -114,21 +114,24 @@ class PeerLost(Message, frozen=True):
 
 
 class LinkMeasured(Message, frozen=True):
-    """`node` has measured its link to `peer`: half a round trip, and the rate if it sent enough."""
+    """The path from `node` to `peer`, as one of them has measured it: half a round trip, or its
+    rate, if neither of the two hosts' own links limited the transfer."""
 
     node: int
     peer: int
-    latency_s: float
+    latency_s: float | None
     bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         counts(node=self.node, peer=self.peer)
-        seconds("latency_s", self.latency_s)
+        if self.latency_s is not None:
+            seconds("latency_s", self.latency_s)
         rate("bytes_per_s", self.bytes_per_s)
 
 
 class HostMeasured(Message, frozen=True):
-    """What all transfers of `node` together reached while some were backlogged, each direction."""
+    """The rate in each direction that all transfers of `node` together reached while some were
+    backlogged."""
 
     node: int
     up_bytes_per_s: float | None = None
@@ -167,9 +170,9 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class NodeAdmitted(Message, frozen=True):
-    """The answer to a join: your number, and all living nodes in order of joining, you included.
-    `given` numbers were given to nodes since the cluster began; those of them that no member has
-    are gone."""
+    """The answer to a join: the newcomer's number, and all living nodes in order of joining, with
+    the newcomer. `given`: how many numbers were given to nodes since the cluster began; the nodes
+    of those that no member has are gone."""
 
     node: int
     incarnation: int
@@ -185,8 +188,8 @@ class NodeAdmitted(Message, frozen=True):
 
 
 class Credentials(Message, frozen=True):
-    """With what a node serves other nodes: the cluster's certificate and its key (PEM). First
-    message on a connection that TLS protects; there is none without TLS."""
+    """The cluster's certificate and its key (PEM), with which a node serves other nodes. First
+    message on a connection that TLS protects; without TLS it is not sent."""
 
     pem: bytes
 
@@ -195,7 +198,7 @@ class Credentials(Message, frozen=True):
 
 
 class MembersChanged(Message, frozen=True):
-    """First these numbers went, then these nodes came: a number in both has begun a new life."""
+    """First the nodes `went`, then the nodes `came`. A number in both has begun a new life."""
 
     came: tuple[Member, ...]
     went: tuple[int, ...]
@@ -207,8 +210,8 @@ class MembersChanged(Message, frozen=True):
 
 
 class GivenUp(Message, frozen=True):
-    """This life of the node is over: it was silent for so long that it was taken for dead, or (0)
-    another node and this one have lost each other, and this one joined later."""
+    """This life of the node is over. It was silent for `silent_s` and was taken for dead; 0: it and
+    another node have lost each other, and this one joined later."""
 
     silent_s: float
 
@@ -217,11 +220,12 @@ class GivenUp(Message, frozen=True):
 
 
 class ClusterEnded(Message, frozen=True):
-    """The manager's last word: all of it ends, and nobody will be at its address again."""
+    """The manager's last message: the cluster ends, and there will be no manager at this address
+    again."""
 
 
 class Leave(Message, frozen=True):
-    """The answer to NodeLeaving: no operation that runs needs the node; it may end."""
+    """The answer to NodeLeaving: no running operation needs the node any more, so it may end."""
 
     node: int
     incarnation: int

@@ -1,9 +1,10 @@
-"""What node and manager say to each other, and what the planner decides upon: one vocabulary.
+"""The messages between node and manager, which are also the planner's input and output.
 
-The same values travel on the wire, go into the planner and come out of it, so there is nothing to
-translate and a recorded wire is a planner test. Each message is frozen and checks itself when it
-is made, by this process or by the decoder: an illegal message cannot exist. Operation, epoch,
-incarnation, node and stripe are in all of them, because they cannot be added to a wire later.
+The same values travel over connections, go into the planner and come out of it. So nothing needs to
+be translated, and a recorded connection is a planner test. Each message is frozen and checks itself
+when it is made, by this process or by the decoder. Invariant: an illegal message cannot exist.
+Operation, epoch, incarnation, node and stripe are in every message that needs them from the
+beginning, because later versions of a protocol cannot add fields.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost LinkMeasured HostMeasured  ─►  manager
             ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
@@ -19,12 +20,12 @@ incarnation, node and stripe are in all of them, because they cannot be added to
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
             ◄─  ActorNameHeld                                                         ──
 
-Words: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
+Terms: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
 *epoch* counts the plans of one operation, from 1 (for copies: those of the cluster); a
 *generation* of a client slot counts its uses, that of a group counts the groups of the cluster; a
 *rank mask* has bit r for rank r.
 
-This module must never know how messages travel, nor what anybody does with them.
+This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class ClientLost(Message, frozen=True):
         counts(node=self.node, client=self.client, generation=self.generation)
 
 
-# ---- who may say what: a decoder accepts one of these and nothing else
+# ---- the messages that each side may send: a decoder accepts one of these lists and nothing else
 
 NodeToManager: TypeAlias = (
     NodeJoined

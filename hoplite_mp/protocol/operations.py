@@ -5,7 +5,7 @@
                                                  └──────┘ sources vanished, a node was lost:
                                                           epoch + 1
 
-This module must never know how an order of arrival is decided upon, nor how bytes are added.
+This module must never know how an order of arrival is decided, nor how bytes are added.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hoplite_mp.protocol.fields import (
 )
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
-# Who asks chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of its own
-# collectives, so that no two nodes choose the same. From COPY_OPERATION on numbers are the
-# planner's, for copies; from GROUP_OPERATION on they belong to calls of Groups.
+# The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of
+# its own collectives, so that no two nodes choose the same. Numbers from COPY_OPERATION on are
+# chosen by the planner, for copies; those from GROUP_OPERATION on belong to calls of Groups.
 OPERATION_NODE_BITS = 40
 GROUP_OPERATION = 1 << 62
 COPY_OPERATION = 1 << 63
@@ -47,19 +47,19 @@ COPY_OPERATION = 1 << 63
 
 
 class ReduceRequested(Message, frozen=True):
-    """A process called a collective. `deadline_s` counts from here.
+    """A process called a collective. `deadline_s` counts from the receipt of this message.
 
     `to` are the destinations, in order; empty: those that the kind implies (reduce, gather: this
-    node; allreduce: who holds a source; reduce_scatter: the holders of the sources in order, if
+    node; allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if
     there are as many results, else this node; broadcast, allgather: all nodes). `results` are the
-    ids under which destinations seal: one, or for reduce_scatter one a slice; kinds that copy
-    have no results but what the caller waits for.
+    ids of the results at the destinations: one, or for reduce_scatter one a slice; for kinds that
+    copy only the object for which the caller waits.
 
-    `ready` are the sources known to be ready at the call, in the order in which they became so:
-    a deadline of 0 means exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders` tell
-    of them what SourceReady tells of the others; empty: nothing is told, and this node holds them.
-    Others follow as SourceReady. An id that stands twice in `sources` is two sources which become
-    ready, or fail, together.
+    `ready` are the sources known to be ready at the call, in the order in which they became so; a
+    deadline of 0 means exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders` describe
+    them as SourceReady describes the others; empty: they are not known, and this node holds the
+    sources. SourceReady follows for the others. An id that is in `sources` twice is two sources
+    which become ready, or fail, together.
     """
 
     operation: int
@@ -112,11 +112,11 @@ class ReduceRequested(Message, frozen=True):
 
 
 class SourceReady(Message, frozen=True):
-    """`node` holds source `index` as a whole, and so do `others`: the first that lives will do, all
-    are spare holders. If none of them lives the source has failed.
+    """`node` holds the whole source `index`, and so do `others`. One living node of them is enough;
+    the others are spare holders. If none of them is alive, the source has failed.
 
-    `layout` describes dtype, shape and order in words that only nodes know; it must be the same
-    for all members of a reduction, else the operation fails and names two that differ.
+    `layout` describes dtype, shape and order in a form that only nodes understand. It must be the
+    same for all members of a reduction; otherwise the operation fails and names two that differ.
     """
 
     operation: int
@@ -133,7 +133,7 @@ class SourceReady(Message, frozen=True):
 
 
 class SourceFailed(Message, frozen=True):
-    """Source `index` failed or was deleted; final, also after SourceReady."""
+    """Source `index` failed or was deleted. This is final, even after SourceReady."""
 
     operation: int
     index: int
@@ -146,7 +146,7 @@ class SourceFailed(Message, frozen=True):
 
 class StripesComplete(Message, frozen=True):
     """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
-    the result is there if it is a destination. Until Commit or Forget it goes on serving.
+    it has the result if it is a destination. It goes on serving until Commit or Forget.
     """
 
     operation: int
@@ -161,7 +161,7 @@ class ExecutionFailed(Message, frozen=True):
     """A plan could not be executed.
 
     With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1)
-    if that is still possible. Without: the operation fails with `error` and `reason`.
+    if that is still possible. Without them: the operation fails with `error` and `reason`.
     """
 
     operation: int
@@ -179,7 +179,7 @@ class ExecutionFailed(Message, frozen=True):
 
 
 class OperationDropped(Message, frozen=True):
-    """Nobody wants the result any more. The manager answers Forget, or had answered already."""
+    """The result is not wanted any more. The manager answers Forget, or has answered already."""
 
     operation: int
 
@@ -191,16 +191,16 @@ class OperationDropped(Message, frozen=True):
 
 
 class ExecuteReduce(Message, frozen=True):
-    """The plan: exactly `members` go in; holders, owners and destinations get the same message.
+    """The plan: exactly `members` take part. It is sent alike to holders, owners and destinations.
 
-    `order` is that of folding; `objects` and `holders` stand beside `members`: what each is, and
-    the node that gives it. `destinations` get the result (reduce_scatter: slice i to the i-th,
+    `order` is that of folding; `objects` and `holders` are, for each of `members`, its id and the
+    node that gives it. `destinations` get the result (reduce_scatter: slice i goes to the i-th one,
     which owns stripe i, whose bounds are those of `numpy.array_split`, not of its shares).
     Shape "stripes": the owner of each stripe pulls it from every other holder; destinations pull
-    the folded stripe from the owner. Shape "tree:d": it flows up, and down again, a tree of
-    degree d whose root is the owner. Owners and destinations report StripesComplete.
+    the folded stripe from the owner. Shape "tree:d": a stripe flows up and down again in a tree of
+    degree d whose root is its owner. Owners and destinations report StripesComplete.
     For kinds that copy, `stripes` is empty and each destination pulls its members whole; `sizes`
-    are their bytes, one beside each member. `nbytes` is the largest of all.
+    are the members' bytes. `nbytes` is the size of the largest member.
     `hoplite_mp/planner/program.py` derives from this what one node does.
     """
 
@@ -259,10 +259,10 @@ class ExecuteReduce(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """All of `epoch` is complete everywhere: destinations seal the result, all others let go.
+    """All nodes have finished the plan of `epoch`: destinations seal the result, all others let go.
 
-    It goes to everybody who got that epoch's plan, and to who asked. Epoch 0: nothing was moved.
-    `destinations`: those of the plan, where the results are now.
+    It is sent to all nodes that have that epoch's plan, and to the requesting one. Epoch 0: nothing
+    was moved. `destinations`: those of the plan, where the results are now.
     """
 
     operation: int
@@ -277,8 +277,8 @@ class Commit(Message, frozen=True):
 
 
 class OperationFailed(Message, frozen=True):
-    """The operation cannot come true; `cause_index` names the source that failed first. `gone`: of
-    sources that were to be at a node, and were not there, (index, node) pairs, flat."""
+    """The operation has failed; `cause_index`: the source that failed first. `gone`: sources that a
+    node should have held, but did not: (index, node) pairs, flat."""
 
     operation: int
     error: str
@@ -297,7 +297,7 @@ class OperationFailed(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Stop what is being done for that operation and drop it; nobody waits for an answer."""
+    """The node must stop that operation and drop what it has of it. No answer is expected."""
 
     operation: int
 

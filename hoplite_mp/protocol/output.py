@@ -1,14 +1,14 @@
-"""What workers print, on its way to a driver: marks in a worker's pipes, lines between nodes.
+"""The output of workers on its way to a driver: marks in a worker's pipes, lines between nodes.
 
     worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
                                           ◄─ PrintedTaken LastLinesAsked ──
 
-An *audience* is a driver, named by the home of its host; 0 is the driver of the host that says it.
-One that has attached to a node is named by that home too, but for the lowest 16 bits, which the
-node gives it for life (`audience_name`). A worker that is about to serve another audience than
-before writes a mark into both of its pipes: what follows it in a pipe is for that one. So a line
-finds its driver even if its node reads it when the worker runs another task. A mark contains the
-host's random home, so nothing that a program prints is taken for one by accident.
+An *audience* is a driver, named by the home of its host; 0 is the driver of the sender's host. A
+driver that has attached to a node has the same name except for the lowest 16 bits, which the node
+gives it for life (`audience_name`). Before a worker serves another audience, it writes a mark into
+both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
+driver even if the node reads it when the worker already runs another task. A mark contains the
+host's random home, so no output of a program is taken for a mark by accident.
 
 This module must never know how messages travel, nor who reads a pipe.
 """
@@ -37,63 +37,64 @@ __all__ = [
     "same_host",
 ]
 
-# The longest line that may be set: more in one piece would hold up the other messages of its wire.
+# The longest line that may be configured. A longer one would delay other messages of its
+# connection.
 LINE_BYTES_MAX = 1 << 20
-# Bytes of lines on the way from one node to one driver elsewhere before that has taken them.
+# Bytes of lines that a node sends to a driver of another host before the driver has taken them.
 # Higher: bursts do not wait for an answer; lower: less memory at the driver's node per other node.
 FAR_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, with the line that it completes
 PRINTED_LINES_MAX = 1 << 17
-# What a line costs beside its bytes: many empty ones are not for nothing.
+# Counted for a line besides its bytes, because many empty lines also take memory.
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
 LINES_MARK = 0  # in place of these, between node and driver: the answer to MarkLines
 
-# Attached drivers that a host tells apart; the names of the first are given again after so many.
+# How many attached drivers of a host have different names; after so many the names are used again.
 AUDIENCES_MAX = (1 << 16) - 1
 
 _MARK = "\0hoplite_mp %016x "
-MARK_BYTES = len(_MARK % 0) + 16  # without the line's end behind it
+MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
 
 
 def audience_name(home: int, number: int) -> int:
-    """Of the attached driver of that number, from 0 on; never the home itself."""
+    """The name of the attached driver with that number, from 0 on; it is never the home itself."""
     low = (home + 1 + number % AUDIENCES_MAX) & 0xFFFF
     return home & ~0xFFFF | low
 
 
 def same_host(audience: int, home: int) -> bool:
-    """Is it a driver of that host?"""
+    """Is the audience a driver of that host?"""
     return audience >> 16 == home >> 16
 
 
 def mark_head(home: int) -> bytes:
-    """How every mark of that host begins."""
+    """The beginning of every mark of that host."""
     return (_MARK % home).encode()
 
 
 def mark(home: int, audience: int) -> bytes:
-    """Short enough for one write that cannot be torn apart (PIPE_BUF)."""
+    """A mark. It is short enough to be written to a pipe in one piece (PIPE_BUF)."""
     return mark_head(home) + b"%016x\n" % audience
 
 
 def bytes_of(lines: list[bytes]) -> int:
-    """What lines count, for both sides of a wire alike."""
+    """The size at which both sides of a connection count these lines."""
     return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
 
 
 class MarkLines(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Driver to its node: that number is wanted among the lines for this driver, behind all that
-    workers of this host have written so far. No reply but that."""
+    """Driver to its node: put that number among the lines for this driver, after all that workers
+    of this host have written so far. There is no other reply."""
 
     number: int
 
 
 class Printed(Message, frozen=True):
-    """Lines of one worker of the sender's host for a driver of the receiver's. `stream`: 1 stdout,
-    2 stderr. `audience`: an attached driver; 0: the one that the host belongs to. At most
-    FAR_BYTES_MAX are on the way when another message of lines is sent."""
+    """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
+    stdout, 2 stderr. `audience`: an attached driver; 0: the driver that started the host. Another
+    message of lines is only sent while at most FAR_BYTES_MAX are on the way."""
 
     slot: int
     stream: int
@@ -109,7 +110,7 @@ class Printed(Message, frozen=True):
 
 
 class PrintedTaken(Message, frozen=True):
-    """A driver of the sender's has taken so many bytes (`bytes_of`) of the receiver's lines."""
+    """A driver of the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
 
     nbytes: int
     audience: int = 0
@@ -119,7 +120,7 @@ class PrintedTaken(Message, frozen=True):
 
 
 class LastLinesAsked(Message, frozen=True):
-    """A driver of the sender's leaves (`audience`: as in Printed). The receiver sends what its
+    """A driver of the sender's host leaves (`audience`: as in Printed). The receiver sends what its
     workers have written for it, also lines without an end, and then LastLinesSent."""
 
     audience: int = 0
@@ -129,8 +130,8 @@ class LastLinesAsked(Message, frozen=True):
 
 
 class LastLinesSent(Message, frozen=True):
-    """The sender has no more lines for that driver of the receiver's. `others`: homes of hosts to
-    which it has sent tasks of that driver's tasks: they may have some."""
+    """The sender has no more lines for that driver of the receiver's host. `others`: homes of hosts
+    to which it has sent tasks that the driver's tasks submitted; these may have lines."""
 
     others: tuple[int, ...] = ()
     audience: int = 0

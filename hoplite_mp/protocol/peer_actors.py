@@ -1,13 +1,13 @@
-"""What nodes send each other about actors: one that begins on another host, and its end.
+"""The messages between nodes about actors: one that starts on another host, and its end.
 
     BeginActor ─► ActorBegun ─► ActorHeld          the sender wants an actor on the receiver's host
-    EndActor, RestartsAsked ─► RestartsTold        about an actor of the receiver's host
-    KeepActor ─► ActorKept, DropActor              the receiver is to begin it if the sender dies
-    ActorSought ─► ActorFound                      of an actor whose host was lost
+    EndActorThere, RestartsAsked ─► RestartsTold   about an actor of the receiver's host
+    KeepActor ─► ActorKept, DropActor              the receiver starts it again if the sender dies
+    ActorSought ─► ActorFound                      about an actor whose host was lost
 
-Calls travel as any task does (RunTask), with the number of the actor's pool on its host.
+Calls travel like all tasks (RunTask), with the number of the actor's pool on its host.
 
-This module must never know how messages travel, nor what anybody does with them.
+This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ __all__ = [
     "RestartsTold",
 ]
 
-# What a handle knows of its actor: the names of its methods, most of all.
+# What a handle knows about its actor, above all the names of its methods.
 ABOUT_BYTES_MAX = 256 << 10
 NO_IDENTITY = bytes(ID_BYTES)
 
 
 class BeginActor(Message, frozen=True):
-    """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
-    `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
-    nodes to which it is bound; none: it may begin again on any. `env`: changes of its process's
-    environment. `demand`: resources that it keeps for life. `only_now`: refused where it would wait
-    for them. Answered by ActorBegun with the same number."""
+    """Starts an actor on the receiver's host. `setup`: the object with its constructor and
+    arguments. `about`: what handles know about it, in a form that only clients understand.
+    `audience`: as in RunTask. `places`: the nodes to which it is bound; none: it may restart on any
+    node. `env`: changes of its process's environment. `demand`: resources that it keeps as long as
+    it lives. `only_now`: it is refused if it would have to wait for them. Answered by ActorBegun
+    with the same number."""
 
     number: int
     setup: bytes
@@ -84,8 +85,8 @@ class BeginActor(Message, frozen=True):
 
 
 class ActorBegun(Message, frozen=True):
-    """The identity of the actor, which the sender holds until ActorHeld; zeros: `error` says why
-    there is none, and `gone` that the sender is no place for one any more."""
+    """The identity of the actor, which the sender holds until ActorHeld. Zeros: there is no actor;
+    `error`: why; `gone`: because the sender takes no actors any more."""
 
     number: int
     identity: bytes
@@ -100,7 +101,7 @@ class ActorBegun(Message, frozen=True):
 
 
 class ActorHeld(Message, frozen=True):
-    """The sender's host holds the identity of the actor that it asked for by that number."""
+    """The sender's host holds the identity of the actor that it requested by that number."""
 
     number: int
 
@@ -109,8 +110,8 @@ class ActorHeld(Message, frozen=True):
 
 
 class EndActorThere(Message, frozen=True):
-    """That actor ends after the calls made so far; `kill`: now; `unheld`: as soon as nobody holds
-    its identity."""
+    """Ends that actor after the calls made so far; `kill`: now; `unheld`: as soon as no process
+    holds its identity."""
 
     identity: bytes
     kill: bool
@@ -122,7 +123,7 @@ class EndActorThere(Message, frozen=True):
 
 
 class RestartsAsked(Message, frozen=True):
-    """How often has that actor's process been started again?"""
+    """Asks how often that actor's process was started again."""
 
     number: int
     identity: bytes
@@ -133,7 +134,7 @@ class RestartsAsked(Message, frozen=True):
 
 
 class RestartsTold(Message, frozen=True):
-    """The answer."""
+    """The answer to RestartsAsked."""
 
     number: int
     restarts: int
@@ -144,12 +145,12 @@ class RestartsTold(Message, frozen=True):
 
 
 class KeepActor(Message, frozen=True):
-    """The receiver keeps what it needs to begin that actor of the sender's host again, should that
-    be lost: `setup` and what it names, and `state`, which its process has kept last (zeros: none).
-    `name` is the one that it has, `label` the one that errors call it by. `restarts_left`: before
-    this one; `restarts`: how often it has begun again. `begun`: its constructor has run, so what
-    that needs is ready. A later message about the same actor replaces this one. Answered by
-    ActorKept with the same number, when everything is there."""
+    """The receiver keeps what it needs to start that actor of the sender's host again if that host
+    is lost: `setup` and the objects that it names, and `state`, which the actor's process has kept
+    last (zeros: none). `name` is its registered name, `label` its name in errors. `restarts_left`:
+    how many are left before this one; `restarts`: how often it was started again. `begun`: its
+    constructor has run, so the objects that it needs are ready. A later message about this actor
+    replaces this one. Answered by ActorKept with the same number, when everything is there."""
 
     number: int
     identity: bytes
@@ -185,7 +186,7 @@ class KeepActor(Message, frozen=True):
 
 
 class ActorKept(Message, frozen=True):
-    """What the KeepActor of that number names is here, as far as it can be had."""
+    """The objects that the KeepActor of that number names are here, except those that are lost."""
 
     number: int
 
@@ -194,17 +195,18 @@ class ActorKept(Message, frozen=True):
 
 
 class DropActor(Message, frozen=True):
-    """That actor has ended, or is kept elsewhere."""
+    """The receiver need not keep that actor any more: it has ended, or is kept elsewhere."""
 
     identity: bytes
+    ended: bool = False  # the actor has ended; else another host is its spare now
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)
 
 
 class ActorSought(Message, frozen=True):
-    """The sender's calls of that actor, whose host was lost, are to go to the receiver, which
-    counts the holders of its identity now. Answered as soon as the receiver knows that."""
+    """The sender will send its calls of that actor, whose host was lost, to the receiver, which is
+    now the home of its identity. Answered as soon as the receiver knows that it is."""
 
     identity: bytes
 
@@ -213,8 +215,8 @@ class ActorSought(Message, frozen=True):
 
 
 class ActorFound(Message, frozen=True):
-    """The number of the actor's pool on the sender's host; 0: what its calls raise, as an error
-    payload."""
+    """The number of the actor's pool on the sender's host; 0: the actor is not there, and its calls
+    fail. `error`, an error payload, is not used yet."""
 
     identity: bytes
     pool: int

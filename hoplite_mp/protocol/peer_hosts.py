@@ -1,6 +1,6 @@
-"""What nodes say to each other of their hosts: workers, pools of workers, leaving, counters.
+"""The messages between nodes about their hosts: workers, pools of workers, leaving, counters.
 
-This module must never know how messages travel, nor what anybody does with them.
+This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = [
     "FarPoolOpened",
     "FarRoundEnded",
     "FarRoundOpened",
+    "HeldUp",
     "Leaving",
     "OpenFarPool",
     "OpenFarRound",
@@ -46,7 +47,7 @@ _U16_MAX = (1 << 16) - 1
 
 
 class AddWorkers(Message, frozen=True):
-    """The receiver's host shall have so many workers more."""
+    """The receiver's host must start `count` more workers."""
 
     count: int
 
@@ -55,7 +56,7 @@ class AddWorkers(Message, frozen=True):
 
 
 class WorkersNow(Message, frozen=True):
-    """The sender's host has so many workers for everybody's tasks."""
+    """The sender's host has `count` workers in its common pool."""
 
     count: int
 
@@ -64,15 +65,15 @@ class WorkersNow(Message, frozen=True):
 
 
 class ResourcesFreed(Message, frozen=True):
-    """Some of the resources that the sender's host has are free again, since it has refused a task
-    of the receiver's (TaskEnded "full")."""
+    """Resources of the sender's host have become free after it had refused a task of the receiver's
+    host (TaskEnded "full")."""
 
 
 class OpenFarPool(Message, frozen=True):
-    """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
-    (initializer, initargs), or zeros. `audience`: of what they print before their first task, as
-    in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps for
-    life. Answered by FarPoolOpened."""
+    """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
+    (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
+    in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
+    long as it lives. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -92,7 +93,7 @@ class OpenFarPool(Message, frozen=True):
 
 
 class FarPoolOpened(Message, frozen=True):
-    """The number of the pool on the sender's host; `error`: there is none."""
+    """The number of the pool on the sender's host; `error`: why there is none."""
 
     number: int
     pool: int
@@ -105,7 +106,8 @@ class FarPoolOpened(Message, frozen=True):
 
 
 class CloseFarPool(Message, frozen=True):
-    """The sender's pool on the receiver's host: its workers end when idle; `kill`: at once."""
+    """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`: at
+    once."""
 
     pool: int
     kill: bool
@@ -116,9 +118,8 @@ class CloseFarPool(Message, frozen=True):
 
 
 class OpenFarRound(Message, frozen=True):
-    """The workers that the receiver's host has now in its common pool shall each run one task of
-    the sender's (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends
-    it."""
+    """Each worker that is now in the common pool of the receiver's host is to run one task of the
+    sender (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends it."""
 
     number: int
 
@@ -128,7 +129,7 @@ class OpenFarRound(Message, frozen=True):
 
 class FarRoundOpened(Message, frozen=True):
     """The number of the round's pool on the sender's host, and how many workers will each take one
-    task of it; 0: nobody, and there is no pool."""
+    task of it; 0: none, and there is no pool."""
 
     number: int
     pool: int
@@ -141,8 +142,8 @@ class FarRoundOpened(Message, frozen=True):
 
 
 class EndFarRound(Message, frozen=True):
-    """No task of the round in that pool of the receiver's, which closes, is to begin any more.
-    Answered by FarRoundEnded."""
+    """The round in that pool of the receiver's host has ended. The pool closes, and none of its
+    tasks begins any more. Answered by FarRoundEnded."""
 
     number: int
     pool: int
@@ -153,7 +154,7 @@ class EndFarRound(Message, frozen=True):
 
 
 class FarRoundEnded(Message, frozen=True):
-    """So it is."""
+    """The answer to EndFarRound: no task of that round begins any more."""
 
     number: int
 
@@ -162,7 +163,7 @@ class FarRoundEnded(Message, frozen=True):
 
 
 class RemoveNode(Message, frozen=True):
-    """The receiver shall leave the cluster when its work is done."""
+    """The receiver must leave the cluster when its work is done."""
 
 
 class Leaving(Message, frozen=True):
@@ -170,11 +171,11 @@ class Leaving(Message, frozen=True):
 
 
 class Evacuated(Message, frozen=True):
-    """The sender needs nothing of the receiver that nobody else holds."""
+    """The sender needs nothing any more that only the receiver has."""
 
 
 class CountersAsked(Message, frozen=True):
-    """What does the receiver count? Answered by CountersNow."""
+    """Asks for the receiver's counters. Answered by CountersNow."""
 
     number: int
 
@@ -194,7 +195,7 @@ class CountersNow(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """To be answered at once: how long does a message take?"""
+    """Measures how long a message takes. The receiver answers at once, with Probed."""
 
     number: int
 
@@ -211,9 +212,15 @@ class Probed(Message, frozen=True):
         counts(number=self.number)
 
 
+class HeldUp(Message, frozen=True):
+    """Bytes for the receiver wait in the sockets of the sender's data connection, although the
+    sender's own link is not full. The receiver, which knows its own link, can tell whether the path
+    between them is narrow (node/membership/pair_meter.py)."""
+
+
 class RelayAsked(Message, frozen=True):
-    """The sender cannot reach the node of the host with that home id: does the receiver? Answered
-    by RelayOpened."""
+    """The sender cannot reach the node of the host with that home id, and asks whether the receiver
+    can. Answered by RelayOpened."""
 
     number: int
     host: int
@@ -223,7 +230,7 @@ class RelayAsked(Message, frozen=True):
 
 
 class RelayOpened(Message, frozen=True):
-    """A port of the sender's that leads to that node; 0: it does not reach it either."""
+    """A port of the sender that leads to that node; 0: the sender cannot reach it either."""
 
     number: int
     port: int

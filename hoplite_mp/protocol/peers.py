@@ -1,20 +1,21 @@
-"""What nodes say to each other: objects of one that the other uses, and tasks.
+"""The messages between nodes about tasks, and about objects of one host that another uses.
 
     importer ── Acquire Release Drop ─►  home          the home counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
-             ── MakeAgain ─►                           all that held it are dead; Described again
-             ◄─ CopiesAsked ──                         is it so? to all, before a task is run again
+             ── MakeAgain ─►                           all its holders are dead; Described again
+             ◄─ CopiesAsked ──                         to all nodes, before a task is run again
              ── Kept CopiesTold ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
              ◄─ PrintedTaken LastLinesAsked ──
 
-An object's *home* is the host that made its id. An import has a number of the importer's, so that a
-late word about an import that is over is never taken for the next one of the same object. Small
-values travel inside these messages; big ones are fetched over data connections, by plans.
+An object's *home* is the host that made its id. The importer gives each import a number, so that a
+late message about an import that is over is never taken for one about the next import of the same
+object. Small values travel inside these messages; big ones are fetched over data connections, by
+plans.
 
-This module must never know how messages travel, nor what anybody does with them.
+This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from hoplite_mp.protocol.peer_hosts import (
     FarPoolOpened,
     FarRoundEnded,
     FarRoundOpened,
+    HeldUp,
     Leaving,
     OpenFarPool,
     OpenFarRound,
@@ -90,6 +92,7 @@ __all__ = [
     "FarPoolOpened",
     "FarRoundEnded",
     "FarRoundOpened",
+    "HeldUp",
     "KeepActor",
     "Kept",
     "LastLinesAsked",
@@ -119,15 +122,15 @@ __all__ = [
     "WorkersNow",
 ]
 
-# How an object stands at its home: "ready" the whole value is held by a living node, "failed" its
-# payload is the error, "gone" it was deleted or nobody held it any more.
+# The state of an object at its home: "ready" it has a value, which may be lost again (see
+# Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
 STANDINGS = ("pending", "ready", "failed", "gone")
-# How a task ended at its runner; "returned": it has not begun, and may run anywhere; "full": the
+# How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
 # same, because the resources that it needs are not free there.
 OUTCOMES = ("ready", "failed", "cancelled", "returned", "full")
-# Limit of a value inside a message. Higher: fewer fetches; lower: shorter turns for the others.
+# Limit of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
 INLINE_BYTES_MAX = 64 << 10
-# A payload's own head may come on top.
+# The payload's own head is added to that.
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
@@ -148,7 +151,7 @@ def _payload(value: bytes | None) -> None:
 
 
 class Acquire(Message, frozen=True):
-    """The importer's host holds this object from now on; answered by Described."""
+    """The importer's host holds this object from now on. Answered by Described."""
 
     object: bytes
     number: int
@@ -159,10 +162,10 @@ class Acquire(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """How the object stands. `payload`: the whole payload, if it is small and at hand; without it
-    the bytes are at `holders` (numbers of nodes); none: it is lost, and made again when somebody
-    asks for it (MakeAgain). Pending: another one follows. `layout`: of an
-    array whose bytes do not come along, its shape and dtype in words (node/objects/layouts.py)."""
+    """The state of the object. `payload`: the whole payload, if it is small and in memory; without
+    it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
+    a node asks for it (MakeAgain). Pending: another Described follows. `layout`: the shape and
+    dtype, as text, of an array whose bytes are not in this message (node/objects/layouts.py)."""
 
     object: bytes
     number: int
@@ -185,7 +188,7 @@ class Described(Message, frozen=True):
 
 class MakeAgain(Message, frozen=True):
     """The importer needs this object of the receiver's host, and knows no living node that holds
-    it. Answered by Described, after it has been made again if nobody has it any more."""
+    it. Answered by Described; if no node has it any more, after it has been made again."""
 
     object: bytes
     number: int
@@ -196,7 +199,7 @@ class MakeAgain(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Nobody on the importer's host holds it any more."""
+    """No process on the importer's host holds the object any more."""
 
     object: bytes
     number: int
@@ -207,10 +210,11 @@ class Release(Message, frozen=True):
 
 
 class Kept(Message, frozen=True):
-    """The sender's node has a whole copy of this object, of the receiver's host: it was fetched,
-    or placed there by a collective; then it is kept until LetGo, whether a process there holds it
-    or not. Release takes a fetched one back. `hosts`: not the sender, but the nodes with these
-    home ids; who asked for the copies says so, before it asks where they are."""
+    """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
+    Release takes that back; or a collective has placed it there, and it is kept until LetGo,
+    whether a process there holds it or not. `hosts`: not the sender has the copy, but the nodes
+    with these home ids; the node that requested the copies sends this before it asks where they
+    are."""
 
     object: bytes
     nbytes: int
@@ -223,7 +227,7 @@ class Kept(Message, frozen=True):
 
 
 class LetGo(Message, frozen=True):
-    """The object is gone: a copy that was only kept is not needed any more."""
+    """The object is gone, so a copy that was only kept is not needed any more."""
 
     object: bytes
 
@@ -232,8 +236,8 @@ class LetGo(Message, frozen=True):
 
 
 class CopiesAsked(Message, frozen=True):
-    """The sender, home of these objects, knows nobody who has them, and is about to have them made
-    again. The receiver drops what it has in part, says Kept of what it has whole, then CopiesTold.
+    """The sender, the home of these objects, knows no node that has them, and is about to make them
+    again. The receiver drops incomplete copies, sends Kept for whole ones, and then CopiesTold.
     """
 
     objects: tuple[bytes, ...]
@@ -247,7 +251,8 @@ class CopiesAsked(Message, frozen=True):
 
 
 class CopiesTold(Message, frozen=True):
-    """The answer: of what was asked by that number nothing is here but what was named by Kept."""
+    """The answer to the CopiesAsked of that number: the sender has none of its objects except those
+    for which it has sent Kept."""
 
     number: int
 
@@ -256,7 +261,7 @@ class CopiesTold(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Who holds this object of the receiver's host? Answered by Located."""
+    """Asks which nodes hold this object of the receiver's host. Answered by Located."""
 
     object: bytes
     number: int
@@ -267,7 +272,7 @@ class Locate(Message, frozen=True):
 
 
 class Located(Message, frozen=True):
-    """Numbers of the nodes that hold the whole value."""
+    """The numbers of the nodes that hold the whole value."""
 
     object: bytes
     number: int
@@ -280,7 +285,7 @@ class Located(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Somebody there deleted it: for everybody."""
+    """A process on the importer's host has deleted the object, for the whole cluster."""
 
     object: bytes
 
@@ -291,11 +296,11 @@ class Drop(Message, frozen=True):
 class RunTask(Message, frozen=True):
     """A task for any worker of the runner's host.
 
-    `task` is the id of its result. `args` are the arguments' payload, or `args_object` is the
-    object that they are (16 zero bytes: none). The sender holds everything that is named here until
-    the task has ended. `audience`: home of the host whose driver hears what it prints; 0: the
-    sender's. `target`: the lost result that this run makes again, by which Groups know the task;
-    empty: it is the task's first result.
+    `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
+    object that holds them (16 zero bytes: none). The sender holds everything that is named here
+    until the task has ended. `audience`: the home of the host to whose driver the task's output is
+    sent; 0: the sender's host. `target`: the lost result that this run makes again, by which Groups
+    know the task; empty: this run makes the task's first result.
     """
 
     task: bytes
@@ -306,11 +311,11 @@ class RunTask(Message, frozen=True):
     timeout_ns: int
     flags: int
     name: bytes
-    pool: int = 0  # of the runner's host; 0: its workers for everybody
+    pool: int = 0  # a pool of the runner's host; 0: the common one
     audience: int = 0
-    tries: int = 0  # so far, each ended by the death of a worker or host
+    tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
     priority: int = 0
-    floor: int = 0  # of a task with a priority or resources: level of its sender
+    floor: int = 0  # of a task with a priority or resources: the level of its sender
     demand: Wanted = ()  # resources
     target: bytes = b""
 
@@ -330,8 +335,8 @@ class RunTask(Message, frozen=True):
 
 
 class TaskEnded(Message, frozen=True):
-    """`payload`: the result or the error if it is small; otherwise its bytes stay with the runner,
-    which keeps them until Release(task, 0). `layout`: as in Described."""
+    """A task has ended. `payload`: the result or the error, if it is small; otherwise the runner
+    keeps the bytes until Release(task, 0). `layout`: as in Described."""
 
     task: bytes
     outcome: str
@@ -352,7 +357,7 @@ class TaskEnded(Message, frozen=True):
 
 
 class CancelTask(Message, frozen=True):
-    """A forced cancel: interrupt it if it runs."""
+    """Cancels a task by force: it is interrupted if it runs."""
 
     task: bytes
 
@@ -361,7 +366,7 @@ class CancelTask(Message, frozen=True):
 
 
 class RecallTasks(Message, frozen=True):
-    """Those of these tasks that the runner has not begun come back as "returned"."""
+    """The runner sends those of these tasks back that have not begun (TaskEnded "returned")."""
 
     tasks: list[bytes]
 
@@ -395,6 +400,7 @@ PeerMessage: TypeAlias = (
     | CloseFarPool
     | OpenFarRound
     | FarRoundOpened
+    | HeldUp
     | EndFarRound
     | FarRoundEnded
     | BeginActor

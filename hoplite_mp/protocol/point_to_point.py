@@ -1,14 +1,14 @@
-"""What nodes say to each other about messages from one member of a Group to another.
+"""The messages between nodes that carry messages from one member of a Group to another.
 
     sender's node ── GroupSent ──────► receiver's node       in the order in which they were sent
                   ◄─ GroupSentTaken ──                       it holds what it needs, or drops it
-                  ── GroupSourceEnded ►                      no more comes from that member
+                  ── GroupSourceEnded ►                      no more will come from that member
 
-A message is an object of the sender's host, which holds it until the receiver's host has a copy of
-a small one, or counts as a holder of a large one. Connections between nodes keep the order, so all
-that a member has sent comes before the word that it is gone.
+A message is an object of the sender's host. That host holds it until the receiver's host has a copy
+of a small one, or counts as a holder of a large one. Connections between nodes keep the order, so
+all messages of a member arrive before the report that it is gone.
 
-This module must never know who is a member, nor what becomes of a message.
+This module must never know which processes are members, nor what becomes of a message.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ __all__ = [
 ]
 
 TAG_MAX = (1 << 31) - 1
-# A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: shorter turns
-# for the others on that connection.
+# A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: other
+# messages on that connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
 class GroupSent(Message, frozen=True):
-    """Rank `source`, of the sender's node, has sent this to rank `to`, of the receiver's node.
-    `version`: of the members (GroupMembers) by which it was sent; a node that has not heard of them
-    keeps it until it has. `payload`: the whole one, if it is small. `refs`: objects inside it."""
+    """Rank `source`, on the sender's node, has sent this to rank `to`, on the receiver's node.
+    `version`: that of the members (GroupMembers) by which it was sent; a node that has not received
+    this version keeps the message until it has. `payload`: the whole payload, if it is small.
+    `refs`: objects inside it."""
 
     generation: int
     version: int
@@ -62,7 +63,7 @@ class GroupSent(Message, frozen=True):
 
 
 class GroupSentTaken(Message, frozen=True):
-    """The receiver's node does not need the sender's hold on that message any more."""
+    """The receiving node no longer needs the sending node to hold that message."""
 
     generation: int
     number: int
@@ -72,8 +73,8 @@ class GroupSentTaken(Message, frozen=True):
 
 
 class GroupSourceEnded(Message, frozen=True):
-    """The member that held this rank on the sender's node is gone, as the members of that version
-    say; all that it has sent was said before."""
+    """The member that had this rank on the sender's node is gone, by the members of that version.
+    All that it has sent was forwarded before."""
 
     generation: int
     version: int

@@ -1,12 +1,12 @@
-"""What a node tells a manager that has been started again: everything it knew of this node.
+"""The report of a node to a new manager: everything that the last one knew about this node.
 
-    NodeReturned ─► facts, in any order ─► what would be said again anyway ─► Reported
+    NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
 
-A manager's knowledge is what nodes have told it, so what they still know is enough to rebuild it.
-The messages between NodeReturned and Reported that are not of this file are ordinary ones, said
-once more: requests without an answer, failures that the one before may not have read.
+A manager knows what nodes have reported to it, so they can give it all of that again. The messages
+between NodeReturned and Reported that are not of this file are ordinary ones, sent again: requests
+without an answer, and failures that the last manager may not have received.
 
-This module must never know what the manager makes of it.
+This module must never know what the manager does with the report.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ __all__ = [
 
 
 class NodeReturned(Message, frozen=True):
-    """First message to a manager that is not the one which has let this node in. `members`: as
-    this node knows them, itself included.
+    """First message to a manager other than the one that admitted this node. `members`: as this
+    node knows them, with itself.
 
-    What was counted goes on, or what is late of one would be taken for another: so many numbers
-    were given to nodes, the highest epoch of a Distribute, so many objects had an operation for
-    their copies, the highest generation of a group; each as far as this node knows."""
+    The manager continues the counts of the last one; otherwise a late message about one thing would
+    be taken for a message about another. As far as this node knows: how many `numbers` were given
+    to nodes, the highest epoch of a Distribute, how many objects had an operation for their copies
+    (`copied`), the highest generation of a group."""
 
     node: int
     incarnation: int
@@ -67,7 +68,7 @@ class NodeReturned(Message, frozen=True):
 
 
 class CopyHeld(Message, frozen=True):
-    """This node has the whole object of another host, and the manager knew it."""
+    """This node has the whole object of another host, and the last manager knew it."""
 
     node: int
     object: bytes
@@ -79,7 +80,7 @@ class CopyHeld(Message, frozen=True):
 
 
 class DistributeHeld(Message, frozen=True):
-    """A plan that runs here; `receiving`: the object is on its way to this node by it."""
+    """A plan that runs on this node; `receiving`: the node is receiving the object by it."""
 
     node: int
     plan: Distribute
@@ -91,7 +92,7 @@ class DistributeHeld(Message, frozen=True):
 
 
 class ReduceHeld(Message, frozen=True):
-    """The latest plan of an operation, of which this node has a part; `reported`: it has said
+    """The latest plan of an operation in which this node takes part; `reported`: the node has sent
     StripesComplete."""
 
     node: int
@@ -104,7 +105,7 @@ class ReduceHeld(Message, frozen=True):
 
 
 class OperationEnded(Message, frozen=True):
-    """This node was told the end of an operation, not long ago; others may not have been."""
+    """This node was sent the end of an operation not long ago; other nodes may not have been."""
 
     node: int
     end: Commit | OperationFailed | Forget
@@ -114,9 +115,9 @@ class OperationEnded(Message, frozen=True):
 
 
 class GroupHeld(Message, frozen=True):
-    """A group with a board here, as it was shown last, and its members of this node: (rank, client
-    slot, generation of the slot). `left`: ranks of this node that are shown, and have gone; those
-    in `died` without leaving."""
+    """A group with a board on this node, as last shown, and its members of this node: (rank, client
+    slot, generation of the slot). `left`: ranks of this node that are shown, but are gone; those in
+    `died` have died without leaving."""
 
     node: int
     shown: GroupMembers
@@ -134,9 +135,9 @@ class GroupHeld(Message, frozen=True):
 
 
 class HomesKnown(Message, frozen=True):
-    """Objects whose first home is gone, and the node that counts their holders since, as this node
-    was told. With it come HoldingsReported of every death that left such objects here, as if their
-    homes had still to be named: who is named has perhaps not been told."""
+    """Objects whose first home is gone, and their homes since, as this node was told. The node also
+    sends HoldingsReported again for every death that left such objects here, as if their homes were
+    not named yet, because the nodes that were named may not have been told."""
 
     node: int
     objects: tuple[bytes, ...]
@@ -150,7 +151,7 @@ class HomesKnown(Message, frozen=True):
 
 
 class Reported(Message, frozen=True):
-    """That was all."""
+    """The end of the node's report."""
 
     node: int
 

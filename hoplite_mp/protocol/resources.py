@@ -1,7 +1,7 @@
-"""What a client and its node say to each other about resources.
+"""The messages between a client and its node about resources.
 
-Why it exists: a task without resources costs no message; one with resources is announced to the
-node, which says when and where it may begin.
+Why it exists: a task without resources costs no message. A task with resources is announced to the
+node, which decides when and where it may begin.
 It must never know: how a node shares out what it has.
 """
 
@@ -25,8 +25,8 @@ Wanted: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000)
 
 
 class TakeResources(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That task of the caller has its arguments, and begins when it has these resources. No
-    reply."""
+    """The arguments of that task of the caller are ready; it begins when it gets these resources.
+    No reply."""
 
     oid: int
     demand: Wanted
@@ -39,22 +39,22 @@ class GiveBack(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class KeepForStream(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That task is a generator, which the caller runs: what it has been given is kept until
-    GiveBack, although the task itself is done before. Reply: None."""
+    """That task is a generator, which the caller runs. It keeps its resources until GiveBack,
+    although the task itself is done before. Reply: None."""
 
     oid: int
 
 
 class ResourcePlaces(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Where could that be had? Reply: (node, its workers for all tasks, how often that demand can
-    be met there at all, how often just now) of every node."""
+    """Asks where that demand can be met. Reply: of every node (node, workers in its common pool,
+    how often it could meet the demand at the same time if nothing were in use, how often now)."""
 
     demand: Wanted
 
 
 class AssignedAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Which indices have been given to that task, or, for 0, to the caller's process? Reply: name
-    to list."""
+    """Asks for the indices that were given to that task or, for 0, to the caller's process. Reply:
+    name to list."""
 
     oid: int
 

@@ -1,4 +1,4 @@
-"""What a worker asks its node after an exception that counts as its death would.
+"""The question of a worker to its node after an exception that is retried like a worker's death.
 
 It must never know: which exceptions those are.
 """
@@ -12,9 +12,9 @@ __all__ = ["TryAgain"]
 
 class TryAgain(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is queued again, with one
-    retry less; an actor's call is announced to nobody: the worker runs it next. `failures`: it is
-    one item of a chunk that has failed so often, and the reply is whether the worker may try that
-    again; the task stays claimed."""
+    retry less; an actor's call is not announced to workers, because this worker runs it next.
+    `failures`: only one item of a chunk has failed, for the `failures`-th time. Then the reply is
+    whether the worker may try the item again; the task stays claimed."""
 
     task: int
     failures: int = 0

@@ -1,10 +1,10 @@
-"""What a client and its node say to each other about one call of `Cluster.run`: a round.
+"""The messages between a client and its node about one call of `Cluster.run`: a round.
 
     caller ── OpenRound ─►  node     pool of the round, and how many workers it has
            ── tasks of that pool, one for each worker; BeginRound ─►
     worker ── TakeRound ─►  node     its task of each round that it has not run yet
-    caller ── ClosePool ─►  node     the end of one that is over
-           ── EndRound ─►   node     what has not begun does not run
+    caller ── ClosePool ─►  node     the round is over
+           ── EndRound ─►   node     tasks that have not begun are not run
 
 It must never know: how either side does what is asked.
 """
@@ -19,9 +19,9 @@ __all__ = ["BeginRound", "EndRound", "OpenRound", "RoundAsk", "TakeRound"]
 
 
 class OpenRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The workers that there are now in the common pool of these nodes (none named: of all) shall
-    each run one task. Reply: (number of a pool for these tasks, how many workers); None if not all
-    nodes have answered within `timeout_s`."""
+    """Each worker that is now in the common pool of these nodes (none named: of all) is to run one
+    task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes have
+    answered within `timeout_s`."""
 
     nodes: list[int] = []
     timeout_s: float | None = None
@@ -34,14 +34,14 @@ class BeginRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EndRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The caller waits no longer for the round of that pool, which closes. Reply: None, when all
-    nodes know; no worker begins a task of it any more."""
+    """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
+    nodes know it; from then on no worker begins a task of the round."""
 
     pool: int
 
 
 class TakeRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker is between two tasks. Reply: ids of tasks that it is to claim and to run."""
+    """This worker is between two tasks. Reply: ids of the tasks that it must claim and run."""
 
 
 RoundAsk: TypeAlias = OpenRound | BeginRound | EndRound | TakeRound

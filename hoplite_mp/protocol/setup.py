@@ -1,8 +1,8 @@
-"""What a worker tells its node of the initializer of its pool.
+"""The messages of a worker to its node about the initializer of its pool.
 
-Why it exists: a pool whose initializer raises is broken; one whose initializer has returned in any
-worker goes on, whatever kills its workers later.
-It must never know: what the node makes of it.
+Why it exists: a pool whose initializer raises is broken. A pool whose initializer has returned in
+any worker goes on, even if its workers are killed later.
+It must never know: how the node uses these messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class SetUp(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker's initializer raised: what, and its traceback. Reply: None."""
+    """This worker's initializer raised. `summary`: the exception; `text`: its traceback. Reply:
+    None."""
 
     summary: str
     text: str

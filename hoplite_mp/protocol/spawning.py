@@ -1,6 +1,6 @@
-"""What a host is started with, and what its supervisor and its node say to each other.
+"""The data that a host is started with, and the messages between its supervisor and its node.
 
-Why it exists: only the supervisor starts processes, and only the node knows which are wanted.
+Why it exists: only the supervisor starts processes, and only the node knows which are needed.
 It must never know: how a process is started, why.
 """
 
@@ -30,14 +30,15 @@ __all__ = [
 
 
 class LanStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host of a LAN is started with. Never in argv: `key` and `certificate` are secrets."""
+    """The data that a host of a LAN is started with. It is never in argv, because `key` and
+    `certificate` are secrets."""
 
     key: bytes
     home: int
     host: str
     peer_fd: int  # listening socket of the node
-    addresses: list[str]  # where that is, as others reach it
-    ports: tuple[int, int, int]  # (start, stop, step) of those that this host may listen at
+    addresses: list[str]  # the addresses of that socket, as others reach it
+    ports: tuple[int, int, int]  # (start, stop, step) of the ports at which this host may listen
     handshake_timeout_s: float
     unauthenticated_max: int
     connect_timeout_s: float
@@ -50,12 +51,12 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     cluster: bytes = b""
     certificate: bytes = b""
     meets_drivers: bool = False  # whether drivers of this host may attach to the node
-    # On others: where the manager may be, best first: (address family, socket address).
+    # On other hosts: addresses of the manager, best first: (address family, socket address).
     manager: list[tuple[int, tuple[Any, ...]]] = []
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor is started with: descriptors by number, and everything by value."""
+    """The data that the supervisor is started with; descriptors are given by their numbers."""
 
     sys_path: list[str]
     control_fd: int
@@ -72,13 +73,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     home: int
     birth: Birth
     lan: LanStart | None = None
-    # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
+    # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,
+    # stderr).
     first_workers: list[tuple[int, int, int, int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Node to supervisor, with descriptors (rpc, stdout, stderr): a worker for a client slot.
-    `audience`: who hears what it prints, until a task says otherwise (protocol/output.py)."""
+    """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
+    `audience`: that of its output until a task names another one (protocol/output.py)."""
 
     slot: int
     pool: int
@@ -86,7 +88,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
     audience: int = 0
     env: Environment = ()
-    assigned: dict[str, list[int]] = {}  # indices of resources that are its for life
+    assigned: dict[str, list[int]] = {}  # indices of resources that it keeps as long as it lives
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -94,8 +96,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class StartStandby(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Node to supervisor, with the listening socket: a manager in waiting belongs to this host.
-    `node`: the number of its node. `certificate` is a secret."""
+    """Node to supervisor, with the listening socket: start the standby, a manager that waits, on
+    this host. `node`: the number of the host's node. `certificate` is a secret."""
 
     node: int
     addresses: list[str]
@@ -106,21 +108,21 @@ class StartStandby(msgspec.Struct, frozen=True, tag=True, array_like=True):
 ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 
 
-# Exit code of a node, and of its supervisor, when the others have lost this host and it lives:
-# it may join again.
+# Exit code of a node, and of its supervisor, when the others have given this host up although it
+# lives. It may join again.
 GIVEN_UP = 75
-NODE_DIED = 76  # and of a host whose node was killed, or has failed
+NODE_DIED = 76  # exit code of the supervisor of a host whose node was killed, or has failed
 
 
 class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker's process; an Exited follows when it is gone."""
+    """The worker's process was started; Exited follows when it has ended."""
 
     slot: int
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A worker's end, as os.waitstatus_to_exitcode says: -9 = SIGKILL."""
+    """A worker has ended. `code`: by os.waitstatus_to_exitcode, so -9 = SIGKILL."""
 
     slot: int
     pid: int
@@ -128,14 +130,14 @@ class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class NotSpawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker that was asked for cannot be started now."""
+    """The requested worker cannot be started now."""
 
     slot: int
     why: str
 
 
 class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The manager has ended, and there is another one; with the connection to it."""
+    """The manager has ended, and a new one was started; comes with the connection to it."""
 
 
 FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted

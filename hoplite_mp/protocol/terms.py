@@ -1,16 +1,16 @@
-"""What is said about who may decide: terms, votes, and where the standby is.
+"""The messages about which manager may decide: terms, votes, and the standby's addresses.
 
     manager  ──  StandbyNamed  Leads, at each beat                     ─►  node
              ◄─  Follows, to each of those; Ends, when it leaves       ──
-    standby  ◄─  Knows, by who has lost its manager                    ──  node
+    standby  ◄─  Knows, by a node that has lost its manager            ──  node
              ──  VoteAsked                                             ─►
              ◄─  Voted, and then all that a new manager must know      ──
-    standby  ──  Superseded, once it leads                             ─►  the manager of before
+    standby  ──  Superseded, once it leads                             ─►  the manager before
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
-A cluster without a standby says none of them. planner/terms.py decides what they mean.
+In a cluster without a standby none of them is sent. planner/terms.py decides what they mean.
 
-This module must never know who speaks over which connection.
+This module must never know which process sends over which connection.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ __all__ = [
 ]
 
 CANDIDATE_MAX = (1 << 63) - 1
-TERM_MAX = (1 << 31) - 1  # versions of lists have it above their 32 bits
-LISTS_MAX = 1 << 10  # in force at one time: a list goes as soon as half of it knows a later one
+TERM_MAX = (1 << 31) - 1  # the version of a list has the term above its low 32 bits
+# Lists in force at one time; a list is dropped as soon as half of its hosts know a later one.
+LISTS_MAX = 1 << 10
 
 
 class Hosts(NamedTuple):
-    """The numbers of the nodes that count, from some moment on."""
+    """A list of the hosts that count for leases and votes, by the numbers of their nodes."""
 
     version: int
     nodes: tuple[int, ...]
@@ -68,7 +69,8 @@ class Hosts(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """What a node knows: its term, the manager's own node (None: of none), the lists in force."""
+    """What a node knows: its term, the manager's own node (None: it never had a manager), and the
+    lists in force."""
 
     term: int
     at: int | None
@@ -102,9 +104,9 @@ def _knowledge(value: Knowledge) -> None:
 
 
 class StandbyNamed(Message, frozen=True):
-    """Where the standby is, or will be: "ip:port", best first. Before the answer to a join.
-    `lease_us`: so long this manager counts a host that has answered; hosts may have been told
-    other limits, and must not be free before."""
+    """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
+    answer to a join. `lease_us`: how long this manager counts a host that has answered. The host
+    must not be free earlier, even if its own limits are shorter."""
 
     addresses: tuple[str, ...]
     lease_us: int = 0
@@ -117,8 +119,8 @@ class StandbyNamed(Message, frozen=True):
 
 
 class Leads(Message, frozen=True):
-    """I am the manager of this term, my own node is `at`, and my clock shows `sent_us`. `lists`:
-    those that are in force; empty: as this node knows them."""
+    """The sender is the manager of this term, its own node is `at`, and its clock shows `sent_us`.
+    `lists`: the lists in force; empty: the receiver knows them."""
 
     term: int
     at: int
@@ -133,7 +135,7 @@ class Leads(Message, frozen=True):
 
 
 class VoteAsked(Message, frozen=True):
-    """Vote for me in this term. candidate: a random number."""
+    """The sender asks for a vote in this term. candidate: a random number."""
 
     term: int
     candidate: int
@@ -147,7 +149,7 @@ class VoteAsked(Message, frozen=True):
 
 
 class Follows(Message, frozen=True):
-    """The answer to Leads; this node knows lists up to `version`."""
+    """The answer to Leads. This node knows lists up to `version`."""
 
     node: int
     term: int
@@ -160,8 +162,8 @@ class Follows(Message, frozen=True):
 
 
 class Knows(Message, frozen=True):
-    """To a standby: I have lost my manager. In the report to a manager that was started again: what
-    the one before it had said."""
+    """To a standby: the node has lost its manager, and offers its vote. In the report to a manager
+    that was restarted: what the manager before had sent."""
 
     node: int
     knowledge: Knowledge
@@ -172,7 +174,8 @@ class Knows(Message, frozen=True):
 
 
 class Voted(Message, frozen=True):
-    """This node obeys nobody of an older term any more; `knowledge`: what it knew before."""
+    """This node votes for the receiver, and no longer obeys managers of older terms. `knowledge`:
+    what it knew before."""
 
     node: int
     term: int
@@ -185,7 +188,7 @@ class Voted(Message, frozen=True):
 
 
 class Ends(Message, frozen=True):
-    """This life of the node is over: it votes for nobody any more."""
+    """This life of the node is over; it will not vote again."""
 
     node: int
 
@@ -193,11 +196,11 @@ class Ends(Message, frozen=True):
         counts(node=self.node)
 
 
-# ---- of others to a manager, and back
+# ---- other senders -> manager, and the answer
 
 
 class Superseded(Message, frozen=True):
-    """There is a manager of this term."""
+    """Another manager leads in this term."""
 
     term: int
 
@@ -206,7 +209,7 @@ class Superseded(Message, frozen=True):
 
 
 class Promote(Message, frozen=True):
-    """A human says: lead. anyway: although most hosts are not there."""
+    """A human asks the standby to lead. anyway: even if most hosts are not there."""
 
     anyway: bool = False
 
@@ -215,7 +218,8 @@ class Promote(Message, frozen=True):
 
 
 class Promoted(Message, frozen=True):
-    """The answer: does it lead now, and what there is to say. soon: that may change in a moment."""
+    """The answer to Promote. leads: it leads now; words: an explanation; soon: that may change in a
+    moment."""
 
     leads: bool
     words: str

@@ -1,12 +1,14 @@
-"""Which software both ends of a connection run, and whether they can work together.
+"""The software versions at both ends of a connection, and whether they can work together.
 
-Why it exists: functions travel as byte code and arrays as pickles; between different minor versions
-that fails late, somewhere, or not at all but wrongly. So it fails at the door, with a table.
+Why it exists: functions travel as byte code and arrays as pickles. Between different minor versions
+that may fail late, or give wrong results without an error. So the handshake fails instead, with a
+table.
 It must never know: connections.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -26,9 +28,10 @@ _MAJOR_MINOR = re.compile(r"(\d+)\.(\d+)")
 
 
 def software_versions() -> dict[str, str]:
-    """What runs here, by name, for the other side to compare.
+    """The versions of this process's software, by name, for the other side to compare.
 
-    Asks modules that are imported and the installation for the others: nothing gets imported.
+    They are read from imported modules, and for other modules from the installation, so that none
+    of them is imported.
     """
     found = {"python": ".".join(map(str, sys.version_info[:3])), "hoplite_mp": __version__}
     for name in PACKAGES:
@@ -38,10 +41,10 @@ def software_versions() -> dict[str, str]:
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """None if the two can work together; else a table of what differs, for a message.
+    """None if the two can work together; otherwise a table of the differences, for a message.
 
-    Major and minor version must match; what is no version number must be the same; a name that
-    one side lacks differs.
+    Major and minor version must match; a value that is no version number must be the same; a name
+    that one side lacks is a difference.
     """
     names = [*mine, *(name for name in theirs if name not in mine)]
     rows = [
@@ -58,13 +61,15 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str 
 
 
 def _essence(version: str | None) -> object:
-    """What of a version must match."""
+    """The part of a version that must match."""
     match = _MAJOR_MINOR.match(version or "")
     return version if match is None else (int(match[1]), int(match[2]))
 
 
+@functools.cache
 def _installed(name: str) -> str:
-    # Imported here: it takes some ms, and numpy and cloudpickle are nearly always loaded already.
+    # Imported only here, because it takes some ms, and numpy and cloudpickle are nearly always
+    # loaded already.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

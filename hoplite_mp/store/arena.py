@@ -1,8 +1,8 @@
 """Allocates ranges for big blocks and spans in the store's address space.
 
-Why it exists: the store is one sparse file; address space is plentiful, memory is not. The arena
-hands out ranges, prefers those whose pages are *warm* (touched before and not given back) in LIFO
-order, and counts what is resident. It is pure and touches no memory.
+Why it exists: the store is one sparse file, which has plenty of address space but must not use much
+memory. The arena hands out ranges, prefers those whose pages are *warm* (touched before and not
+given back) in LIFO order, and counts what is resident. It is pure and touches no memory.
 It must never know: objects, clients, sockets, the clock.
 """
 
@@ -17,8 +17,9 @@ REMEMBERED_MIN = 256
 
 
 class Arena:
-    """Allocates, in this order of preference: the most recently freed range of exactly that size,
-    the best fit, address space that was never used, and adjacent free ranges combined."""
+    """Allocates, in this order of preference: the most recently freed warm range of exactly that
+    size, the best fit among warm ranges, then among cold ones, address space that was never used,
+    and adjacent free ranges combined."""
 
     def __init__(self, length: int, start: int = PAGE) -> None:
         self.length = length
@@ -93,8 +94,8 @@ class Arena:
             self._remember(start, size)
 
     def cool(self, nbytes: int) -> list[tuple[int, int]]:
-        """Turns warm ranges of at least `nbytes` bytes, if there are so many, into cold ones, and
-        returns them; the caller gives their pages back to the system."""
+        """Turns warm ranges into cold ones, the largest first, until they have `nbytes` bytes
+        together, and returns them; the caller gives their pages back to the system."""
         found: list[tuple[int, int]] = []
         total = 0
         for size, start in reversed(list(self._by_size)):
@@ -111,8 +112,8 @@ class Arena:
         return found
 
     def _allocate_across(self, size: int, align: int) -> int | None:
-        """Allocates across adjacent free ranges, which are separate if one is warm and the other
-        cold."""
+        """Allocates across adjacent free ranges, which are not merged where one is warm and the
+        next one cold."""
         self._use_up()
         run: list[tuple[int, int, bool]] = []
         for free in sorted(self._free):

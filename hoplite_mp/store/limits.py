@@ -1,9 +1,10 @@
 """What this process tree may use: RAM, MemAvailable, CPUs, and the limits of all enclosing cgroups.
 
-Why it exists: a memfd has no limit of its own, so a store that grows too far meets the
-out-of-memory killer. Therefore the node asks here before the store grows. Both versions of cgroups
-are read, from the process's own group up to the root, because a limit at any level applies.
-It must never know: the store, its objects, who asks.
+Why it exists: a memfd has no limit of its own, so if a store grew too far, the kernel's
+out-of-memory killer would end processes. Therefore the node asks here before the store grows. Both
+versions of cgroups are read, from the process's own group up to the root, because a limit at any
+level applies.
+It must never know: the store, its objects, what the numbers are for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def _meminfo(field: str) -> int:
-    for line in (PROC / "meminfo").read_text().splitlines():
+    """UNLIMITED if it cannot be read, for example because no descriptor is left."""
+    try:
+        text = (PROC / "meminfo").read_text()
+    except OSError:
+        return UNLIMITED
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
         if name == field:
             return int(rest.split()[0]) * 1024
@@ -73,7 +79,7 @@ def _folders(controller: str) -> tuple[list[Path], list[Path]]:
             for root in (CGROUP, CGROUP / "unified"):
                 second += _levels(root, inner)
         elif controller in controllers.split(","):
-            # "cpu,cpuacct" is one mount, often with symbolic links
+            # "cpu,cpuacct" is one mount, to which "cpu" often is a symbolic link
             for mount in (controllers, controller):
                 if (CGROUP / mount).is_dir():
                     first += _levels(CGROUP / mount, inner)
@@ -98,8 +104,8 @@ def cgroup_limit() -> int:
 def cgroup_headroom() -> int:
     """How much the tightest enclosing group still allows, in bytes.
 
-    Page cache that the kernel can drop counts as usage; the part of it that `inactive_file` tells
-    is added back, the rest makes this number conservative.
+    Page cache that the kernel can drop counts as usage. The part of it that the group reports as
+    `inactive_file` is added back; because of the rest this number may be too low.
     """
     headroom = UNLIMITED
     for folder, limit_file, usage_file in _groups():
@@ -111,7 +117,8 @@ def cgroup_headroom() -> int:
 
 
 def _inactive_file(folder: Path) -> int:
-    """Of the group with its descendants; version 1 also lists that of the group alone."""
+    """The inactive page cache of the group with its descendants, in bytes. Version 1 calls that
+    `total_inactive_file`, and lists that of the group alone as `inactive_file`."""
     found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
@@ -130,12 +137,9 @@ def total_bytes() -> int:
 
 def available_bytes() -> int:
     """What can be allocated now: the smaller of MemAvailable and the headroom of every enclosing
-    group, in bytes. What cannot be read (for want of a descriptor, say) is taken as unlimited."""
-    try:
-        free = _meminfo("MemAvailable")
-    except OSError:
-        free = UNLIMITED
-    return min(free, cgroup_headroom())
+    group, in bytes. A file that cannot be read, for example because no descriptor is left, counts
+    as no limit."""
+    return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
 def cpu_quota() -> float:

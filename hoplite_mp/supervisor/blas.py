@@ -1,7 +1,7 @@
 """How many threads the BLAS library of each process uses.
 
-Why it exists: workers would compete for the cores if each one's BLAS used all of them, and the
-template from which they are forked must not have any threads.
+Why it exists: workers would compete for the cores if the BLAS of each used all of them, and the
+template from which workers are forked must not have any threads.
 It must never know: when workers start, what they compute.
 """
 
@@ -42,7 +42,8 @@ def note_given() -> None:
 
 
 def blas_environment(start: Start) -> dict[str, str]:
-    """Variables for each worker's BLAS: cores / workers threads, unless the user has set them."""
+    """Variables for each worker's BLAS: as many threads as Config.blas_threads says; else what the
+    user has set; else cores / workers."""
     chosen = start.config.get("blas_threads")
     count = str(chosen or max(1, start.cores // max(1, start.workers)))
     given = _given_blas
@@ -55,7 +56,7 @@ def blas_environment(start: Start) -> dict[str, str]:
 
 
 def limit_blas(environment: dict[str, str]) -> None:
-    """numpy's own OpenBLAS was loaded with one thread; raises that if the worker may use more."""
+    """Lets numpy's OpenBLAS, which was loaded with one thread, use more if the worker may."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
     if threads > 1:
@@ -63,12 +64,15 @@ def limit_blas(environment: dict[str, str]) -> None:
 
 
 def set_blas_threads(threads: int) -> None:
-    """Sets the threads of each OpenBLAS that this process has loaded; libraries loaded later read
-    their variables."""
-    with open("/proc/self/maps") as maps:
-        libraries = {line.split()[-1] for line in maps if "openblas" in line}
+    """Sets the number of threads of each OpenBLAS that this process has loaded. Libraries that are
+    loaded later read their environment variables."""
+    with open("/proc/self/maps") as maps:  # the sixth field is the path, which may have spaces
+        libraries = {line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line}
     for path in libraries:
-        library = ctypes.CDLL(path)
+        try:  # found by the name by which it was loaded, also if the file was replaced since
+            library = ctypes.CDLL(path.removesuffix(" (deleted)"), os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:  # a number of threads is no reason to end a worker
+            continue
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
                 setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)

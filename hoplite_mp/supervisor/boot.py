@@ -1,7 +1,7 @@
 """The first file that the supervisor's process runs, as a script.
 
-Why it exists: the process must import the package that has started it, wherever sys.path leads, and
-of it only what its children share; node and manager import the rest themselves.
+Why it exists: the process must import the very package that has started it, whatever sys.path would
+find first. It imports only what its children share; node and manager import the rest themselves.
 It must never know: what the supervisor does.
 """
 
@@ -17,7 +17,8 @@ PACKAGE = "hoplite_mp"
 
 
 def import_package(folder: str) -> None:
-    """Imports the package of this very file, wherever sys.path leads. It imports almost nothing."""
+    """Imports the package of this very file, whatever sys.path would find first. That is little,
+    because the package imports its modules when they are needed."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
@@ -28,14 +29,20 @@ def import_package(folder: str) -> None:
     spec.loader.exec_module(module)
 
 
-def boot(fd: int, fresh: bool) -> None:
-    """Reads what launch wrote: length and JSON of sys.path, then the start message. fresh: this is
-    a worker that is not a fork (see fresh.py)."""
-    gc.disable()  # imports make hardly any garbage; supervisor and children enable it again
+def read(fd: int) -> bytes:
+    """Reads the start file, which holds the length and the JSON of sys.path and then the start
+    message. Sets sys.path and returns the message."""
     with open(fd, "rb") as info:
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
-        body = info.read()
+        return info.read()
+
+
+def boot(fd: int, fresh: bool) -> None:
+    """Imports the package, then runs the supervisor or, if `fresh`, a worker that is not a fork
+    (fresh.py)."""
+    gc.disable()  # imports make hardly any garbage; supervisor and children enable it again
+    body = read(fd)
     import_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if fresh:
         from hoplite_mp.supervisor.fresh import begin

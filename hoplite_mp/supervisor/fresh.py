@@ -55,9 +55,9 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment with the worker's own variables (its share of the cores, its
-    devices), and then the changes. OMP_NUM_THREADS among these is meant for every BLAS that they do
-    not name."""
+    """The template's environment, overridden by the worker's own variables (its share of the cores,
+    its devices), and these by `changes`. If `changes` set OMP_NUM_THREADS, that counts for every
+    BLAS whose own variable they do not set."""
     found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
@@ -90,7 +90,7 @@ def become_fresh(
         inherited,
     )
     listed = json.dumps(sys.path).encode()
-    info = os.memfd_create("hoplite_mp start", 0)  # without O_CLOEXEC
+    info = os.memfd_create("hoplite_mp start", 0)  # no O_CLOEXEC, so that it outlives the exec
     os.write(info, len(listed).to_bytes(8, "little") + listed + msgspec.msgpack.encode(arguments))
     os.lseek(info, 0, os.SEEK_SET)
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):

@@ -1,9 +1,9 @@
 """The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
 
 Why it exists: numpy is imported once, here, also for the node, so that every worker is a fork of 1
-ms; and a parent that runs no user code and holds no lock can always fork, wait and kill. It decides
-nothing: the node tells it when to fork, and is told of every exit. When the driver, the node or the
-manager is gone, or when the driver asks for it, it ends the host.
+ms; and a parent that runs no user code and holds no lock can always fork, wait and kill. The node
+tells it when to fork a worker, and is told of every exit. It ends the host when the driver asks for
+that, when driver or node is gone, and when a manager has ended that it does not start again.
 It must never know: tasks, objects, retries. It knows its children's entry points only by name.
 """
 
@@ -28,8 +28,6 @@ from hoplite_mp.protocol.local import (
     GIVEN_UP,
     NODE_DIED,
     Exited,
-    LanStart,
-    ManagerStarted,
     NotSpawned,
     Shutdown,
     Spawn,
@@ -41,25 +39,29 @@ from hoplite_mp.protocol.local import (
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
 from hoplite_mp.supervisor.devices import device_environment
 from hoplite_mp.supervisor.fresh import become_fresh
-from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_descriptor_limit
+from hoplite_mp.supervisor.managing import RETRY_MS, Managing
+from hoplite_mp.supervisor.processes import (
+    children,
+    descriptors,
+    kill_group,
+    leave,
+    raise_descriptor_limit,
+    say,
+)
 
 __all__ = ["main"]
 
 NODE_MAIN = ("hoplite_mp.node.core.main", "main")
-MANAGER_MAIN = ("hoplite_mp.manager.main", "main")
-STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")
 PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_S = 5.0  # for processes that SIGKILL may not end: another user's, or stuck in the kernel
-FAREWELL_S = 1.0  # for the manager to tell other hosts that the cluster ends
-# A manager that ends so often within this time would do it again, and is not restarted.
-MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
-LINE_FDS = 3  # of a worker: its line, its stdout and stderr
-FDS_MAX = 253  # with inherited ones: as many as the kernel passes in one message
+UNKILLABLE_S = 5.0  # for processes that cannot be killed: another user's, or stuck in the kernel
+FAREWELL_S = 1.0  # for the manager to tell other hosts of the end, and for the node to exit
+LINE_FDS = 3  # descriptors of a worker: its line, stdout and stderr
+FDS_MAX = 253  # including inherited ones; the kernel passes no more in one message
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,11 +74,10 @@ class Supervisor:
         self.start = start
         self.driver = socket.socket(fileno=start.supervisor_fd)
         self.node: socket.socket
+        self.driver_ends: list[int] = []  # becomes readable when the driver has ended
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
-        self.node_pid = self.manager_pid = 0
-        self.manager_starts: list[float] = []  # times of the starts, the latest last
-        # If this host has a standby instead of a manager: (its configuration, number of the node).
-        self.standby: tuple[LanStart, int] | None = None
+        self.node_pid = 0
+        self.managing = Managing(self)
         self.given_up = self.node_died = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, [rpc, stdout, stderr])
         self.ending = self.orderly = False
@@ -87,8 +88,8 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child in a session of its own that ends with this process. name: as ps and top
-        show it, at most 15 bytes."""
+        """Forks a child that has a session of its own and is killed when this process ends. name:
+        as ps and top show it, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -120,15 +121,18 @@ class Supervisor:
             leave(code)
         return 0
 
+    def own_descriptors(self) -> list[Any]:
+        """Descriptors and sockets that no child gets."""
+        return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_ends]
+
     def start_services(self) -> None:
-        """Starts node and manager, which import the rest of what they need on other cores. Also
-        makes the first workers' lines, so that these need not wait for the node."""
+        """Starts node and manager, which import on other cores what else they need. Also makes the
+        first workers' lines, so that these workers need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
         self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         to_manager, manager_end = socket.socketpair()
-        mine = [self.driver, self.node, self.wake_read, self.wake_write]
         nodes_ends = [self.make_lines(FIRST_SLOT + i) for i in range(s.workers)]
         given = msgspec.structs.replace(s, first_workers=nodes_ends)
         workers_ends = [fd for _, fds in self.first for fd in fds]
@@ -136,84 +140,17 @@ class Supervisor:
             b"hoplite node",
             NODE_MAIN,
             (given, node_end.fileno(), to_manager.fileno() if manages else -1),
-            [*mine, manager_end, *workers_ends, *_descriptors(lan, "manager_fd")],
+            [*self.own_descriptors(), manager_end, *workers_ends, *descriptors(lan, "manager_fd")],
         )
         for fd in (s.rpc_fd, s.output_fd, *(fd for _, *fds in nodes_ends for fd in fds)):
             os.close(fd)
         node_end.close()
         to_manager.close()
         if manages:
-            self.start_manager(manager_end)
+            self.managing.begin(manager_end)
         manager_end.close()
-        for fd in _descriptors(lan, "peer_fd"):
+        for fd in descriptors(lan, "peer_fd"):
             os.close(fd)
-
-    def start_manager(self, end: socket.socket, *nodes_end: socket.socket) -> None:
-        """Starts a manager at the other end of the node's connection. Its listening socket also
-        stays open here, so that calls while there is no manager are answered by the next one.
-        nodes_end: the node's end of the connection, if this is not the first manager."""
-        s = self.start
-        others = [fd for _, fds in self.first for fd in fds]
-        here = [self.driver, self.node, self.wake_read, self.wake_write, *nodes_end]
-        fds = [s.control_fd, s.store_fd, s.event_fd]
-        if not nodes_end:
-            fds += _descriptors(s.lan, "peer_fd")
-        self.manager_starts.append(time.monotonic())
-        self.manager_pid = self.fork(
-            b"hoplite manager",
-            MANAGER_MAIN,
-            (end.fileno(), s.lan, bool(nodes_end)),
-            [*here, *fds, *others],
-        )
-
-    def restart_manager(self) -> None:
-        """Starts the manager or standby again; nodes return to it and report what they know."""
-        name = "manager" if self.standby is None else "standby"
-        self.manager_starts = self.manager_starts[-MANAGER_STARTS_MAX:]
-        first = self.manager_starts[0]
-        often = len(self.manager_starts) == MANAGER_STARTS_MAX
-        if often and time.monotonic() - first < MANAGER_STARTS_S:
-            _say(f"the {name} has ended {MANAGER_STARTS_MAX} times: it is not started again")
-            if self.standby is None:
-                self.ending = True
-            else:  # the host is well, and has its manager elsewhere
-                os.close(self.standby[0].manager_fd)
-                self.standby = None
-            return
-        _say(f"the {name} has ended; it is started again")
-        if self.standby is not None:
-            self.start_standby()
-            return
-        to_manager, manager_end = socket.socketpair()
-        with to_manager, manager_end:
-            self.start_manager(manager_end, to_manager)
-            with contextlib.suppress(OSError):
-                message = msgspec.msgpack.encode(ManagerStarted())
-                socket.send_fds(self.node, [message], [to_manager.fileno()])
-
-    def start_standby(self) -> None:
-        """Starts a standby. The listening socket also stays open here. One that is restarted begins
-        as a standby, even if it had led."""
-        assert self.standby is not None
-        s = self.start
-        others = [fd for _, fds in self.first for fd in fds]
-        here = [self.driver, self.node, self.wake_read, self.wake_write]
-        fds = [s.control_fd, s.store_fd, s.event_fd, *others]
-        self.manager_starts.append(time.monotonic())
-        self.manager_pid = self.fork(b"hoplite standby", STANDBY_MAIN, self.standby, [*here, *fds])
-
-    def take_standby(self, ask: StartStandby, fds: list[int]) -> None:
-        """This host has a standby from now on."""
-        assert self.start.lan is not None
-        lan = msgspec.structs.replace(
-            self.start.lan,
-            manager_fd=fds[0],
-            standby=ask.addresses,
-            cluster=ask.cluster,
-            certificate=ask.certificate,
-        )
-        self.standby = lan, ask.node
-        self.start_standby()
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
         """Makes a first worker's line and pipes; the worker's ends wait in `first`."""
@@ -266,11 +203,9 @@ class Supervisor:
             )
             return int(code)
 
-        self._run_child = run
-        close = [self.driver, self.node, self.wake_read, self.wake_write]
-        close += [fd for _, others in self.first for fd in others]
-        close += _descriptors(s.lan, "manager_fd")
-        close += [] if self.standby is None else [self.standby[0].manager_fd]
+        close = [*self.own_descriptors(), *(fd for _, others in self.first for fd in others)]
+        close += descriptors(s.lan, "manager_fd")
+        close += [] if self.managing.standby is None else [self.managing.standby[0].manager_fd]
         try:
             pid = self.fork(b"hoplite worker", (__name__, "_run_in_child"), (run,), close)
         except OSError as error:  # too many processes, or too little memory
@@ -300,17 +235,17 @@ class Supervisor:
                 return
             if pid in self.workers:
                 slot, _ = self.workers.pop(pid)
-                kill_group(pid)  # what a task has started, except in sessions of its own
+                kill_group(pid)  # processes that tasks started, except in other sessions
                 self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
-            elif pid in (self.node_pid, self.manager_pid):
+            elif pid in (self.node_pid, self.managing.pid):
                 self.note_end(pid, status)
-                if pid == self.manager_pid:
-                    self.manager_pid = 0
-                    if self.standby is not None and not status:
-                        continue  # the cluster has ended, of which the node is told, too
-                    # Status 0: it has nothing left to do, because the node has ended.
+                if pid == self.managing.pid:
+                    self.managing.pid = 0
+                    if self.managing.standby is not None and not status:
+                        continue  # the cluster has ended; the node learns that, too
+                    # Status 0: the manager has nothing left to do, because the node has ended.
                     if not self.ending and self.node_pid and status and not self.given_up:
-                        self.restart_manager()
+                        self.managing.restart()
                     else:
                         self.ending = True
                 else:
@@ -318,10 +253,10 @@ class Supervisor:
                     self.ending = True
 
     def note_end(self, pid: int, status: int) -> None:
-        """Records from an exit code whether the cluster has given up this host (of the node, or of
-        a manager that had to step down), or the node has failed."""
+        """Records what an exit code of the node or manager tells: GIVEN_UP if others have given up
+        this host, or this manager had to step down; another one if the node has failed."""
         code = os.waitstatus_to_exitcode(status)
-        if pid in (self.node_pid, self.manager_pid):
+        if pid in (self.node_pid, self.managing.pid):
             self.given_up = self.given_up or code == GIVEN_UP
         if pid == self.node_pid and code not in (0, GIVEN_UP) and not self.ending:
             self.node_died = True
@@ -332,6 +267,7 @@ class Supervisor:
         poll = select.poll()
         try:
             driver_fd = os.pidfd_open(self.start.driver_pid)
+            self.driver_ends.append(driver_fd)
             poll.register(driver_fd, select.POLLIN)
         except OSError:
             return  # the driver is gone already
@@ -341,7 +277,7 @@ class Supervisor:
         decoder = msgspec.msgpack.Decoder(ToSupervisor)
         self.reap()
         while not self.ending:
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(RETRY_MS if self.managing.due else None):
                 if fd == driver_fd:
                     self.ending = True
                 elif fd == self.wake_read:
@@ -351,7 +287,7 @@ class Supervisor:
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
                     if data and isinstance(decoder.decode(data), Shutdown):
-                        self.orderly = True  # workers know it, and may end by themselves
+                        self.orderly = True  # workers know of the end, and have time for it
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
@@ -364,6 +300,8 @@ class Supervisor:
                         poll.unregister(self.node)
                         break
                     self.take(decoder.decode(data), fds, bool(flags & socket.MSG_CTRUNC))
+            if not self.ending:
+                self.managing.look()
 
     def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
         """Handles a message from the node; `cut`: not all descriptors that were sent with it have
@@ -373,7 +311,7 @@ class Supervisor:
         elif isinstance(message, Spawn):
             self.spawn(message, fds)
         elif isinstance(message, StartStandby) and fds:
-            self.take_standby(message, fds)
+            self.managing.take_standby(message, fds[0])
         elif isinstance(message, StartStandby):
             print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
 
@@ -384,18 +322,18 @@ class Supervisor:
             os.read(self.wake_read, 4096)
 
     def pause(self) -> None:
-        """As `doze`, and reaps children."""
+        """Dozes, then reaps children."""
         self.doze()
         self.reap()
 
     def await_node(self) -> None:
-        """The node has closed its line: waits for its exit, whose code tells why."""
+        """Waits for the exit of the node, which has closed its line; the exit code tells why."""
         deadline = time.monotonic() + FAREWELL_S
         while self.node_pid and time.monotonic() < deadline:
             self.pause()
 
     def end(self, patience_s: float) -> None:
-        """Workers that see the closing flag end by themselves; the remaining ones are killed."""
+        """Ends the host. Workers have `patience_s` to end by themselves; then they are killed."""
         deadline = time.monotonic() + patience_s
         while self.workers and time.monotonic() < deadline:
             self.pause()
@@ -404,12 +342,12 @@ class Supervisor:
         if self.orderly:
             self.let_node_finish()
         self.let_manager_say_farewell()
-        for pid in (self.node_pid, self.manager_pid):
+        for pid in (self.node_pid, self.managing.pid):
             if pid:
                 self.kill(pid)
         deadline = time.monotonic() + UNKILLABLE_S
         while time.monotonic() < deadline:
-            # Includes adopted ones: what tasks have started ends with the host.
+            # Includes adopted children, because processes that tasks started end with the host.
             for pid in children():
                 self.kill(pid)
             try:
@@ -421,45 +359,33 @@ class Supervisor:
                 kill_group(pid)
             else:
                 self.doze()
-        _say(f"these processes cannot be ended from here: {children()}")
+        say(f"these processes cannot be ended from here: {children()}")
 
     def let_node_finish(self) -> None:
         """Waits for the node, which still passes the workers' last lines to the driver."""
         deadline = time.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
-            self.node.shutdown(socket.SHUT_WR)  # after the reports of the workers' exits
+            self.node.shutdown(socket.SHUT_WR)  # the node first reads the reports of exits
         while self.node_pid and time.monotonic() < deadline:
             self.pause()
 
     def let_manager_say_farewell(self) -> None:
-        """Lets the manager tell other hosts of the end, which would otherwise wait for the next
-        manager. Not if there is a standby for them and this end was not asked for."""
+        """Lets the manager tell other hosts of the end, because they would otherwise wait for the
+        next manager. Does nothing if nobody asked for this end and a standby can lead them."""
         lan = self.start.lan
-        if not self.manager_pid or lan is None or (lan.standby and not self.orderly):
+        if not self.managing.pid or lan is None or (lan.standby and not self.orderly):
             return
         deadline = time.monotonic() + FAREWELL_S
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.manager_pid, signal.SIGTERM)
+            os.kill(self.managing.pid, signal.SIGTERM)
         self.ending = True
-        while self.manager_pid and time.monotonic() < deadline:
+        while self.managing.pid and time.monotonic() < deadline:
             self.pause()
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, by sudo
             os.kill(pid, signal.SIGKILL)
-
-
-def _say(line: str) -> None:
-    """Writes to the user's stderr, because there is no logging in this process."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"hoplite_mp: {line}\n".encode())
-
-
-def _descriptors(lan: LanStart | None, *names: str) -> list[int]:
-    """Those of its descriptors that exist."""
-    found = [] if lan is None else [getattr(lan, name) for name in names]
-    return [fd for fd in found if fd >= 0]
 
 
 def _run_in_child(run: Any) -> int:

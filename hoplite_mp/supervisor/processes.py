@@ -1,6 +1,6 @@
 """Functions on processes: this process's limits, its children, and their ends.
 
-Why it exists: these few calls have no state, and each has a reason of its own.
+Why it exists: these few functions have no state, so the supervisor's loop need not contain them.
 It must never know: which process is which.
 """
 
@@ -11,8 +11,20 @@ import os
 import resource
 import signal
 import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["DESCRIPTORS_MAX", "children", "kill_group", "leave", "raise_descriptor_limit"]
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.local import LanStart
+
+__all__ = [
+    "DESCRIPTORS_MAX",
+    "children",
+    "descriptors",
+    "kill_group",
+    "leave",
+    "raise_descriptor_limit",
+    "say",
+]
 
 DESCRIPTORS_MAX = 4096
 
@@ -22,7 +34,7 @@ def children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without that file: they end by themselves
+    except OSError:  # a kernel without that file; the children must end by themselves
         return []
 
 
@@ -31,8 +43,21 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def say(line: str) -> None:
+    """Writes to the user's stderr, because there is no logging in this process."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"hoplite_mp: {line}\n".encode())
+
+
+def descriptors(lan: LanStart | None, *names: str) -> list[int]:
+    """The descriptors of `lan` in the fields with these names, as far as they exist."""
+    found = [] if lan is None else [getattr(lan, name) for name in names]
+    return [fd for fd in found if fd >= 0]
+
+
 def leave(code: int) -> None:
-    """Ends a child: exit handlers run, but nothing of the template's is torn down a second time."""
+    """Ends a child: exit handlers run and output is flushed, but the interpreter, which is a copy
+    of the template's, is not torn down."""
     import atexit
     import threading
 

@@ -1,7 +1,8 @@
-"""Authenticated byte streams between hosts. Nothing of this is imported on one host alone.
+"""Authenticated byte streams between hosts. A cluster on one host imports only stream and silence.
 
-    addresses, tokens   stream  <-  memory, tls   listen   certificates
+    addresses, tokens   stream  <-  memory, tls   listen   certificates   silence   rendezvous
                           <-  conversation  <-  door, caller
 
-There are no threads, event loops or clocks in here; the caller's loop drives everything.
+There are no threads or event loops in here: the loop of the process that uses a stream drives it,
+and passes the time in. Only `Caller.wait` and the reading of a token file wait by themselves.
 """

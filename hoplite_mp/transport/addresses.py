@@ -36,7 +36,7 @@ __all__ = [
 PORT_MAX = 65535
 HOST_CHARS_MAX = 255
 # Interfaces to containers and virtual machines on this host. Their addresses are ranked last,
-# because they often are the same on every host.
+# because other hosts often have the same addresses.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
 # Addresses reserved for documentation (RFC 5737, RFC 3849): no host has them, but the routing
 # table's answer names the interface that leads out.
@@ -70,7 +70,8 @@ class Endpoint(NamedTuple):
 def parse_address(text: str, default_port: int | None = None) -> Address:
     """ "host:port", "1.2.3.4:port", "[v6]:port"; with a default port also without ":port".
 
-    Port 0 stands for any free one, which only makes sense for listening. ConfigError otherwise.
+    Port 0 stands for any free one, which only makes sense for listening. ConfigError: the text has
+    another form.
     """
     host, port = _split(text.strip())
     if port is None and default_port is not None:
@@ -90,7 +91,7 @@ def _split(text: str) -> tuple[str, str | None]:
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
             return "", None
         return host, rest[1:] if rest else None
-    if text.count(":") > 1:  # a bare IPv6 address, in which the port's colon cannot be told
+    if text.count(":") > 1:  # a bare IPv6 address, in which any colon could be the port's
         return text, None
     host, colon, port = text.partition(":")
     return host, port if colon else None
@@ -121,7 +122,7 @@ def parse_ports(text: str) -> range:
 
 def resolve(address: Address) -> list[Endpoint]:
     """Everything that the name resolves to, in the system's order of preference. May wait for the
-    name service. ManagerLostError if there is no such host."""
+    name service. ManagerLostError if there is no such host; ConfigError for port 0."""
     if address.port == 0:
         raise ConfigError(f"address {address} cannot be called: port 0 is for listening only")
     try:
@@ -140,7 +141,7 @@ def endpoint_of(address: Address) -> Endpoint:
 
 
 def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
-    """The Endpoint that was in a message."""
+    """The Endpoint of the numbers in a message."""
     return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
@@ -148,7 +149,7 @@ def routed_address(endpoint: Endpoint) -> str | None:
     """This host's own address on the route to `endpoint`; None if there is no route."""
     try:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as sock:
-            sock.connect(endpoint.sockaddr)  # of a datagram socket: no packet is sent
+            sock.connect(endpoint.sockaddr)  # sends no packet, because it is a datagram socket
             host: str = sock.getsockname()[0]
     except OSError:
         return None
@@ -165,9 +166,12 @@ def own_addresses() -> list[str]:
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
         for family, host in zip((socket.AF_INET, socket.AF_INET6), OUTSIDE, strict=True)
     ]
-    statistics = psutil.net_if_stats()
+    try:
+        statistics, found = psutil.net_if_stats(), psutil.net_if_addrs()
+    except OSError:  # no descriptor is left
+        return [address for address in out if address is not None]
     ranked: list[tuple[tuple[bool, bool, bool, str], str]] = []
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in found.items():
         if name in statistics and not statistics[name].isup:
             continue
         for entry in entries:
@@ -185,7 +189,7 @@ def own_addresses() -> list[str]:
 def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     """The addresses that a process listening at `listening` advertises, best first; never empty.
 
-    manager: as this process reaches it; None on the manager's own host before anybody has joined.
+    manager: where this process reaches it; None on the manager's own host before any node joined.
     Loopback is advertised only by a process that listens on nothing else, and only to a cluster on
     this host: ConfigError if the manager is elsewhere.
     """
@@ -205,7 +209,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     if ip.version == 4:
         found = [one for one in found if ":" not in one]
     usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
-    # A host without any network can only be a cluster by itself.
+    # A host without any network can only be a cluster of one host.
     return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
 
 

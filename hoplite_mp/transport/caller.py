@@ -1,14 +1,14 @@
 """Calls a manager or node: tries its addresses until one answers and both sides authenticate.
 
-Why it exists: a host has several addresses and not all lead to it; a cluster may be about to start;
-an address may lead to another process. What is worth retrying is retried until the deadline; what
-is not is reported at once.
+Why it exists: a host has several addresses, and not all of them lead to it; a cluster may be about
+to start; an address may lead to another process. Failures that may pass are retried until the
+deadline; the others are reported after one round over all addresses.
 
 For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
 has come, until it returns the connection or raises. `wait` does that for callers without a loop.
 
-This module must never know what is sent after the handshake, nor the name service: its addresses
-are numbers.
+This module must never know what is sent after the handshake, nor the name service, because its
+addresses are numbers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller"]
 
-# How long an address may be silent before the next is tried; a lost SYN costs the kernel 1 s.
+# How long an address may be silent before the next one is tried. One SYN may be lost, which the
+# kernel repeats after 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it answers, but not to the handshake"
-# How long a manager that does not lead is called again, because it may be about to take over.
-# Higher: longer take-overs are only a delay; lower: a caller with a standby's address is told
-# sooner.
+# For how long a standby that does not lead is called again, because it may be about to take over.
+# Higher: even longer take-overs are only a delay; lower: a caller that has only the standby's
+# address learns sooner that it does not lead.
 LEADS_S = 5.0
 ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
 
@@ -62,9 +63,9 @@ class Caller:
         host: int | None = None,
         rounds_max: int = 0,
     ) -> None:
-        """endpoints: best first. cluster, host: ids that the other side must have. rounds_max: give
-        up after so many consecutive rounds in which no address was even reached; 0: only when the
-        time is over."""
+        """endpoints: best first. cluster, host: ids that the other side must have. rounds_max: the
+        call fails after so many consecutive rounds in which no address accepted a connection; 0:
+        only when the time is over."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -78,9 +79,9 @@ class Caller:
         self._cluster = cluster
         self._host = host
         self._rounds_max = rounds_max
-        self._rounds_lost = 0  # consecutive rounds in which no address was reached
+        self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
         self.starved = False  # no attempt could be made for want of descriptors or memory here
-        self._arrived = False  # in this round some address was reached, whoever is there
+        self._arrived = False  # in this round some address accepted a connection
         self._next = 0  # index of the endpoint
         self._attempt_ends = now
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
@@ -103,9 +104,9 @@ class Caller:
     def turn(self, now: float) -> Admission | None:
         """Does what can be done now; returns the connection once there is one.
 
-        AuthError, ProtocolError: the other side is there, but the call must fail. If nobody answers
-        within the timeout: ManagerLostError, or ConnectionError if a node was called. After an
-        error, and after a connection was returned, the caller is closed.
+        AuthError, ProtocolError: the other side is there, but the call must fail. If there is no
+        answer within the timeout: ManagerLostError, or ConnectionError if a node was called. After
+        an error, and after a connection was returned, the caller is closed.
         """
         try:
             admission = self._turn(now)
@@ -227,7 +228,8 @@ class Caller:
         return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
 
     def _fail(self, why: str, now: float) -> None:
-        """Goes on to the next address; after the last one a refusal is final, silence is not."""
+        """Goes on to the next address. After the last one, raises a refusal of this round if there
+        was one; else begins another round after a pause."""
         self._last = f"{self._endpoints[self._next]}: {why}"
         self._abandon()
         self._next = (self._next + 1) % len(self._endpoints)

@@ -31,7 +31,7 @@ PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
 
 
 class Certificate:
-    """A certificate and its private key. `pem` is both, as text; it is a secret."""
+    """A certificate and its private key. `pem` is the text of both, and a secret."""
 
     def __init__(self, pem: bytes) -> None:
         """From the `pem` of another process. ValueError if it holds no certificate with a key."""
@@ -59,7 +59,7 @@ _END = b"-----END CERTIFICATE-----"
 
 
 def make_certificate() -> Certificate:
-    """A new one, self-signed: EC P-256, random serial number."""
+    """A new certificate, self-signed: EC P-256, random serial number."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

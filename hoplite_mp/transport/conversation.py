@@ -1,7 +1,8 @@
-"""A stream with the handshake on it, driven as far as the available bytes allow.
+"""Runs the handshake on a stream, as far as the bytes that have arrived allow.
 
 Why it exists: client and server, TLS and plain, TCP and memory are handled alike here. Only as many
-bytes are read as the handshake needs, so that what follows is left for the stream's next owner.
+bytes are read as the handshake needs, so that the bytes after it are left for the stream's next
+owner.
 
 This module must never know how streams are made, nor loops and clocks.
 """
@@ -42,7 +43,8 @@ class Admission:
 
 
 class Conversation:
-    """The handshake of one connection. begin: makes it, given the certificate's hash."""
+    """The handshake of one connection. begin: makes a handshake for the hash of the server's
+    certificate."""
 
     def __init__(
         self, stream: Stream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
@@ -54,8 +56,8 @@ class Conversation:
     def go_on(self) -> Outcome | None:
         """Does what can be done now; returns the outcome once everything is sent and received.
 
-        AuthError, ProtocolError: as the handshake raises them; its answer to the other side has
-        been sent then. ConnectionError: the connection has ended.
+        AuthError, ProtocolError: as the handshake raises them, after its answer to the other side
+        was sent. ConnectionError: the connection has ended.
         """
         while True:
             self._send()
@@ -77,7 +79,7 @@ class Conversation:
                 raise
 
     def _send(self) -> None:
-        """Sends what is queued, and makes the steps of TLS in between."""
+        """Sends what is queued, and continues the TLS handshake if it is not finished."""
         stream = self.stream
         stream.flush()
         if self._handshake is None and stream.certificate_sha256 is not None:

@@ -1,11 +1,11 @@
 """The listening side of a manager or node: callers are strangers until the handshake is finished.
 
-Why it exists: everything that a stranger can do happens here, under limits: how many there are at a
-time, how long each may take, how many bytes each can make us hold. The loop that owns the door sees
-only authenticated connections.
+Why it exists: everything that a stranger can do happens here, within limits: how many there are at
+a time, how long each may take, how many bytes this process holds for each. The loop that owns the
+door sees only authenticated connections.
 
-For any loop: watch `fileno()` for reading (it is an epoll of the door's own, which holds listener
-and strangers), call `turn(now)` when it is ready and when `deadline` has come.
+For any loop: watch `fileno()` for reading (it is an epoll of the door's own, in which the listener
+and the strangers are registered), call `turn(now)` when it is ready and when `deadline` has come.
 
 This module must never know what is sent after the handshake.
 """
@@ -39,9 +39,10 @@ __all__ = ["Door"]
 # The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
 # of client can be told which kind of door this is.
 TLS_OPENER = 22
-# How long a refused caller may take to read why. Then the connection is closed, read or not.
+# How long a refused caller may take to read why. Then the connection is closed in any case.
 LEAVE_S = 1.0
-# Pause of accepting: without descriptors or memory the listener would wake the loop in vain.
+# How long nothing is accepted after descriptors or memory ran out. Without this pause the listener
+# would wake the loop in vain.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
@@ -74,8 +75,8 @@ class _Guest:
 
 
 class Door:
-    """Admits connections that pass the handshake. `mine`, how this side introduces itself, may be
-    changed for later ones."""
+    """Admits connections that pass the handshake. `mine` is how this side introduces itself; it may
+    be changed for later connections."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Door:
             self._sees = certificate.sha256
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
         self._accept_again_at: float | None = None
-        self._starved = False  # no connection could be accepted for want of descriptors
+        self._starved = False  # descriptors or memory ran out at the last accept
         self._warn_again_at = 0.0
         self._unwarned = 0
         listener.setblocking(False)
@@ -156,7 +157,7 @@ class Door:
         return admitted
 
     def close(self) -> None:
-        """Admits nobody any more; connections that were handed out live on."""
+        """Closes the listener and the connections of strangers; admitted connections stay open."""
         for fd in list(self._guests):
             self._drop(fd)
         self._poll.close()
@@ -184,12 +185,17 @@ class Door:
                 self._make_room()
             address = _address(where)
             guest = _Guest(prepare(sock), address, now + self._timeout_s)
+            try:
+                self._poll.register(sock, guest.events)
+            except OSError as error:  # no memory, or no epoll watch left for this user
+                _log.error("%s: %s cannot be served now: %s", self._service, address, error)
+                guest.stream.close()
+                continue
             self._guests[sock.fileno()] = guest
-            self._poll.register(sock, guest.events)
 
     def _make_room(self) -> None:
-        """Drops the oldest stranger of the host that has the most, so a host that floods the door
-        hinders only itself."""
+        """Drops the oldest stranger of the host that has the most strangers here, so that a host
+        that floods the door hinders only itself."""
         counts = Counter(guest.address.host for guest in self._guests.values())
         ((host, _),) = counts.most_common(1)
         self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == host))
@@ -208,7 +214,7 @@ class Door:
         except HopliteError as error:
             self._report(guest, error, now)
             self._send_away(guest, now)
-        except OSError as error:  # it is gone; HopliteErrors that are OSErrors were caught above
+        except OSError as error:  # the caller is gone; HopliteErrors were caught above
             _log.info("%s: %s left: %s", self._service, guest.address, error)
             self._drop(fd)
             return
@@ -227,8 +233,8 @@ class Door:
         self._poll.modify(fd, guest.events)
 
     def _open(self, guest: _Guest) -> bool:
-        """Decides by the first byte whether the caller uses TLS, and whether that fits. False if
-        nothing has arrived."""
+        """Tells by the first byte whether the caller uses TLS, and begins the handshake. False if
+        nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
         opener = guest.stream.opener()
         if opener is None:
             return False
@@ -268,7 +274,7 @@ class Door:
         guest.stream.close()
 
     def _report(self, guest: _Guest, why: HopliteError | str, now: float) -> None:
-        """Logs a refusal: a wrong token is worth a warning, a wrong protocol is not."""
+        """Logs a refusal. A wrong token is worth a warning; any other reason is not."""
         self.refused += 1
         words = ("%s refused %s: %s", self._service, guest.address, why)
         if not isinstance(why, AuthError):

@@ -24,10 +24,10 @@ __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 # This process or host has no descriptor or memory now, which says nothing about the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
-# After this time without acknowledgements the kernel notices that a peer's host is gone, or cannot
-# be reached. The cluster's beats are faster; this is for connections without beats. Lower: a peer
-# that takes nothing for so long is lost, too, although its loop may be busy with one thing for 30 s
-# (node/core/pulse.py).
+# After this time without acknowledgements the kernel ends a connection, because the peer's host is
+# gone or cannot be reached. The cluster's beats notice that sooner; this is for connections without
+# beats. Lower: a peer that reads nothing for so long is lost, too, although its loop may be busy
+# with one thing for 30 s (node/core/pulse.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -86,7 +86,7 @@ def _port_words(ports: list[int]) -> str:
 
 
 def _local(host: str) -> list[Endpoint]:
-    """The address that `host` means for listening; only the first."""
+    """The first address that `host` resolves to for listening, in a list."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -125,7 +125,8 @@ def connect_error(sock: socket.socket) -> str | None:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # The kernel may give a free port of this host to the very socket that connects to it.
+        # The kernel may choose the called port, if it is free, as this socket's own port. Then
+        # the socket is connected to itself.
         return "it reached itself: nobody listens there" if here == there else None
     return "the connection has ended"
 

@@ -1,7 +1,7 @@
 """Connections inside one process, for tests: no byte moves unless the test pumps it.
 
 Why it exists: every cut, delay and order of bytes that a network can cause must be reproducible
-without a network. In all other respects these streams are those of stream.py.
+without a network. In all other respects these streams behave like those of stream.py.
 
 This module must never know what the bytes mean.
 """
@@ -21,7 +21,7 @@ class Wire:
         self.bytes_passed = 0
         self._way = bytearray()
         self._arrived = bytearray()
-        self._ended = False  # the sender has closed it, after all that is on the way
+        self._ended = False  # the sender closes it after the bytes that are on the way
         self._cut_at: int | None = None
 
     def cut_after(self, nbytes: int) -> None:
@@ -60,8 +60,8 @@ class Wire:
 
 
 class MemoryStream:
-    """One end. certificate_sha256: the hash of the certificate that this side is to believe it has
-    seen."""
+    """One end of a connection. certificate_sha256: as if this side had seen the certificate with
+    that hash."""
 
     def __init__(
         self,
@@ -125,7 +125,8 @@ class MemoryStream:
 def pair(
     client_sees: bytes = PLAIN, server_has: bytes = PLAIN, queue_bytes_max: int = QUEUE_BYTES_MAX
 ) -> tuple[MemoryStream, MemoryStream]:
-    """A client's and a server's end; their `incoming` and `outgoing` are the wires to pump."""
+    """The client's and the server's end of a connection; their `incoming` and `outgoing` are the
+    wires to pump."""
     up, down = Wire(), Wire()
     return (
         MemoryStream(down, up, client_sees, queue_bytes_max),

@@ -3,13 +3,13 @@
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-Why it exists: a driver should take part through the node that its host already has, and can only
-find that by a name. The name is the cluster's random id, so several clusters do not collide. "The
-same host" means that the socket answers: no names, addresses or boot ids are compared. The
-directory belongs to the user and is closed to others (0700); otherwise it is not used. All
-operations on the name go through a descriptor of the directory that was checked, so nobody can
+Why it exists: a driver should take part through the node that its host already has, and can find
+that node only by a name. The name is the cluster's random id, so several clusters do not collide. A
+node is on the driver's host if its socket answers; names, addresses and boot ids do not count. The
+directory must belong to the user and be closed to others (0700); otherwise it is not used. All
+operations on the name go through a descriptor of the directory that was checked, so that nobody can
 replace the directory meanwhile, and long paths fit into a socket's address.
-It must never know: what is said over the socket.
+It must never know: what is sent over the socket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
-BACKLOG = 64  # drivers that connect at the same moment; one more waits in connect()
+BACKLOG = 64  # drivers that may connect at the same moment; further ones wait in connect()
 AGAIN_MAX = 100  # tries, because others may remove the directory meanwhile
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
@@ -54,7 +54,7 @@ def folders() -> list[str]:
 
 
 def anybody() -> bool:
-    """May a node of any cluster be found here? The name may be that of a dead one."""
+    """May a node of any cluster be found here? A name that is found may be that of a dead node."""
     return any(_names(place) for place in _places())
 
 
@@ -109,8 +109,8 @@ class Meeting:
     def _take(cls, folder: str, place: int, name: str) -> Meeting | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            # One process at a time: of two that find a dead node's name, one would remove the
-            # other's new name.
+            # One process at a time: if two found the name of a dead node at the same time, one
+            # could remove the new name of the other.
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -137,8 +137,8 @@ class Meeting:
             return None
 
     def close(self) -> None:
-        """Releases the name while the socket still listens, because until then nobody else takes
-        it."""
+        """Removes the name while the socket still listens, because no other process takes the name
+        of a socket that answers; later this could remove another node's name."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
@@ -148,9 +148,9 @@ class Meeting:
 
 
 class Sole:
-    """A lock that makes this process the only one of its user on this host that does something: a
-    locked file in the directory, with the process's pid in it. The kernel releases the lock with
-    the process."""
+    """A lock that makes this process the only one of its user on this host that does something. It
+    is a locked file in the directory, with the process's pid in it. The kernel releases the lock
+    when the process ends."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -162,8 +162,8 @@ class Sole:
     def take(cls, name: str) -> Sole | None:
         """Takes the lock. None: another process has it. OSError: no directory can be used."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
-        # The last user of a directory removes it. Try the same directory again then: a process that
-        # went on to the next directory would hold a different lock.
+        # The last process that uses a directory removes it. Then the same directory is tried again,
+        # because a process that went on to the next directory would hold a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -207,8 +207,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # F_GETLK asks without taking the lock, which would refuse a process that tries to
-                # take it meanwhile.
+                # F_OFD_GETLK asks without taking the lock. Taking it, even for a moment, would make
+                # other processes fail that try to take it.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -287,7 +287,7 @@ def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
 
 
 def _clean(place: int) -> None:
-    """Removes the names of nodes that were killed, at which nobody listens."""
+    """Removes the names of nodes that were killed: sockets at which no process listens."""
     for name in _names(place):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):

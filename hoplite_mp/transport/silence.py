@@ -1,10 +1,10 @@
 """How long the other side of a connection may be silent before it counts as dead.
 
-Why it exists: a host that is stopped or cut off closes nothing. Both sides send a beat (an empty
-frame) at fixed intervals; the time without any that is tolerated adapts to the longest recent
-silence, so a loaded host gets more time and a quiet LAN is watched closely.
+Why it exists: a host that is stopped or cut off does not close its connections. Both sides send a
+beat (an empty frame) at fixed intervals. How long a silence is tolerated adapts to the longest
+recent one, so a loaded host gets more time and a quiet LAN is watched closely.
 
-This module must never know clocks nor connections: times are passed in.
+This module must never know clocks nor connections. Times are passed in.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ __all__ = ["Silence"]
 # A silence may last this many times the longest recent one. Higher: a loaded host is less often
 # taken for dead, and a dead one is noticed later.
 PATIENCE_FACTOR = 4.0
-# The upper limit, as a multiple of the least patience.
+# The longest silence that is ever tolerated, as a multiple of `patience_s`.
 PATIENCE_MOST = 8.0
-# How far back a silence counts as recent: at least this long, at most twice as long.
+# How far back a silence counts as recent: for at least this long, at most twice as long.
 LATELY_S = 30.0
 
 
 class Silence:
-    """The silence of one peer. patience_s: the least that is tolerated."""
+    """The silence of one peer. patience_s: so long a silence is always tolerated."""
 
     def __init__(self, now: float, patience_s: float) -> None:
         self.patience_s = patience_s
         self.heard_at = now
-        self._longest = self._before = 0.0  # the longest of this period, and of the one before
+        self._longest = self._before = 0.0  # of this period, and of the one before
         self._period_ends = now + LATELY_S
 
     def heard(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""A connection as a loop sees it: bytes in, bytes out, without blocking.
+"""Connections for a loop: bytes are read and written without blocking.
 
 Why it exists: manager and node communicate over TCP, over TLS and, in tests, over memory; the code
-around a connection must not know which. `Stream` is the smallest interface that fits all three:
-writes are queued up to a limit, and an end has a reason.
+around a connection must not know which. `Stream` is the smallest interface that fits all three.
+Writes are queued up to a limit, and when a connection has ended the stream tells why.
 
 This module must never know what the bytes mean, nor which loop drives it.
 """
@@ -30,8 +30,9 @@ READ_BYTES = 256 << 10  # read from one connection before the others get their t
 # Read size at first: most messages are small, and a buffer of READ_BYTES would be mapped and
 # unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
 FIRST_BYTES = 16 << 10
-# What may wait for a peer that does not read: four of the longest frames of the protocol. Higher:
-# slower peers are tolerated. Lower: a peer that has stopped costs less memory until it is given up.
+# How much may wait for a peer that does not read: four of the longest frames of the protocol.
+# Higher: slower peers are tolerated. Lower: a peer that has stopped costs less memory until it is
+# given up.
 QUEUE_BYTES_MAX = 64 << 20
 SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
 # A failure that callers distinguish, because it has a remedy.
@@ -49,8 +50,8 @@ class Stream(Protocol):
 
     @property
     def certificate_sha256(self) -> bytes | None:
-        """SHA-256 of the server's certificate as this side sees it, zeros if there is no TLS; None
-        until it is known."""
+        """SHA-256 of the server's certificate as this side sees it, zeros without TLS, None until
+        it is known."""
 
     @property
     def failure(self) -> str | None:
@@ -74,11 +75,11 @@ class Stream(Protocol):
         """The descriptor for the loop."""
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
-        """What has arrived; b"" if nothing has now, None once it has ended."""
+        """What has arrived; b"" if nothing has arrived, None once the connection has ended."""
 
     def write(self, data: bytes) -> None:
-        """Queues data. ConnectionAbortedError, and nothing queued, if too much would wait: the peer
-        does not read, and the caller should give it up."""
+        """Queues data. ConnectionAbortedError, and nothing is queued, if too much would wait; then
+        the peer does not read, and the caller should give it up."""
 
     def flush(self) -> bool:
         """Sends what the connection takes now; False if it is broken."""
@@ -173,8 +174,8 @@ class TcpStream:
         self._queue.add(data)
 
     def flush(self) -> bool:
-        # If writing fails, reading may still work: what the other side has sent about the failure
-        # may still be there.
+        # If writing fails, reading may still work, and what the other side has sent about the
+        # failure may still be there.
         while self._queue and self.failure is None:
             try:
                 sent = self._send_some(self._queue.waiting)

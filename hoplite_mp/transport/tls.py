@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["TlsStream", "client_context", "server_context"]
 
 RECORD_BYTES = 16 << 10  # the longest payload of a TLS record
-# The first byte of a record during the handshake: an alert or a handshake message.
+# The first byte of a TLS record during the handshake: 21 is an alert, 22 a handshake message.
 OPENERS = frozenset((21, 22))
 
 
@@ -68,13 +68,14 @@ class TlsStream(TcpStream):
         server_sha256: bytes | None = None,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
-        """server_sha256: a server gives the hash of its own certificate; a client learns it.
+        """server_sha256: a server's hash of its own certificate; None for a client, which computes
+        the hash of the certificate that it is shown.
 
         Takes the socket over. OSError if the connection is gone already.
         """
         sock.setblocking(False)
         try:
-            sock.getpeername()  # raises if it is gone, when wrapping would leave it open
+            sock.getpeername()  # raises if it is gone; wrap_socket would leave it open then
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,
@@ -104,7 +105,8 @@ class TlsStream(TcpStream):
     def wants_write(self) -> bool:
         if self.failure is not None:
             return False
-        # Until the handshake is finished, the queue cannot move, however writable the socket is.
+        # Before the handshake is finished nothing of the queue can be sent, even if the socket is
+        # writable.
         ready = self.certificate_sha256 is not None
         return self._read_must_write or self._shake_must_write or (ready and bool(self._queue))
 
@@ -112,8 +114,8 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         room = nbytes_max
-        # Each time there is room for a complete record, so none is left that the loop would not
-        # announce.
+        # Each recv has room for a complete record, unless nbytes_max is less. So no part of one
+        # stays in OpenSSL, where the loop would not notice it.
         while self._shake() and not self._ended and (not pieces or room >= RECORD_BYTES):
             try:
                 piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
@@ -133,13 +135,13 @@ class TlsStream(TcpStream):
         return None if self._ended and not data else data
 
     def flush(self) -> bool:
-        # The next read begins with what an earlier one could not write.
+        # Cleared, because the next read first writes what an earlier one could not.
         self._read_must_write = self._shake_must_write = False
         return super().flush() if self._shake() else self.failure is None
 
     def _send_some(self, waiting: bytearray) -> int:
-        # OpenSSL requires that an unfinished send be repeated with at least the same bytes: the
-        # queue only grows behind them. In TLS 1.3 a send never waits for something to read.
+        # OpenSSL requires that an unfinished send be repeated with at least the same bytes. It is,
+        # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
         try:
             return super()._send_some(waiting)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
@@ -162,7 +164,7 @@ class TlsStream(TcpStream):
         """Sends "close_notify", if everything was sent, and if it can be sent now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
-        # Unwrapping would wait for the other side's close_notify; this side does not.
+        # `unwrap` raises instead of waiting for the other side's close_notify, which is not needed.
         with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()
 
@@ -197,7 +199,7 @@ class TlsStream(TcpStream):
 
     def _shown(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
-        assert certificate is not None  # a server always shows one, without a pre-shared key
+        assert certificate is not None  # a server shows one unless it has a pre-shared key
         return hashlib.sha256(certificate).digest()
 
     def _break(self, error: OSError) -> None:

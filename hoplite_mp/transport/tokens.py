@@ -27,15 +27,16 @@ from hoplite_mp.errors import AuthError
 __all__ = ["Token", "default_path", "load_token", "token_path"]
 
 TOKEN_BYTES = 32  # random bytes in a token that is generated here
-# Whoever sees or forges one handshake can try guesses offline, a billion per second. 16 random
-# characters cannot be guessed; a word of 16 characters can, so the error message asks for a random
-# one.
+# An attacker who sees or forges one handshake can try guesses offline, a billion per second. 16
+# random characters cannot be guessed; a word of 16 characters can, so the error message asks for a
+# random token.
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
 COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-# Another process may be writing the file that is found; it is a single write of 44 bytes.
+# An empty file is read again for this long, because another process may be about to write the token
+# into it, which is a single write of 44 bytes.
 WRITING_S_MAX = 1.0
 WRITING_LOOK_S = 0.01
 
@@ -76,7 +77,8 @@ class Token:
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first place that names one. `make`: a missing file is created.
+    """The token from the first place that has one. make: if the token file is missing, it is
+    created with a new token.
 
     AuthError: there is none, or it is too short, or others could read the file.
     """
@@ -91,7 +93,7 @@ def load_token(argument: str | Path | None = None, *, make: bool = False) -> Tok
 
 
 def token_path(argument: str | Path | None = None) -> Path | None:
-    """The file that `load_token` would read; None if it needs none."""
+    """The file that `load_token` would read; None if the token is given as text."""
     if isinstance(argument, Path):
         return _expand(argument)
     if argument is not None and not isinstance(argument, str):
@@ -119,7 +121,7 @@ def _expand(path: Path) -> Path:
 
 
 def _read(path: Path, make: bool) -> str:
-    """The file's text, once it is complete, and if only its owner can read it. make: the caller
+    """The file's text, once it is written. AuthError if others can read the file. make: the caller
     would create the file if it did not exist."""
     end = time.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
@@ -153,8 +155,8 @@ def _read_now(path: Path) -> str:
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
-    """Checks that only its owner can read it; the open file, because its name may lead elsewhere by
-    now."""
+    """Checks that only its owner can read the file. status: of the open file, because its name may
+    lead elsewhere by now."""
     if stat.S_ISDIR(status.st_mode):
         raise AuthError(f"the token file {path} is a directory: name the file in it")
     if not stat.S_ISREG(status.st_mode):

@@ -17,7 +17,7 @@ from hoplite_mp import errors
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.actors.actor_records import Actor, Wanted
 from hoplite_mp.node.tasks.guests import NO_OBJECT
-from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
+from hoplite_mp.protocol.messages import ActorNameClaimed
 from hoplite_mp.protocol.peers import ActorFound
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ActorMoves:
         self.guests = guests
         self.owners = owners
         self.beginning: set[bytes] = set()  # identities of actors whose state is being fetched
-        # Identity -> actions for the time when it is known whether that actor is here.
+        # Identity -> actions to run as soon as it is known whether that actor is here.
         self.waiting: dict[bytes, list[Callable[[], None]]] = {}
 
     # -- requests about actors that may be here ------------------------------------------------
@@ -84,7 +84,8 @@ class ActorMoves:
         return one is not None and self.owners.is_open(one.home)
 
     def look(self) -> None:
-        """The manager has named new owners, or an actor has restarted: runs actions that can be."""
+        """Runs actions that need not wait any more, after the manager has named new owners or an
+        actor has restarted."""
         for identity in [one for one in self.waiting if not self._is_open(one)]:
             for action in self.waiting.pop(identity):
                 action()
@@ -105,7 +106,7 @@ class ActorMoves:
         if spare is not None and (spare.what.detached or self._is_held(one.oid)):
             self._begin(one, spare)
         elif spare is not None:
-            self._release_name(spare)
+            self.spares.release_name(spare)
         self.far_actors.moved(one)
 
     def _is_held(self, identity: int) -> bool:
@@ -156,7 +157,7 @@ class ActorMoves:
         )
         pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
-            self._release_name(spare)
+            self.spares.release_name(spare)
             return  # `_found` answers callers that it is gone
         self.delegation.forget_pool(pool)
         actor = Actor(
@@ -175,6 +176,8 @@ class ActorMoves:
         if what.name:
             claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
             self.send_manager(claim)
+        else:
+            self.spares.release_name(spare)
         lost = f"node h{spare.number}, on which it ran, was lost"
         why = "" if setup else ", and its constructor's arguments are gone"
         if state == 0 and what.state != NO_OBJECT:
@@ -193,9 +196,3 @@ class ActorMoves:
         local.setup_hold = self.client.hold(setup)
         workers.start_missing(local)
         self.spares.keep(actor)
-
-    def _release_name(self, spare: Spare) -> None:
-        """Releases the name of an actor that will not be restarted."""
-        if spare.what.name:
-            released = ActorNameReleased(self.client.number, spare.what.name, spare.what.identity)
-            self.send_manager(released)

@@ -69,7 +69,7 @@ class Wanted(NamedTuple):
     places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
     demand: Demand = ()  # resources that it keeps for life
-    only_now: bool = False  # refuse it if it would have to wait for these
+    only_now: bool = False  # refuse the actor if it would have to wait for them
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Actor:
     # The error payload that every call raises from now on; None: the actor lives.
     ended: bytes | None = None
     begun: bool = field(default=False)  # its present process has made its object
-    # Kill it as soon as nobody holds the identity: an exception has left the maker's `with` block.
+    # Kill it as soon as no process holds the identity, because the maker's `with` block has raised.
     killed_unheld: bool = False
     calls_done: int = 0  # by processes that have ended
 

@@ -26,7 +26,7 @@ from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.messages import ActorNameClaimed
+from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
 from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Spare:
     number: int  # of the actor's node
     what: KeepActor
     holds: list[Any] = field(default_factory=list)
-    before: Spare | None = None  # the last complete one, kept until this one is complete
+    before: Spare | None = None  # the last whole one, kept until this one is whole
     whole: bool = False  # all objects that `what` names are here
 
 
@@ -71,6 +71,7 @@ class Spares:
         self.imports = host.imports
         self.roster = host.roster
         self.send = host.send_peer
+        self.send_manager = host.send_manager
         self.bring = functools.partial(Bringing, host)
         self.actors = actors
         self.owners = owners
@@ -87,8 +88,8 @@ class Spares:
     # -- actors of this host -------------------------------------------------------------------
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
-        """The actor has begun, or has changed: sends that to its spare. `done` is called when the
-        spare has everything, or if there can be no spare."""
+        """Sends what the actor is restarted from to its spare, because it has begun or changed.
+        `done` is called when the spare has all that it can get, or if there can be no spare."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
@@ -101,8 +102,8 @@ class Spares:
             _call(waiting)
             return
         identity = self.actors.public(actor.identity)
-        if before is not None and before != home:  # the old spare is dropped after that
-            waiting.append(lambda: _drop(self.send, before, identity))
+        if before is not None and before != home:  # when the new spare has all, drop the old one
+            waiting.append(lambda: self._drop(before, actor))
         self._last += 1
         self.at[actor.identity] = home
         self.asked[actor.identity] = (self._last, waiting)
@@ -151,13 +152,18 @@ class Spares:
         return able[0].home if able else None
 
     def ended(self, actor: Actor) -> None:
-        """The actor will not be restarted."""
+        """The actor will not be restarted, so its spare drops what it keeps for it."""
         self.unsure.pop(actor.identity, None)
         home = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if home is not None:
-            self.send(home, DropActor(self.actors.public(actor.identity)))
+            self._drop(home, actor)
         _call(waiting)
+
+    def _drop(self, home: int, actor: Actor) -> None:
+        """Tells a host that it is not the actor's spare any more."""
+        lives = actor.identity in self.actors.by_identity and actor.ended is None
+        self.send(home, DropActor(self.actors.public(actor.identity), ended=not lives))
 
     def came(self) -> None:
         """A node has joined: actors without a spare may get one."""
@@ -181,6 +187,10 @@ class Spares:
                 spare = self.kept.get(message.identity)
                 if spare is not None and spare.home == home:
                     del self.kept[message.identity]
+                    if message.ended and spare.what.name:
+                        # This node may have reported the name to a manager that was new when the
+                        # actor ended, and that the actor's own node has told nothing of it.
+                        self.release_name(spare)
             case ActorSought():
                 self.above.sought(home, message.identity)
             case _:
@@ -200,7 +210,7 @@ class Spares:
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
 
         def done() -> None:
-            # If the actor's host has died meanwhile, fetches from it have failed.
+            # Some are missing if fetches have failed, as when the actor's host has died meanwhile.
             if all(self.with_payload(one) for one in named):
                 spare.before, spare.whole = None, True
             self.send(home, ActorKept(message.number))
@@ -208,8 +218,8 @@ class Spares:
         self.bring(spare.holds, done).bring(named)
 
     def number_of(self, identity: bytes, home: int) -> int | None:
-        """The number of what is complete here of an actor of that host, where higher is newer.
-        None: this node is not its spare; 0: nothing is complete."""
+        """The number of the newest KeepActor of an actor of that host whose objects are all here.
+        None: this node is not the actor's spare; 0: nothing is complete."""
         spare = self.kept.get(identity)
         if spare is None or spare.home != home:
             return None
@@ -218,12 +228,18 @@ class Spares:
         return 0 if spare is None else spare.what.number
 
     def report(self) -> Iterator[NodeToManager]:
-        """For a new manager: the names of actors whose host may have been lost with the last one.
-        Whether they move here is decided later."""
+        """For a new manager: the names of actors whose host may have been lost together with the
+        former manager. Whether they move here is decided later."""
         for identity, spare in self.kept.items():
             there = self.roster.number_of(spare.home) is not None
             if spare.what.name and (there or self.owners.is_open(spare.home)):
                 yield ActorNameClaimed(0, spare.number, spare.what.name, identity, True)
+
+    def release_name(self, spare: Spare) -> None:
+        """Releases the name of an actor that will not be restarted, or has none any more. The lost
+        host may have told this spare so, and not the manager, which was just being replaced."""
+        what = spare.what
+        self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
 
     # -- deaths --------------------------------------------------------------------------------
 
@@ -247,7 +263,7 @@ class Spares:
                 imports.answer(one)
 
     def lose_peer(self, home: int, number: int) -> None:
-        """This node has lost contact with a host, which may be the spare of actors."""
+        """Notes which actors have a spare on a host that this node has lost contact with."""
         for identity in [one for one, at in self.at.items() if at == home]:
             del self.at[identity]
             self.unsure[identity] = number
@@ -329,8 +345,8 @@ class Bringing:
         self.loop.call_later(ROOM_LOOK_S, again)  # no room now
 
     def _look(self, oid: int) -> None:
-        """Fetches what an object names. A pending object is skipped; readers fetch what it names
-        later."""
+        """Fetches what an object names. A pending object is skipped, because what it will name is
+        not known yet; its readers fetch that later."""
         client = self.client
         got = client.view(oid)
         if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):
@@ -342,10 +358,6 @@ class Bringing:
         self.left -= 1
         if not self.left:
             self.done()
-
-
-def _drop(send: Callable[[int, DropActor], bool], home: int, identity: bytes) -> None:
-    send(home, DropActor(identity))
 
 
 def _call(waiting: list[Callable[[], None]]) -> None:

@@ -18,6 +18,7 @@ from hoplite_mp import errors, ids, serial
 from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
 from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Opening, Wanted
 from hoplite_mp.node.tasks.pools import Pool
+from hoplite_mp.protocol.actors import BACKLOG_CALLS_MAX
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
@@ -48,10 +49,10 @@ class Above(Protocol):
     """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
-        """The driver that gets what an actor prints which the process in that slot begins."""
+        """The driver that gets the output of an actor that the process in that slot begins."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold for a process until that has one of its own."""
+        """Keeps a hold for the process in that slot until it has one of its own."""
 
     def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
         """Begins an actor on another node."""
@@ -69,10 +70,10 @@ class Above(Protocol):
         """Fails calls that are queued for an actor of another host, if that has ended."""
 
     def far_freed(self, oid: int) -> None:
-        """Nobody here holds an object any more, which may be another host's actor's identity."""
+        """No process here holds an object, perhaps the identity of an actor of another host."""
 
     def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
-        """Sends the actor's spare what a restart needs; `done` is called when it is there."""
+        """Sends the actor's spare what a restart needs; `done`: see Spares.keep."""
 
     def has_ended(self, actor: Actor) -> None:
         """The actor will not be restarted."""
@@ -244,7 +245,7 @@ class Actors:
         self.keep(actor)
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
-        """Updates the actor's spare; `done` is called when it has everything."""
+        """Updates the actor's spare; `done`: see Spares.keep."""
         self.above.keep_spare(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
@@ -293,7 +294,7 @@ class Actors:
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
-            self.keep(actor)  # the spare must know that it has no name, and is not detached
+            self.keep(actor)  # tells the spare that the actor has no name and is not detached
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
@@ -331,15 +332,20 @@ class Actors:
         asker = self.asker(slot, request)
 
         def go_on() -> None:
-            asker.answer([] if actor is None else self.client.queued_in(actor.pool))
+            asker.answer(self._backlog(actor))
 
-        if actor is None:
+        if actor is not None:
+            actor.begun = True
+            self.keep(actor, go_on if actor.state is not None else None)
+        if actor is None or actor.state is None:
             go_on()
-            return
-        actor.begun = True
-        self.keep(actor, go_on if actor.state is not None else None)
-        if actor.state is None:
-            go_on()
+
+    def backlog(self, slot: int, request: Request) -> None:
+        """The process has begun the calls of its backlog that it was told of."""
+        self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
+
+    def _backlog(self, actor: Actor | None) -> list[int]:
+        return [] if actor is None else self.client.queued_in(actor.pool)[:BACKLOG_CALLS_MAX]
 
     def state_asked(self, slot: int, request: Request) -> None:
         actor = self._of_worker(slot)
@@ -389,7 +395,7 @@ class Actors:
             self._forget_name(actor)
             if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
-                self.keep(actor)  # the spare must know that it has no name
+                self.keep(actor)  # tells the spare that the actor has no name
 
     def _why_leaving(self) -> str:
         return f"node h{self.client.number} is leaving the cluster"
@@ -436,7 +442,7 @@ class Actors:
         )
 
     def freed(self, oid: int) -> None:
-        """Nobody holds an object any more; if it was an identity, its actor ends."""
+        """No process holds an object any more; if it was an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
             self.above.far_freed(oid)
@@ -451,8 +457,8 @@ class Actors:
 
     def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
         """Ends the actor; every call raises this error from now on. The pool's state is set before
-        queued calls are failed: a process that posts a call later sees the state, and asks for it
-        to be failed."""
+        queued calls are failed, because a process that posts a call later sees the state, and asks
+        the node to fail it."""
         actor.ended = payload
         self._forget_name(actor)
         self.above.has_ended(actor)

@@ -96,8 +96,8 @@ class Bound:
 
 @dataclass(slots=True)
 class Closing:
-    """An actor of another host that a process here has closed. `calls`: earlier ones that must be
-    sent before its host is told."""
+    """An actor of another host that a process here has closed. `calls`: those made before, which
+    must be sent before the message that ends the actor."""
 
     home: int
     identity: bytes
@@ -249,7 +249,7 @@ class FarActors:
         def told(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(home):  # the actor's next host will answer
+            elif self.owners.is_open(home):  # its new host is asked once that is known
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
@@ -263,7 +263,8 @@ class FarActors:
             self.actors.fail_all(pool, bound.ended)
 
     def lost(self, pool: int, why: str) -> bool:
-        """The host of a pool's actor is gone. False: the pool stands for no actor."""
+        """Ends a pool whose actor's host is gone, unless the actor can restart on another host.
+        False: the pool stands for no actor."""
         bound = self.bound.get(pool)
         if bound is None:
             return False
@@ -370,7 +371,7 @@ class FarActors:
         )
 
     def freed(self, oid: int) -> None:
-        """Nobody here holds an identity any more."""
+        """Closes the pool for calls to an actor whose identity no process here holds any more."""
         self.ends.pop(oid, None)
         pool = self.by_identity.pop(oid, None)
         if pool is not None:
@@ -423,7 +424,7 @@ class FarActors:
         self.send(home, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def lose_peer(self, home: int) -> None:
-        """A host is gone."""
+        """Drops closings of a lost host's actors that cannot restart, and holds for that host."""
         self.closing = [one for one in self.closing if one.home != home or self._moves(one)]
         for key in [key for key in self.given if key[0] == home]:
             del self.given[key]

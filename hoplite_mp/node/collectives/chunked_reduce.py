@@ -1,9 +1,9 @@
-"""A reduction whose sources do not fit into memory together: folded a chunk of sources at a time.
+"""Folds sources that do not fit into memory together, one chunk of sources at a time.
 
 Why it exists: sources may have been spilled to disk, and all of them together need not fit into the
 store. As many as fit are brought back and pinned in the plan's order, folded into the partial
-result, and unpinned. This is bit for bit the left fold that a single pass makes, because the
-partial result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
+result, and unpinned. The result has the same bits as that of a single pass, because the partial
+result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
 It must never know: epochs, who decides, who reads the result.
 """
 
@@ -28,8 +28,8 @@ __all__ = ["ChunkedReduce", "NotInChunks"]
 Array = np.ndarray[Any, np.dtype[Any]]
 # A chunk pins at most 1/2 of the store's limit, because others need room in the store, too.
 CHUNK_SHARE = 2
-# Elements that are converted to the accumulator's dtype at a time: few enough to stay in the CPU
-# caches.
+# How many elements are converted to the accumulator's dtype at a time. They must be few enough to
+# stay in the CPU caches.
 WIDENED_ITEMS = 1 << 17
 
 
@@ -58,7 +58,8 @@ class ChunkedReduce(Execution):
     # -- pinning -------------------------------------------------------------------------------
 
     def pin(self) -> bool:
-        """Pins the next chunk; False if not even one source fits beside what is in use."""
+        """Pins the next chunk; False if there is no room now for even one source, or for the
+        result."""
         self.views, self.infos = [], []
         left = self.results.store.limit // CHUNK_SHARE
         for index in self.plan.order[self.at :]:
@@ -79,8 +80,8 @@ class ChunkedReduce(Execution):
         return bool(self.views)
 
     def _begin(self, first: serial.ArrayInfo) -> bool:
-        """Allocates the result, and an accumulator if that is wider; False if there is no room
-        now."""
+        """Allocates the result, and an accumulator if the kernel needs one that is wider than the
+        result; False if there is no room now."""
         name = first.dtype_name
         kernel = has_kernel(self.op, name)
         count = prod(first.shape)

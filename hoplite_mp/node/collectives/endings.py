@@ -1,7 +1,7 @@
 """Ends a committed collective that this host requested: records where results are, informs owners.
 
-Why it exists: the results are blocks in this host's store, or replicas on other nodes, kept there
-for later readers; the owner of each object is told at once where replicas of it are.
+Why it exists: the results are blocks in this host's store, or replicas that other nodes keep for
+later readers. The owner of each object is told at once which nodes have replicas of it.
 It must never know: plans, cells, how the bytes were moved.
 """
 
@@ -48,7 +48,8 @@ def finish(
 
 
 def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> None:
-    """The copies have been made: tells the owners of the sources which nodes have one."""
+    """After a collective that only copied: tells the owners of the sources which nodes have
+    replicas."""
     others = [node for node in message.destinations if node in plan_executor.links.peers.by_number]
     if not others:
         return
@@ -61,7 +62,7 @@ def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> Non
 
 
 def _say_kept(plan_executor: PlanExecutor, object_id: bytes, nodes: Iterable[int]) -> None:
-    """Tells the object's owner that these nodes, perhaps including this one, keep a replica."""
+    """Tells the object's owner that these nodes, except for this one, keep a replica."""
     peers = plan_executor.links.peers.by_number
     hosts = tuple(peers[node].member.home for node in nodes if node in peers)
     if hosts:

@@ -1,7 +1,7 @@
-"""Makes the cells of plans that only copy: they fill blocks that belong to no object yet.
+"""Makes the cells of plans that only copy. These cells fill blocks that belong to no object yet.
 
-Why it exists: copies of one object, whoever asked for them, and large copies of a Group's call are
-filled in the same way: stripe by stripe, pulling only bytes that no earlier plan has brought.
+Why it exists: copies of an object and large pieces of a Group's call are filled in the same way:
+only bytes that no earlier plan has brought are pulled.
 It must never know: who wants the copies, what becomes of the blocks.
 """
 
@@ -61,9 +61,9 @@ def _pulled(
     shown: Key | None,
     pull: tuple[int, Key],
 ) -> list[int]:
-    """Makes one cell for each missing range of a stripe and returns those cells. Other nodes read
-    the stripe as the range's cell, if a single pull completes the stripe; otherwise as a separate
-    cell that follows all of them."""
+    """Makes one cell for each missing range of a stripe and returns those cells. If there is only
+    one missing range and it reaches to the stripe's end, its cell covers the whole stripe, and
+    other nodes read that cell. Otherwise they read a separate cell that follows all of these."""
     begin, end = stripe
     arrived = execution.arrived_before[object_id]
     gaps = arrived.gaps(begin, end)
@@ -85,7 +85,7 @@ def _pulled(
 def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: Distribute) -> None:
     program = execution.program
     memory: Any = None
-    queued: dict[int, list[int]] = {}  # stripe -> cells: pulls begin in the order of the program
+    queued: dict[int, list[int]] = {}  # stripe -> its cells, in the order of the program's pulls
     if 0 not in execution.views:
         memory = _block(results, execution, 0, plan.object, plan.nbytes)
         queued = {pull.cell.stripe: [] for pull in program.pulls}

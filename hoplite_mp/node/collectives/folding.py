@@ -82,8 +82,8 @@ class Folding:
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
         result = set(program.result)
-        # A fold that only copies one pulled cell needs no cell of its own: the pulled cell serves
-        # as both.
+        # A fold that only copies one pulled cell needs no cell of its own, because the pulled cell
+        # serves as both.
         alias: dict[Cell, Cell] = {}
         for fold in program.folds:
             (first, *more) = fold.sources
@@ -186,9 +186,10 @@ class Folding:
         return found
 
     def _scratch(self, nbytes: int) -> tuple[int, Any]:
-        """(payload, memory) for bytes that are only needed until the result is made. A block of the
-        store if possible, because its pages have been touched already, and first touching fresh
-        pages costs as much as receiving the bytes; otherwise ordinary memory and payload 0."""
+        """(payload, memory) for bytes that are only needed until the result is made. Many bytes get
+        a block of the store if there is room, because its pages have been touched already, and
+        touching fresh pages costs as much as receiving the bytes. Otherwise the memory is ordinary
+        memory, and the payload is 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
             payload = self.results.lease(nbytes)
@@ -200,8 +201,8 @@ class Folding:
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
-        """(memory, begin, bytes) of a cell: inside the result's block if it is part of the
-        result."""
+        """(memory, begin, bytes) of a cell, which is inside the result's block if the cell is part
+        of the result."""
         begin, end = self.stripe_layout.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.stripe_layout.itemsize(cell)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Operations"]
 
-# Errors that mean that too few of the sources are there; these may become available again.
+# Errors that mean that too few sources are available. Sources that were lost may be made again.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
 # Bits of an operation's counter; the number of the requesting node is in the bits above.
 NUMBER_BITS = 40
@@ -130,7 +130,7 @@ class Operations:
                 yield ReduceHeld(self.client.number, operation.executed, reported)
 
     def _request(self, operation: Operation) -> Iterator[NodeToManager]:
-        """Yields the request as it is now."""
+        """Yields the messages that request the operation, as its sources are now."""
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
@@ -264,10 +264,10 @@ class Operations:
                 operation.execution.drop()
                 operation.execution = None
         if self.plan_executor is not None:
-            self.plan_executor.drop(plan.operation)
             if operation is None or set(participants(plan)) != {self.client.number}:
-                self.plan_executor.execute(plan)
+                self.plan_executor.execute(plan)  # it takes over what earlier plans have received
                 return
+            self.plan_executor.drop(plan.operation)
         if operation is not None:
             operation.plan = operation.executed = plan
             operation.space_deadline = self.loop.now() + self.config.put_wait_s
@@ -305,12 +305,17 @@ class Operations:
         )
 
     def _chunk(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
-        """Pins as many of the next members as fit; None if not even one does."""
+        """Pins as many of the next members as fit; None if there is no room for any now."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
             chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
-        if not chunked_reduce.pin():
-            return None
+        try:
+            if not chunked_reduce.pin():
+                return None
+        except (PlanError, SourcesGone):
+            chunked_reduce.drop()  # its first chunk may have taken blocks already
+            operation.chunked_reduce = None
+            raise
         operation.chunked_reduce = chunked_reduce
         operation.space_deadline = self.loop.now() + self.config.put_wait_s
         return chunked_reduce
@@ -344,10 +349,10 @@ class Operations:
     def _ran(
         self, number: int, epoch: int, execution: Execution, failure: BaseException | None
     ) -> None:
-        """Back in the loop's thread: the execution has ended, or one chunk of it."""
+        """Handles the end of an execution, or of one of its chunks, in the loop's thread."""
         operation = self.operations.get(number)
-        if operation is None:
-            execution.drop()  # the operation was dropped while it ran
+        if operation is None or operation.epoch != epoch:
+            execution.drop()  # the operation was dropped or planned again while it ran
         elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
             execution.let_go()
             operation.plan = execution.plan  # `execute_again` starts the next chunk
@@ -372,7 +377,8 @@ class Operations:
     # -- the end -------------------------------------------------------------------------------
 
     def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
-        """Adds events to the trace: the wait for sources, then one for each plan until its end."""
+        """Adds an event to the trace: first the wait for sources, then one for each plan, which
+        lasts until the next plan or the end."""
         if self.notes.on:
             ask = operation.ask
             self.notes.add(
@@ -425,7 +431,7 @@ class Operations:
 
     def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
         """Requests the operation anew if sources were lost that can be made again, or if sources
-        were merely not where the plan looked for them. False if neither is so."""
+        were merely not where the plan looked for them. False if neither is the case."""
         ask = operation.ask
         lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)

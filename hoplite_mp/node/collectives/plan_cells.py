@@ -1,20 +1,23 @@
 """The cells of all plans in which this node takes part: made, filled from other nodes, closed.
 
 Why it exists: copies of objects (transfers.py) and collectives (plan_executor.py) are carried out
-alike. A plan is a set of cells. Some are pulled from other nodes, and failed pulls are retried by
-one policy; others advance with what arrives; and what has arrived when a plan ends is where the
-next plan continues.
+alike. A plan is a set of cells. Some cells are pulled from other nodes, and failed pulls are
+retried by one policy. Other cells are served while their bytes are still arriving. When a plan
+ends, the bytes that have arrived are kept for the next plan.
 It must never know: who made a plan, what becomes of the bytes.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.membership.links import UNREACHABLE
 from hoplite_mp.node.membership.meter import Meter
+from hoplite_mp.node.membership.pair_meter import PairMeter
 from hoplite_mp.planner.loads import filled_links
-from hoplite_mp.protocol.messages import Distribute, HostMeasured
+from hoplite_mp.protocol.messages import Distribute, HostMeasured, LinkMeasured
+from hoplite_mp.protocol.peers import HeldUp
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.carryover import Carryover
@@ -35,8 +38,9 @@ PULL_TRIES_MAX = 20
 # How often a served cell is advanced while its bytes are still being received. Higher: fewer
 # wake-ups; lower: a receiver that joins a running broadcast late lags less behind.
 WINDOW_S = 0.004
-# Stands in place of a node's number: a fold on this host fills the cell.
+# Stands in place of a node's number if a fold on this host fills the cell.
 NOBODY = -1
+_log = logging.getLogger("hoplite_mp")
 
 
 class PlanCells:
@@ -47,14 +51,39 @@ class PlanCells:
         self.loop = host.loop
         self.remote_objects = host.remote_objects
         self.send_manager = host.send_manager
+        self.roster = host.roster
         self.links = links
         self.engine = links.engine
-        self.meter = Meter(lambda: links.moved(near=False), host.loop, tell=self._measured)
+        self.pairs = PairMeter(
+            links.flows, lambda: self.meter.rates, host.loop, self._held_up, self._narrow
+        )
+        self.meter = Meter(
+            lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
+        )
         self.by_cell: dict[int, PlanExecution] = {}
 
     def _measured(self, up: int, down: int) -> None:
         """Sends this host's measured link rates to the manager."""
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
+
+    def held_up(self, home: int) -> None:
+        """The node of that host has reported that its flow to this node is backlogged although its
+        own link is not full."""
+        number = self.roster.number_of(home)
+        if number is not None:
+            self.pairs.held_up(number)
+
+    def _held_up(self, node: int) -> None:
+        """Tells a node that the flow from this node to it is backlogged although this host's link
+        is not full."""
+        peer = self.links.peers.by_number.get(node)
+        if peer is not None:
+            self.links.peers.send(peer.member.home, HeldUp())
+
+    def _narrow(self, node: int, rate: float) -> None:
+        """Sends the measured rate from another node to this one to the manager."""
+        _log.info("the path from node h%d to this host carries %.1f MB/s", node, rate / 1e6)
+        self.send_manager(LinkMeasured(node, self.client.number, None, rate))
 
     # -- making and filling --------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Above(Protocol):
         """All bytes of a cell are there."""
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
-        """That node cannot fill a cell; NOBODY instead of a node: a fold has failed."""
+        """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
 
     def arrived(self, execution: PlanExecution) -> Ranges | None:
         """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
@@ -60,12 +60,12 @@ class PlanExecution:
     growing: bool = False  # another plan is still receiving the object in `views`
     # The members in `views` that are still being written.
     streaming: dict[int, StreamingSource] = field(default_factory=dict)
-    carryover: Carryover = field(default_factory=Carryover)  # taken from the execution before
+    carryover: Carryover = field(default_factory=Carryover)  # left by the execution before
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
     # Object -> the byte ranges that its block had when this execution took it over.
     arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
-    # Cell -> (the object in whose block it is, offset of its stripe, offset where it is filled
-    # from).
+    # Cell -> (the object in whose block it is, offset of its stripe, offset from which it is
+    # filled).
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     # Served cells that advance while other cells receive their bytes: [begin, end) in the block.
     followed: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class PlanExecution:
     begun: bool = False
     reported: bool = False  # this node has reported that its part is complete
     measured: bool = False  # the meter counts its bytes
-    # If the plan is not the manager's: called at its end instead of a report to the manager.
+    # For a plan that is not the manager's: called at its end, instead of a report to the manager.
     done: Callable[[str, str], None] | None = None
 
     @property
@@ -135,8 +135,8 @@ class PlanExecution:
         return carryover
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
-        """How much of a member on this host is written: True: all, else the bytes from `begin`
-        on."""
+        """How much of that range of a member on this host is written: True if the member is whole,
+        else the number of bytes from `begin` on."""
         if self.growing:
             return 0
         source = self.streaming.get(index)

@@ -1,9 +1,9 @@
 """Executes this node's part of plans that involve several nodes, as cells of the engine.
 
 Why it exists: a fold over many hosts consists of members pinned here, cells pulled from others,
-folded cells and served cells, all moved concurrently by the engine's one rule. Results stay
-invisible until the commit. Kinds that only copy need no commit, because each copy is whole or
-absent.
+folded cells and served cells. The engine works on all of them concurrently, each block as soon as
+its inputs are there. Results stay invisible until the commit. Kinds that only copy need no commit,
+because each copy is whole or absent.
 It must never know: who decided the plan, which call asked for it, what user classes are.
 """
 
@@ -141,7 +141,9 @@ class PlanExecutor:
         return {}
 
     def report(self) -> Iterator[Report]:
-        """Yields what a manager that knows of no operation must be told."""
+        """Yields what a manager that knows of no operation must be told. Rates of narrow paths are
+        not yielded; each is reported again when it is measured next."""
+        self.cells.pairs.tell_next_manager()
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
                 yield ReduceHeld(self.client.number, execution.plan, execution.reported)
@@ -157,7 +159,7 @@ class PlanExecutor:
         execution = self.executions.get(operation)
         if execution is None:
             return Carryover()
-        # Others may wait for these objects, which no longer come this way.
+        # This execution does not bring these objects any more; those that are awaited are fetched.
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[operation]
@@ -167,6 +169,8 @@ class PlanExecutor:
             self._leave(execution, source)
         for payload in (*execution.scratch, *(payload for payload, _ in execution.blocks.values())):
             execution.engine_buffer.when_free(partial(self.client.give_back, payload))
+        # A block that is on its way under TLS is still read from a closed cell.
+        execution.engine_buffer.when_free(execution.views.clear)
         return carryover
 
     def _note(self, execution: PlanExecution) -> None:
@@ -254,7 +258,7 @@ class PlanExecutor:
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
             if got is None:
-                # On its way from another host, which has a deadline of its own.
+                # It is being fetched from another host, and the fetch has a deadline of its own.
                 if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit into the store beside what is in use")
@@ -270,7 +274,7 @@ class PlanExecutor:
     def _copy(self, execution: PlanExecution, plan: ExecuteReduce) -> None:
         program = execution.program
         for cell in program.result:
-            # An object that was already here is kept from now on.
+            # An object that is already here is kept as a replica from now on.
             if cell.node == self.client.number:
                 self.replicas.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
@@ -333,7 +337,7 @@ class PlanExecutor:
         self._look(execution)
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
-        """Reports that a cell will not be filled, unless its node is gone: then a new plan
+        """Reports that a cell will not be filled, unless its node is gone, because then a new plan
         follows."""
         if node == NOBODY:
             self._fail(execution, f"a fold has ended: {reason}", (), "lost")

@@ -1,8 +1,8 @@
 """Copies of objects to this node or from it: the requests for them, and the plans that bring them.
 
-Why it exists: when a process here asks for an object, or a broadcast sends one, the manager answers
-with a plan, or with several in sequence. This file finds the block that a plan fills, or the memory
-that others read, and tells the manager when a copy is complete or cannot be made.
+Why it exists: when a process here asks for an object, or a broadcast sends one, the manager makes a
+plan, and perhaps further plans that replace it. This file finds the block that a plan fills, or the
+memory that other nodes read, and tells the manager when a copy is complete or cannot be made.
 It must never know: why a plan looks as it does, how its cells are filled.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import ids
 from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
 from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.collectives.filling import fill_blocks
@@ -62,7 +63,9 @@ class Transfers:
         self.plan_executor = plan_executor
         self.by_epoch: dict[int, PlanExecution] = {}
         self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
-        self.epochs = self.copied = 0  # the highest ones that this node has received
+        # The highest epoch of a plan that this node has received, and how many objects have had an
+        # operation for their copies, as far as this node knows. A new manager continues both.
+        self.epochs = self.copied = 0
         # Epochs of plans that would bring an object which a collective is already bringing.
         self.expected: set[int] = set()
         # Epoch of a plan -> until when it waits for room, to receive or to serve.
@@ -75,8 +78,8 @@ class Transfers:
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Requests that the block at `remote.payload` be filled."""
         if self.plan_executor.makes(remote.object):
-            # The object's owner has processed the commit before this node: it will be here in a
-            # moment.
+            # It is the result of a collective whose commit its owner has received before this node.
+            # The commit that is on its way makes it available here.
             return
         before = self.fetching.get(remote.object, oid)
         if before != oid and before in self.remote_objects:  # a header that nobody holds any more
@@ -93,8 +96,8 @@ class Transfers:
         self.send_manager(asked)
 
     def _take_back(self, object_id: bytes) -> None:
-        """Tells the manager not to bring the object. A plan that it made before it knew may still
-        arrive, and will be withdrawn."""
+        """Tells the manager not to bring the object. A plan that the manager made before it learns
+        of this may still arrive, and will be withdrawn."""
         receiving = self._receiving(object_id)
         if receiving is not None:
             self._end_over(receiving.engine_buffer)
@@ -112,6 +115,12 @@ class Transfers:
         if self.fetching.get(remote.object) == oid:
             self._end_over(remote.engine_buffer)
             self._take_back(remote.object)
+
+    def _has_copy(self, object_id: bytes) -> None:
+        """Notes that the manager is told of a whole copy here, and must be told when that is gone.
+        An object of this host is not noted, because the manager need not be told of its end."""
+        if ids.unpack_id(object_id)[0] != self.client.home:
+            self.copies.add(object_id)
 
     def dropped(self, object_id: bytes) -> None:
         """Tells the manager that the copy of another host's object is gone."""
@@ -182,7 +191,8 @@ class Transfers:
         return True
 
     def _serve_later(self, plan: Distribute) -> None:
-        """Serves it as soon as there is room; without room for too long the manager is told why."""
+        """Tries again later to serve the object; if there is no room for put_wait_s, tells the
+        manager why the object is not served."""
         until = self.unserved.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
         if self.loop.now() < until:
             self.loop.call_later(ROOM_LOOK_S, lambda: self._serve_again(plan))
@@ -200,7 +210,7 @@ class Transfers:
 
     def _expect(self, plan: Distribute) -> bool:
         """Makes room for a copy that no process here asked for; False if there is no room yet, or
-        nothing to do."""
+        if the object is here or on its way already."""
         oid = self.replicas.expect(plan.object, plan.nbytes, plan.sources)
         remote = self.remote_objects.by_oid.get(oid)
         if remote is None:  # it has arrived in another way, or is deleted
@@ -247,7 +257,7 @@ class Transfers:
         if not (on_disk or state in (STATE["SEALED"], STATE["FAILED"])):
             self.send_manager(CopyDropped(number, plan.object))
             return
-        self.copies.add(plan.object)
+        self._has_copy(plan.object)
         if program_of(plan, number).serves:
             self._take_up(plan, False)
         self.send_manager(FetchComplete(number, plan.object, plan.epoch))
@@ -283,8 +293,8 @@ class Transfers:
             del self.fetching[object_id]
         elif self.replicas.only_kept(object_id):
             self._end_over(remote.engine_buffer)
-            # Remove it before `give_up` calls `forget`, which would tell the manager what that has
-            # just told us.
+            # Remove it before `give_up` calls `forget`, which would tell the manager of the
+            # withdrawal that came from the manager.
             oid = self.fetching.pop(object_id)
             self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
@@ -292,14 +302,14 @@ class Transfers:
             self._request(remote)
 
     def refused(self, message: FetchRefused) -> None:
-        """Fails an object that the manager cannot bring. One that its holder has no room to read is
-        asked for again, because it is not lost."""
+        """Fails an object that the manager cannot bring. If the reason is that its holder has no
+        room to read it from disk, it is requested again instead, because it is not lost."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
             if message.error == "full":
                 self.remote_objects.refuse(oid, message.message)
-                if not self._receiving(message.object):  # else the withdrawal of its plan does it
+                if not self._receiving(message.object):  # else `withdraw` requests it again
                     again = partial(self._request_again, message.object, oid)
                     self.loop.call_later(ROOM_LOOK_S, again)
                 return
@@ -339,7 +349,7 @@ class Transfers:
 
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
-        if not found:  # the node from which it was expected was still receiving it itself
+        if not found:  # no holder is known, so name the node of the object's owner
             home = self.links.peers.by_home.get(self.replicas.imports.home_of(remote.object))
             found = () if home is None else (home.member.node,)
         return found
@@ -362,9 +372,9 @@ class Transfers:
         """Which bytes of the served block are here; None if the object is whole, or the copy was
         given up."""
         object_id = execution.copied.object
-        # Not always the plan that was receiving it when serving began.
+        # This may be another plan than the one that was receiving it when serving began.
         source = self._receiving(object_id)
-        # Withdrawn: another plan may follow if the object is still being fetched.
+        # That plan was withdrawn; another may follow if the object is still being fetched.
         if source is None:
             return Ranges() if object_id in self.fetching else None
         if source.engine_buffer is not execution.engine_buffer:
@@ -391,7 +401,7 @@ class Transfers:
             shared = execution.engine_buffer
             if any(other.engine_buffer is shared for other in self.by_epoch.values()):
                 shared.keep.append(self.client.view(oid))
-            self.copies.add(plan.object)
+            self._has_copy(plan.object)
             self.replicas.tell(plan.object, plan.nbytes)
             self.send_manager(FetchComplete(self.client.number, plan.object, plan.epoch))
         self.fetching.pop(plan.object, None)

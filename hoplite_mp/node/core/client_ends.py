@@ -48,9 +48,10 @@ class ClientEnds:
     def settle(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Keeps what others need of a process that has ended, and releases the rest. worker: if the
-        process was one; code: its exit code. reads_on: the process has left the cluster, but still
-        reads shared memory. Returns the tasks that are to run again."""
+        """Keeps the objects that others need of a process that has ended, and releases the rest.
+        worker: the worker that ran in the process, if there was one. code: its exit code. reads_on:
+        the process has left the cluster, but still reads shared memory. Returns the tasks that are
+        to run again."""
         generation = self.client.client_info(slot)["generation"]
         self.forget_line(slot)
         self.groups.hold_committed(slot)
@@ -62,6 +63,7 @@ class ClientEnds:
         return again
 
     def settle_again(self, slot: int) -> None:
-        """Releases the rest when a process that had left does not read memory any more."""
+        """Releases what `settle` has kept for a process that had left and still read shared memory,
+        because it does not read it any more."""
         self.groups.hold_committed(slot)
         self.sweeper.sweep(slot, None, 0, False)

@@ -49,7 +49,7 @@ class Driver:
     over which it was let in."""
 
     slot: int
-    name: int  # under which lines that its tasks print are sent to it
+    name: int  # its audience: the lines that its tasks print are sent to it under this name
     close: Callable[[], None]
     left: bool = False
     output_until: float = 0.0  # deadline for the last lines of its tasks
@@ -163,7 +163,8 @@ class Drivers:
         self.look()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
-        """Keeps what others need of the driver, and releases the rest."""
+        """Keeps the driver's objects that others need, and releases all else that it had. reads_on:
+        the driver still reads shared memory, so its pins and blocks are kept, too."""
         slot = driver.slot
         if driver.left:
             self.ends.settle_again(slot)
@@ -177,14 +178,15 @@ class Drivers:
         self._finish_output(driver, driver.output_until)
 
     def look_at_leaving(self) -> None:
-        """Another node has sent its last lines for a driver: are the outputs complete now?"""
+        """Another node has sent its last lines for a driver. Closes the output of each driver that
+        has left and whose lines are complete now."""
         for driver in list(self.by_slot.values()):
             if driver.left:
                 self._finish_output(driver, driver.output_until)
 
     def _finish_output(self, driver: Driver, until: float) -> None:
-        """Waits until `until` for the last lines of a driver that leaves, then closes its
-        output."""
+        """Closes the output of a driver that leaves, once its last lines have arrived or the time
+        is `until`. Before that it sets a timer to check again."""
         output, far = self.output, self.far_output
         if driver.name not in output.drivers:
             return

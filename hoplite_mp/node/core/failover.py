@@ -2,10 +2,11 @@
 
 Why it exists: in a cluster with a standby a node must never obey two managers. Terms and votes work
 as in Raft's elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989).
-Each answer of this node to a beat of its manager renews the lease and binds the node for a while.
-When no beat has arrived for longer, the node offers its vote to the standby, and returns to its
-manager if that is back before it has voted. Once it has voted it does not obey the old manager any
-more, and its connection to the standby becomes the one to its manager.
+Each answer of this node to a beat of its manager renews the lease, and binds the node for a while.
+When the node has lost its manager and is not bound any more, it offers its vote to the standby. If
+the manager is back before the node has voted, the node returns to it. Once the node has voted it
+does not obey the old manager any more, and its connection to the standby becomes the one to its
+manager.
 It must never know: the other messages of managers; when a vote may be given (planner/terms.py).
 
     following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
@@ -46,11 +47,12 @@ __all__ = ["Failover"]
 # How long a node without a manager waits for a user to promote the standby, if it is connected to
 # the standby. Higher: more time for the user. Lower: programs fail sooner if nobody does it.
 PROMOTE_WAIT_S = 300.0
-# How long it waits otherwise. Higher: a standby that starts late is waited for.
+# How long it waits if it is not connected to the standby, and after a vote for the candidate to
+# lead. Higher: a standby that starts late is waited for.
 ALONE_S = 10.0
 US = 1_000_000
-# In clusters of at most so many hosts, a host whose peer has died and one that is cut off look the
-# same, so there can be no majority and a user must decide.
+# In clusters of at most this many hosts, a host whose peer has died and one that is cut off look
+# the same, so there can be no majority and a user must decide.
 ALONE_MAX = 2
 CALL_S = 2.0  # timeout of a connection to the standby; then it is called again
 
@@ -58,7 +60,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Failover:
-    """The part of one node in a failover; made when the manager names a standby."""
+    """What one node does for a failover; made when the manager names a standby."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class Failover:
         if not isinstance(message, Leads):
             return
         voter, now = self.voter, self.loop.now()
-        # If this loop is late, so is its reading of the message: that is not the manager's silence.
+        # A late loop reads the message late, and its own delay is not the manager's silence.
         self._silence.heard(min(now, self._look_at))
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
@@ -128,8 +130,8 @@ class Failover:
         return Knows(self.management.client.number, self.voter.knowledge)
 
     def ends(self) -> Ends:
-        """The last message of this node, which will never vote again: the manager's lease does not
-        depend on it from now on."""
+        """The last message of this node. It promises that the node never votes again, so that the
+        manager's lease does not depend on the node any more."""
         return Ends(self.management.client.number)
 
     @property
@@ -192,7 +194,7 @@ class Failover:
             self.management.drop("it does not lead")
             self.lost()
         if self._alone_since is not None:
-            # A standby cannot be promoted with a node that never learned the list of hosts.
+            # The standby refuses a promotion if no node that offers its vote knows a list of hosts.
             may_follow = self.wire is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:

@@ -25,6 +25,7 @@ from hoplite_mp.node.core.manager_calls import ManagerCalls
 from hoplite_mp.node.core.membership import Membership
 from hoplite_mp.node.groups.group_calls import GroupCalls
 from hoplite_mp.node.groups.group_results import GroupResults
+from hoplite_mp.node.groups.small_calls import SmallCalls
 from hoplite_mp.node.membership.links import Links
 from hoplite_mp.node.membership.missing import Missing
 from hoplite_mp.node.membership.peers import Peers
@@ -36,7 +37,14 @@ from hoplite_mp.node.output.far_output import FarOutput
 from hoplite_mp.node.recovery import owners, recovering
 from hoplite_mp.node.tasks import draining
 from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.local import DrainNode, GroupWritten, LeavingNodes, Locate, Reply
+from hoplite_mp.protocol.local import (
+    DrainNode,
+    GroupBell,
+    GroupWritten,
+    LeavingNodes,
+    Locate,
+    Reply,
+)
 from hoplite_mp.protocol.messages import (
     Credentials,
     Distribute,
@@ -48,6 +56,7 @@ from hoplite_mp.protocol.messages import (
 )
 from hoplite_mp.protocol.peers import (
     Evacuated,
+    HeldUp,
     LastLinesSent,
     Leaving,
     Probe,
@@ -134,7 +143,9 @@ class Lan:
         cells = PlanCells(host, self.links)
         self.plan_executor = PlanExecutor(host, cells, self.replicas, self.streaming_sources)
         self.transfers = Transfers(host, cells, self.replicas, self.plan_executor)
-        self.group_calls = GroupCalls(host, GroupResults(host, self.plan_executor))
+        self.small_calls = SmallCalls(host, self.links)
+        results = GroupResults(host, self.plan_executor)
+        self.group_calls = GroupCalls(host, results, self.small_calls)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
@@ -180,6 +191,7 @@ class Lan:
                 LeavingNodes: self._asked_leaving,
                 DrainNode: self._asked_to_drain,
                 Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
+                GroupBell: self._bell,
                 GroupWritten: lambda slot, ask: self.streaming_sources.write(
                     slot, ask.ask.payload, ask.ask.ranges
                 ),
@@ -227,6 +239,7 @@ class Lan:
             ),
             **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
             Probe: lambda home, message: self.peers.send(home, Probed(message.number)),
+            HeldUp: lambda home, message: self.plan_executor.cells.held_up(home),
             LastLinesSent: self._last_lines,
             WorkersNow: lambda home, message: self._have_workers(home, message.count),
             RemoveNode: lambda home, message: self.draining.begin(),
@@ -236,6 +249,11 @@ class Lan:
             GroupSentTaken: self._group_message,
             GroupSourceEnded: self._group_message,
         }
+
+    def _bell(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        self.small_calls.bell(slot, ask.generation, ask.rank, self.local.requests.given)
+        self.host.reply(slot, Reply(request.number))
 
     def _counts(self) -> dict[str, int]:
         sent, received = self.links.moved()
@@ -291,13 +309,13 @@ class Lan:
         return True
 
     def _again(self, message: NodeAdmitted) -> None:
-        """A new manager may know of nodes that have joined or were lost meanwhile."""
+        """Updates the members from a new manager's list, which may name other nodes."""
         found = {member.node: member for member in message.members}
         members = self.membership.members
         for number, member in list(members.items()):
             if number not in found or found[number].incarnation != member.incarnation:
                 self._went(number)
-        self.membership.numbers = message.given  # including nodes of which this one never heard
+        self.membership.numbers = message.given  # including nodes that this one never knew
         gone = set(range(message.given)) - set(found)
         self.missing.confirm(gone)
         self.missing.again()
@@ -348,7 +366,7 @@ class Lan:
             self.spares.came()
 
     def _have_workers(self, home: int, count: int) -> None:
-        """That host has `count` workers in its common pool."""
+        """Notes that the host `home` has `count` workers in its common pool."""
         member = self.membership.have_workers(home, count)
         if member is not None:
             self.local.delegation.set_runner(home, member.node, count)
@@ -366,6 +384,7 @@ class Lan:
         local.delegation.lose_runner(home)
         local.guests.lose_peer(home)
         self.links.lose_node(number)
+        self.plan_executor.cells.pairs.lose(number)
         self.replicas.lose_peer(home)
         local.messages.lose_node(number)
         self.draining.lose_peer(home)
@@ -379,7 +398,7 @@ class Lan:
         local.remote_objects.lose_node(number)
 
     def lost(self, member: Member) -> None:
-        """This node has lost contact with a member, of which the manager has not said anything."""
+        """Treats a member as lost because this node has lost contact; the manager decides later."""
         if member.node in self.membership.members:
             self._went(member.node)
             self.missing.add(member)
@@ -393,7 +412,7 @@ class Lan:
             to.cut_off(f"this host has lost {count} others")
 
     def freed(self, oid: int) -> None:
-        """The node has collected a header of its own."""
+        """The node has collected a header of its own table."""
         one = self.local.imports.by_oid.get(oid)
         self.local.imports.freed(oid)
         if one is not None and oid not in self.local.imports.by_oid:
@@ -446,7 +465,7 @@ class Lan:
         self.host.reply(slot, Reply(request.number, self.draining.numbers))
 
     def _asked_to_drain(self, slot: int, request: Request) -> None:
-        """A process asks that a node leaves the cluster."""
+        """A process of this host asks for the removal of a node from the cluster."""
         number = request.ask.node  # type: ignore[union-attr]
         member = self.membership.members.get(number)
         why = ""
@@ -461,8 +480,8 @@ class Lan:
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def look(self, done: list[int]) -> None:
-        """Words in shared memory may have changed. done: tasks in the node's own tables that have
-        ended."""
+        """Polls these rooms, because words in shared memory may have changed. done: tasks in the
+        node's own tables that have ended."""
         local = self.local
         local.guests.completed(done)
         local.delegation.look()

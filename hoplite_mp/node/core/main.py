@@ -1,8 +1,8 @@
 """The node's process: its sockets and its loop.
 
-Why it exists: one process of each host owns what the others share, and survives each of them. It
-sleeps in epoll; a client that has changed a word in shared memory that concerns the node wakes it
-by a write to its eventfd.
+Why it exists: one process of each host owns what the others share, and goes on when a worker or an
+attached driver dies. It sleeps in epoll. A client that changes a word in shared memory which the
+node must read wakes the node by a write to its eventfd.
 It must never know: Python values, user code.
 """
 
@@ -92,8 +92,8 @@ class Process:
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
     ) -> None:
-        """The supervisor was asked for a worker; these are this node's ends of its line and
-        pipes."""
+        """Adds a worker that the supervisor starts or has started. line, out, err: this node's ends
+        of the worker's line and output pipes."""
         self.node.worker_joins(slot, line, out, err, audience)
 
     def from_supervisor(self) -> None:
@@ -182,7 +182,7 @@ def _to_hosts(
     from hoplite_mp.node.shell.driver_door import DriverDoor
     from hoplite_mp.node.shell.tcp_connections import TcpConnections
 
-    # Under TLS each block costs some Python, so blocks are as large as possible.
+    # Under TLS Python code handles each block, so blocks are as large as possible.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
     engine = _engine.Engine(lan.home, block_bytes)
     return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)

@@ -1,8 +1,8 @@
-"""This node's connection to its manager: joining, sending, and reconnecting after its death.
+"""This node's connection to its manager: joining, sending, and finding the next manager.
 
 Why it exists: the manager's process may die while the cluster lives; its supervisor then starts
-another one at the same address. Until that is found, only work that needs a new plan waits. A new
-manager knows nothing, so each node reports to it what the node holds and waits for.
+another one at the same address. Until the node has found it, only work that needs a new plan waits.
+A new manager knows nothing, so each node reports to it what the node holds and waits for.
 It must never know: what the messages of the rooms are about.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
@@ -35,7 +35,7 @@ from hoplite_mp.protocol.messages import (
     OperationFailed,
 )
 from hoplite_mp.protocol.reports import OperationEnded, Reported
-from hoplite_mp.protocol.terms import Leads, StandbyNamed
+from hoplite_mp.protocol.terms import Leads, StandbyNamed, VoteAsked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ MANAGER_SILENCES = 5.0
 MANAGER_ABSENT_S = 10.0
 # How many messages are kept to be repeated to the next manager: those in ONCE, which no report of a
 # room contains, and ends of operations, which the last manager may not have sent to every node.
-# Both are small, and these are more than a manager can have left unread.
+# Both kinds are small, and the limits exceed what a manager can have left unread when it dies.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -69,7 +69,9 @@ ONCE = (
     NodeLeaving,
 )
 ENDS = frozenset((Commit, OperationFailed, Forget))
-TERMS = frozenset((StandbyNamed, Leads))
+# VoteAsked: a standby may ask again over the connection over which this node has voted. Then this
+# node follows it already, and the question is ignored.
+TERMS = frozenset((StandbyNamed, Leads, VoteAsked))
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -158,7 +160,7 @@ class Management:
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
         self.failover: Failover | None = None  # set if there is a standby
-        self.host: int | None = None  # id of the manager's host; None: it is this one
+        self.host: int | None = None  # id of the manager's host; None: this host
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
         self._incarnation = 0  # counts attempts to join
@@ -171,13 +173,15 @@ class Management:
     # -- messages ------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Sends a message to the manager. Without one it is dropped, because the next manager gets
-        a report, and what no report contains is kept for it here."""
+        """Sends a message to the manager. If there is none, the message is dropped, because the
+        next manager gets a report; messages that no report contains are kept here for it."""
         if isinstance(message, ONCE):
             self._sent.append(message)
         elif isinstance(message, HostMeasured):
             self._measured[-1] = message
-        elif isinstance(message, LinkMeasured):
+        elif isinstance(message, LinkMeasured) and message.bytes_per_s is None:
+            # Rates of pairs are not kept, because the next manager must not take old ones for new;
+            # they are measured again.
             self._measured[message.peer] = message
         if self.wire is not None:
             self.wire.send(encode(message))
@@ -222,9 +226,16 @@ class Management:
             self.host, stream = admission.peer.host, admission.stream
         self._speak(stream, [self.above.joining(self._incarnation)])
 
+    def announce_leaving(self) -> bool:
+        """Tells the manager that nothing on this host is needed any more. False: it cannot be told
+        yet, because no manager has let this node in."""
+        if self.life.standing:
+            self.send(NodeLeaving(self.client.number, self._incarnation))
+        return self.life.standing
+
     def _join_again(self, reason: str) -> bool:
-        """Asks the next manager, if the first one has died while it let this node in. False: there
-        will be none, or the time for joining is over."""
+        """Asks the next manager to let this node in, because the first one has died before it did.
+        False: there will be no other manager, or the time for joining is over."""
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
             return False
@@ -383,7 +394,7 @@ class Management:
         self._return(stream)
 
     def _silent(self, seconds: float) -> None:
-        """The manager has been silent for too long: its host is cut off, or this one is."""
+        """The manager has been silent for too long, so its host or this one is cut off."""
         if self.failover is not None and self.wire is not None:  # `_lost` looks for another manager
             self.wire.close(f"it has been silent for {seconds:.1f} s")
             return

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alone", "Membership"]
 
-NUMBER = 0  # of the only node in a cluster of one host
+NUMBER = 0  # the number of the only node in a cluster of one host
 GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
 
 
@@ -119,7 +119,7 @@ class Membership:
         self.members: dict[int, Member] = {}  # by number, in order of joining
         # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
-        self.numbers = 1  # how many node numbers were given, as far as this node knows
+        self.numbers = 1  # how many node numbers the manager has given, as far as this node knows
         self.workers_now: int | None = None  # number of workers, if it has changed since joining
 
     @property

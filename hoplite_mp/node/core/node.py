@@ -93,7 +93,7 @@ class Node:
         self.rooms.workers.line_ended(slot)
 
     def refuse_collective(self, ask: Any, why: str) -> None:
-        """Fails a collective whose request could not be decoded."""
+        """Fails a collective whose request could not be decoded or handled."""
         self.rooms.operations.refuse(ask, why)
 
     def worker_joins(self, slot: int, line: Any, out: int, err: int, audience: int = 0) -> None:
@@ -129,7 +129,7 @@ class Node:
     # -- one turn ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Words in shared memory may have changed."""
+        """Runs one turn of all rooms, because words in shared memory may have changed."""
         done = self.rooms.begin_turn()
         if self.lan is not None:
             self.lan.look(done)

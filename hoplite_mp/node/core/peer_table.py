@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
 
 Taker = Callable[[int, Any], object]  # called with the id of the sending host, and the message
-# Answers, which carry the number of the question (node/questions.py).
+# Types of answers. Each answer carries the number of its question (node/questions.py).
 ANSWERS = (
     looking.LookTold,
     peers.ActorBegun,

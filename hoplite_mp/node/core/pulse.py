@@ -53,7 +53,7 @@ class Pulse:
 
     def received(self) -> None:
         """Something has arrived from the manager."""
-        # If this loop is late, so is its reading of the message: that is not the manager's silence.
+        # A late loop reads the message late, and its own delay is not the manager's silence.
         self._silence.heard(min(self._loop.now(), self._look_at))
 
     def stop(self) -> None:
@@ -66,8 +66,8 @@ class Pulse:
             self._send(BEAT)
 
     def _look(self) -> None:
-        """Checks for silence, in the loop. If the loop is late, beats that have arrived meanwhile
-        are only read after this timer, so that time does not count as silence."""
+        """Checks for silence, in the loop. A late loop reads the beats that have arrived meanwhile
+        only after this timer, so its delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

@@ -71,7 +71,7 @@ class Above(
     """All that these rooms ask of rooms above them."""
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
-        """Sends a message to the node of the host with that id; False: there is none."""
+        """Sends a message to the node of the host with that id; False: there is no such node."""
 
 
 class Rooms:
@@ -137,7 +137,7 @@ class Rooms:
         self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
         self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
-        self.groups = groups.Groups(host, self.messages, above)
+        self.groups = groups.Groups(host, self.requests, self.messages, above)
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
@@ -175,8 +175,8 @@ class Rooms:
         return self.host.client.number
 
     def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
-        """The name of an actor's track in a trace, for the process in that slot; "": the process is
-        no actor. ended: the worker, if its process has ended."""
+        """The name of the track in a trace of the actor that runs in that slot; "" if the process
+        there is no actor. ended: the worker, if its process has ended."""
         worker = ended or self.workers.all.get(slot)
         actor = None if worker is None else self.actors.by_pool.get(worker.pool)
         return "" if actor is None else track_name(actor)

@@ -53,12 +53,12 @@ class StandingRequests:
         return {Standing: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process waits until this node has joined."""
+        """A process asks to be answered when this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 
     def answer(self) -> None:
-        """Answers all who wait, as soon as this node has joined or has failed to."""
+        """Answers all waiting requests if this node has joined or has failed to join."""
         management = self.management
         if not self.life.standing and management.join_error is None:
             return

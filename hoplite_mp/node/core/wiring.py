@@ -49,6 +49,10 @@ class Upward:
     def restore_elsewhere(self, oid: int) -> bool | None:
         return self.rooms.remote_objects.restore(oid)
 
+    def unreadable(self, oid: int, why: str) -> None:
+        lost = errors.ObjectLostError(f"object {self.public(oid).hex()} is lost: {why}")
+        self.rooms.results.replace_spilled(oid, lost)
+
     def make_room(self) -> None:
         if self.lan is not None:
             self.lan.recovering.lineage.make_room()
@@ -154,8 +158,11 @@ class Upward:
     # -- node/tasks/delegation.py ------------------------------------------------------------------
 
     def post(self, oid: int) -> None:
-        rooms = self.rooms
-        if oid in rooms.resources.held:  # it holds resources, of this host or of another one
+        rooms, workers = self.rooms, self.rooms.workers
+        pool = workers.tasks.pool_of(oid)
+        if pool not in workers.pools and not self.is_far_actor(pool):
+            workers.fail_closed(oid)  # it was closed while another host had the task
+        elif oid in rooms.resources.held:  # it holds resources, of this host or of another one
             rooms.resources.again(oid)
         else:
             rooms.workers.announce(oid, False)
@@ -180,6 +187,13 @@ class Upward:
             f"the actor has lost its state: node h{number} was lost while {name}() was under way "
             "there, and it may have begun"
         )
+
+    def holds_inner(self, oid: int, holds: list[Any]) -> None:
+        sweeper = self.rooms.sweeper
+        if oid in sweeper.inner:  # its submitter is dead
+            sweeper.inner[oid] = holds
+        else:
+            sweeper.results.untaken[oid] = holds
 
     def is_far_actor(self, pool: int) -> bool:
         lan = self.lan
@@ -260,8 +274,8 @@ class Upward:
     # -- node/tasks/rounds.py ----------------------------------------------------------------------
 
     def audience_of(self, slot: int) -> int:
-        """The driver that gets the lines of tasks that the client in that slot submits: that of the
-        task which runs in the slot, or the client itself if it is a driver."""
+        """The audience (the driver to which output is sent) of tasks that the client in that slot
+        submits: that of the task which runs in the slot, or the client itself if it is a driver."""
         tasks = self.rooms.host.tasks
         running = tasks.running(slot)
         return (running and tasks.audience(running)) or self.driver_name(slot)
@@ -272,6 +286,9 @@ class Upward:
         assert self.lan is not None
         self.lan.membership.workers_now = 0
         self.rooms.actors.leave()
+
+    def drained(self) -> bool:
+        return self.rooms.management.announce_leaving()
 
     def has_calls(self, home: int) -> bool:
         return self.lan is not None and self.lan.far_actors.has_calls(home)

@@ -34,8 +34,8 @@ class Letter:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """Follows the last message of the member that held that rank until that version of the
-    members."""
+    """Follows the last message of a member. `rank`: the rank that it held; `version`: a version of
+    the members that does not have it any more."""
 
     rank: int
     version: int
@@ -50,7 +50,8 @@ class Box:
         self.announce = announce
         self.arrived: dict[int, Letter] = {}  # by number: complete, and not received yet
         self.last = 0  # number of the latest message that was released
-        # By rank: how many members of that rank have ended, with all they sent released.
+        # By rank: how many members that held it have ended, counted when all their messages have
+        # been released.
         self.ended = [0] * size
         self.gone = 0  # bits of the ranks from which nothing more will come
         # (rank, node) of a sender -> its first incomplete message, and everything it sent after
@@ -67,7 +68,7 @@ class Box:
     # -- what arrives --------------------------------------------------------------------------
 
     def add(self, rank: int, node: int, one: Letter | End) -> None:
-        """Adds what a member has sent next."""
+        """Adds the next message of a member, or its End."""
         if isinstance(one, Letter) and node in self._lost:
             return
         # Ignore the end of a member that had left before this one joined.
@@ -82,7 +83,8 @@ class Box:
         self._advance(letter.source, node)
 
     def lose(self, rank: int, node: int) -> None:
-        """Drops that sender's incomplete messages, and all that it sent after them."""
+        """Drops that sender's first incomplete message and all that follow it, but not its End.
+        Later messages from its node are not accepted."""
         self._lost.add(node)
         incoming = self._incoming.get((rank, node), deque())
         whole = 0
@@ -129,7 +131,8 @@ class Box:
     # -- senders -------------------------------------------------------------------------------
 
     def expect_end(self, rank: int, node: int, version: int) -> None:
-        """The member at that rank is gone since that version: its End will come, or has come."""
+        """The member at that rank is gone since that version. Its End is due, unless it has come
+        already."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
 
@@ -159,7 +162,7 @@ class Box:
         return found, self.ended, self.gone, upto < self.last
 
     def close(self) -> None:
-        """Releases all messages: the member is gone."""
+        """Releases all messages, because the member is gone."""
         self.arrived.clear()
         for incoming in self._incoming.values():
             for one in incoming:

@@ -11,17 +11,18 @@ It must never know: how bytes move, how arrays are added, how members wait.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.node.groups.group_decisions import Outcome, decide
+from hoplite_mp.node.groups.group_decisions import Outcome, decide, lost
 from hoplite_mp.node.groups.group_state import InProgress, MemberCall, State
 from hoplite_mp.node.groups.speculative_start import (
     decide_speculatively,
     fill_in,
-    fits,
+    is_other,
     lacks,
     wait_s,
 )
@@ -32,6 +33,7 @@ from hoplite_mp.protocol.group_calls import (
     GroupGo,
     GroupPart,
     GroupSkip,
+    GroupSmall,
     GroupStart,
     GroupSync,
     error_kind,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.groups.group_results import GroupResults
     from hoplite_mp.node.groups.group_state import Known
+    from hoplite_mp.node.groups.small_calls import SmallCalls
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.group_calls import GroupMessage
     from hoplite_mp.protocol.local import GroupCall
@@ -50,20 +53,20 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCalls"]
 
-# Messages kept for a group that this node does not know yet (two from each node suffice), and the
-# number of such groups: messages that arrive after a group was closed are dropped in the end.
+# How many messages are kept for a group that this node does not know (two from each node suffice),
+# and for how many such groups. They are bounded because a closed group's messages may arrive late.
 EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
-ATTEMPT_BITS = 8  # bits of an attempt's counter; above: the members' version
+ATTEMPT_BITS = 8  # an attempt's number: the members' version, then a counter of so many bits
 _log = logging.getLogger("hoplite_mp")
 
 
 class GroupCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
-    def __init__(self, host: HostContext, results: GroupResults) -> None:
+    def __init__(self, host: HostContext, results: GroupResults, small: SmallCalls) -> None:
         self.loop = host.loop
         self.client = host.client
         self.roster = host.roster
@@ -71,7 +74,9 @@ class GroupCalls:
         self.send_manager = host.send_manager
         self.clients = host.clients
         self.results = results
+        self.small = small
         self.states: dict[int, State] = {}  # by generation
+        small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
 
@@ -82,6 +87,13 @@ class GroupCalls:
         state = self.states.get(members.generation)
         if state is None:
             state = self.states[members.generation] = State(members, known)
+            self.small.add(known)
+        if state.owned:  # the engine must not commit a call after this node has reported its calls
+            self.small.close(state, partial(self._changed, state, members))
+        else:
+            self._changed(state, members)
+
+    def _changed(self, state: State, members: GroupMembers) -> None:
         state.members = members
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
@@ -107,11 +119,11 @@ class GroupCalls:
         state.synced = set()
         living, knowing = state.nodes, state.knowing
         state.parts = {
-            node: part  # a part of a later version is from a member that this node will hear of
+            node: part  # if of a later version, its member has yet to be announced to this node
             for node, part in state.parts.items()
             if node in living or part.version > members.version
         }
-        if self.client.number not in state.nodes:  # it receives no more about the group
+        if self.client.number not in state.nodes:  # no member is left here to read a result
             self._let_go(state)
             state.result, state.owed = [], None
         if state.leader != self.client.number:
@@ -126,12 +138,12 @@ class GroupCalls:
                 state.last,
                 tuple(state.starts.items()),
             )
-            self._send(state, state.leader, sync)
+            self.send(state, state.leader, sync)
         state.last_part = None
         state.awaiting_local = False  # that attempt was made for other members
         self._tell(state)
         for node, pending in list(state.syncs.items()):
-            if node in knowing and node != self.client.number:  # one of this version counts now
+            if node in knowing and node != self.client.number:  # it counts if of this version
                 self._sync(state, node, pending)
 
     def closed(self, generation: int) -> None:
@@ -139,8 +151,9 @@ class GroupCalls:
         state = self.states.pop(generation, None)
         if state is None:
             return
+        self.small.forget(generation)
         self._let_go(state)
-        for called in state.member_calls.values():
+        for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
     def _let_go(self, state: State) -> None:
@@ -153,53 +166,62 @@ class GroupCalls:
     # -- from members ---------------------------------------------------------------------------
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member on this host has made its next call."""
+        """A member on this host has made its next call. Its parts, which it may still be writing,
+        are pinned at once, even if the engine has to give the calls back first."""
         state = self.states.get(ask.generation)
-        before = None if state is None else state.member_calls.get(ask.rank)
-        if state is None or ask.call < state.calls or (before and before.ask.call == ask.call):
+        if state is None:
             self.results.refuse(slot, ask)
             return
-        if before is not None:
-            self.results.unpin(before.holds)
         holds = []
         try:
             holds = self.results.pin(slot, ask)
         except (ValueError, StoreFullError) as error:
             ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
-        state.member_calls[ask.rank] = MemberCall(ask, slot, holds)
+        self._called(state, MemberCall(ask, slot, holds))
+
+    def _called(self, state: State, called: MemberCall) -> None:
+        ask = called.ask
+        if state.owned:
+            state.deferred_calls.append(called)
+            self.small.give_way(state, ask.call, partial(self._given_way, state, called))
+            return
+        before = state.member_calls.get(ask.rank)
+        if ask.call < state.calls or (before and before.ask.call == ask.call):
+            self.results.unpin(called.holds)
+            return
+        if before is not None:
+            self.results.unpin(before.holds)
+        state.member_calls[ask.rank] = called
         self._tell(state)
+
+    def _given_way(self, state: State, called: MemberCall) -> None:
+        """Takes up a member's call that waited for the engine to give the calls back."""
+        state.deferred_calls.remove(called)
+        if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
+            self._called(state, called)
+        else:  # its member is gone
+            self.results.unpin(called.holds)
 
     def _tell(self, state: State) -> None:
         """Sends this node's parts to the leading node when all members here have called."""
-        if not state.members.formed or state.leader is None:
+        if state.owned or not state.members.formed or state.leader is None:
             return
-        asks = self._asks(state)
+        asks = state.asks(self.client.number)
         if asks is None:
             return
         if state.last_part == (state.members.version, state.calls):
             return
         state.last_part = state.members.version, state.calls
-        self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
+        self.send(state, state.leader, self.results.part(state.members, state.calls, asks))
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)
 
-    def _asks(self, state: State) -> list[GroupCall] | None:
-        """The next call of all members here; None if not all have made it, or there are none."""
-        ranks = state.ranks_of(self.client.number)
-        called = [state.member_calls[rank] for rank in ranks if rank in state.member_calls]
-        asks = [one.ask for one in called if one.ask.call == state.calls]
-        return asks if asks and len(asks) == len(ranks) else None
-
-    def _send(self, state: State, node: int, message: GroupMessage) -> None:
+    def send(self, state: State, node: int, message: GroupMessage) -> None:
         if node == self.client.number:
             self.receive(node, message)
         elif node in self.roster.by_number:
             self.send_peer(self.roster.by_number[node].home, message)
-
-    def _this_last(self, nodes: Iterable[int]) -> list[int]:
-        """This node last, because it acts at once, which would delay the others' messages."""
-        return sorted(nodes, key=lambda node: node == self.client.number)
 
     # -- from nodes -----------------------------------------------------------------------------
 
@@ -219,9 +241,14 @@ class GroupCalls:
                     state.parts[node] = message
                     self._lead(state)
                 elif message.call < state.calls and state.last is not None:
-                    self._send(state, node, state.last)  # that node has missed the commit
+                    self.send(state, node, state.last)  # that node has missed the commit
             case GroupSync():
                 self._sync(state, node, message)
+            case GroupGo() | GroupCommit() if state.owned:  # the leading node's Python owns it
+                again = partial(self.receive, node, message)
+                self.small.give_way(state, message.call, again)
+            case GroupSmall():
+                self.small.receive(node, message)
             case GroupGo():
                 self._go(state, message)
             case GroupDone():
@@ -231,12 +258,13 @@ class GroupCalls:
                     state.start(message.rank, message.call)
                     state.known.board.set_start(message.rank, message.call)
                     self._tell(state)
-            case GroupSkip():
+            case GroupSkip() if node in state.knowing and not state.owned:
                 self._skip(state, message.call)
             case GroupCommit() if node in state.knowing:
                 self._commit(state, message)
-            case GroupCommit():
-                pass  # its leader is gone, and the living go on with what they have exchanged
+            case GroupCommit() | GroupSkip():
+                # The sender is gone, or the skip is older than the commit that opened small calls.
+                pass
 
     # -- leading -------------------------------------------------------------------------------
 
@@ -263,14 +291,14 @@ class GroupCalls:
         self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
     ) -> None:
         """Tells these nodes how many calls are over, and passes on the last known commit."""
-        for node in self._this_last(nodes):
+        for node in state.this_last(nodes, self.client.number):
             if last is not None:
-                self._send(state, node, last)
+                self.send(state, node, last)
             if last is None or last.call + 1 < calls:
-                self._send(state, node, GroupSkip(state.members.generation, calls))
+                self.send(state, node, GroupSkip(state.members.generation, calls))
 
     def _start_new(self, state: State) -> None:
-        """New members start with a call that nobody can have begun: the living may be waiting in
+        """New members start with the call after the next one, because the living may have begun
         the next one. A call that no living member could make is skipped."""
         members = state.members
         if not members.formed:
@@ -280,7 +308,7 @@ class GroupCalls:
             node = members.nodes[rank]
             assert node is not None
             start = GroupStart(members.generation, members.version, rank, state.calls + 1)
-            self._send(state, node, start)
+            self.send(state, node, start)
         if state.starts and not state.expected():
             self._hand_on(state, state.nodes, min(state.starts.values()), None)
 
@@ -293,10 +321,10 @@ class GroupCalls:
             self._lead(state)
 
     def _lead(self, state: State, *, late: bool = False) -> None:
-        """Decides the next call if all parts are here; `late`: perhaps without some of them."""
-        if state.leader != self.client.number:
+        """Decides the next call if all parts are here; if `late`, it may begin without some."""
+        if state.owned or state.leader != self.client.number:
             return
-        if state.in_progress is not None and not self._is_other(state, state.in_progress):
+        if state.in_progress is not None and not is_other(state, state.in_progress):
             return
         if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
             return
@@ -333,8 +361,8 @@ class GroupCalls:
             outcome.plans,
             tuple(sorted(outcome.waits)),
         )
-        for node in self._this_last(outcome.nodes):
-            self._send(state, node, go)
+        for node in state.this_last(outcome.nodes, self.client.number):
+            self.send(state, node, go)
 
     def _wait(self, state: State, first: GroupPart) -> None:
         """Waits a while for the missing members of a call that may begin without them."""
@@ -350,16 +378,6 @@ class GroupCalls:
 
         state.waited = call
         self.loop.call_later(seconds, over)
-
-    def _is_other(self, state: State, in_progress: InProgress) -> bool:
-        """Has a late member given other than was assumed? Then the attempt is given up."""
-        for part in state.parts.values():
-            if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):
-                if not fits(part, in_progress.outcome.plans[0]):
-                    state.in_progress = None
-                    return True
-                in_progress.missing.difference_update(part.ranks)
-        return False
 
     def _done(self, state: State, node: int, message: GroupDone) -> None:
         moving = state.in_progress
@@ -379,8 +397,10 @@ class GroupCalls:
         members = state.members
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
-        for node in self._this_last(state.nodes):
-            self._send(state, node, outcome.commit(members, state.calls, node, self.client.number))
+        opens = outcome.opens(members, state.last) if self.small.possible else 0
+        about = self.client.number, opens
+        for node in state.this_last(state.nodes, self.client.number):
+            self.send(state, node, outcome.commit(members, state.calls, node, *about))
         for rank in admitted:
             self.send_manager(GroupAdmitted(members.name, members.generation, rank))
 
@@ -390,13 +410,13 @@ class GroupCalls:
         if message.call != state.calls:
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
-            return  # made for other members: the leading node will begin again
-        if state.go is not None:  # except for operations that are planned again, which go on
+            return  # made for other members, so the leading node will begin again
+        if state.go is not None:  # operations that are planned again go on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
-        if message.attempt >> ATTEMPT_BITS == state.members.version:  # without the gone
+        if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
             self.results.unpin(state.left)
         state.go, state.awaiting_local = message, False
-        asks = self._asks(state)
+        asks = state.asks(self.client.number)
         if asks is not None:
             self._fill_in(state, message, asks)
         elif state.ranks_of(self.client.number):
@@ -405,7 +425,7 @@ class GroupCalls:
             self._move(state, message)
 
     def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
-        """Begins an attempt, with parts of members here that the leading node did not know."""
+        """Begins an attempt; fills in parts of members here that the leading node only assumed."""
         if lacks(message, {ask.rank for ask in asks}):
             part = self.results.part(state.members, state.calls, asks)
             filled = fill_in(message, part)
@@ -428,12 +448,12 @@ class GroupCalls:
                     *self.results.plan_executor.meter.rates,
                     error,
                 )
-                self._send(state, leader, done)
+                self.send(state, leader, done)
 
         def done(failure: str, error: str) -> None:
             if failure:
                 say(failure, error)
-            else:  # no cell waits for parts that only this host's members read
+            else:  # parts that only members here read have no cell that waits for their bytes
                 self.results.when_written((one.holds for one in state.member_calls.values()), say)
 
         self.results.go(message, done)
@@ -442,21 +462,22 @@ class GroupCalls:
         if message.call < state.calls:
             return  # repeated after a change of the members
         given = message
-        if self._lacks(state, message):
+        if state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.owed = message  # the node that decided it has sent what is missing
                 return
-            given = _lost(message, state.members)  # an error here; others may have it all
-        # Calls may have been skipped: no member here took part in those.
+            given = lost(message, state.members)  # other nodes may have the whole result
+        # If this skips calls, no member here took part in them.
         state.owed = None
         go, state.go = state.go, None
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.results.drop(go)
             go = None
-        # Nothing is given to an ended process, even if the manager has not announced that yet.
+        # A process that has ended gets nothing, even if the manager has not announced its end yet.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
-        mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
+        here = state.here(self.client.number, message)
+        mine = {rank: slots.get(rank, 0) for rank in here}
         before = state.result
         oid, state.result = self.results.commit(given, go, mine)
         state.calls = message.call + 1
@@ -465,30 +486,15 @@ class GroupCalls:
         for rank in list(state.member_calls):
             if state.member_calls[rank].ask.call < state.calls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
+        if message.opens == state.members.version and state.nodes:
+            self.small.open(state, state.calls)
         state.known.board.commit(message.call, oid)
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
         self._tell(state)
         self._lead(state)
 
-    def _lacks(self, state: State, message: GroupCommit) -> bool:
-        """Was it passed on by another node, without this node's share of the result?"""
-        if message.to == self.client.number or message.whole or message.error:
-            return False
-        here = self._here(state, message)
-        if message.kind in ("reduce", "gather"):
-            return message.root in here
-        return bool(here)
-
-    def _here(self, state: State, message: GroupCommit) -> list[int]:
-        """The ranks of a decided call whose members are here; not members that joined after it."""
-        own = state.ranks_at(self.client.number)
-        return [r for r in message.ranks if r in own and own[r] <= message.call]
-
-
-def _lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
-    text = (
-        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
-        "what was to come here"
-    )
-    return msgspec.structs.replace(message, pieces=(), error="lost", message=text)
+    def resume(self, state: State) -> None:
+        """Goes on after the engine has given the calls back."""
+        self._tell(state)
+        self._lead(state)

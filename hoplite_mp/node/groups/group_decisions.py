@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import serial
-from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of
 from hoplite_mp.node.objects.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Outcome", "combine", "decide"]
+__all__ = ["Outcome", "combine", "decide", "lost"]
 
 NO_OBJECT = bytes(16)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """A decision: the bytes of `plans` move, and it is committed when the nodes in `waits` are
-    done."""
+    """A decision. It is committed when the bytes of `plans` have moved, which the nodes in `waits`
+    report."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -62,7 +62,16 @@ class Outcome:
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
 
-    def commit(self, members: GroupMembers, call: int, node: int, leader: int) -> GroupCommit:
+    def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
+        """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
+        next call on, and 0 while calls are large, because engines would yield each of them."""
+        whole = not members.joining and mask_of(self.ranks) == members.alive
+        large = self.attempt and (before is None or before.attempt)
+        return members.version if whole and not large else 0
+
+    def commit(
+        self, members: GroupMembers, call: int, node: int, leader: int, opens: int = 0
+    ) -> GroupCommit:
         """The commit message for one node, from the leading one."""
         ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
         pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
@@ -85,6 +94,7 @@ class Outcome:
             leader,
             node,
             len(pieces) == len(self.pieces),
+            opens,
         )
 
 
@@ -218,7 +228,7 @@ def _fold(
 
 
 def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
-    """Can the pieces be reduced with each other? If not, the call has failed."""
+    """Can the pieces be reduced with each other? If not, the outcome becomes an error."""
     first = pieces[0]
     for piece in pieces:
         if not piece.layout:
@@ -338,7 +348,7 @@ def _nodes(members: GroupMembers, ranks: Sequence[int]) -> list[int]:
 
 
 def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...]:
-    """Stripes owned by these nodes, as wide in proportion as in the group's own stripes."""
+    """Stripes owned by these nodes, with widths in the proportions of the group's own stripes."""
     widths = dict.fromkeys(owners, 0)
     for stripe in members.stripes:
         if stripe.owner in widths:
@@ -372,13 +382,23 @@ def _shared(
 def _passed_on(
     members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of a transfer from one node to the others, each of which forwards one; a reduce, the
-    mirror image, uses the same."""
+    """Stripes of a transfer from one node to the others, each of which forwards one. A reduce uses
+    the same stripes, because it is the mirror image."""
     hosts = _snapped([root, *others], rates)
     if hosts is None or len(others) < 2:
         return _weighted(members, others)
     _, _, shares = cost.broadcast(nbytes, hosts[0].up, hosts[1:])
     return cut(zip(others, shares, strict=True))
+
+
+def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
+    """The commit as an error, for a node whose share of the result was lost with the node that
+    decided the call."""
+    text = (
+        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
+        "what was to come here"
+    )
+    return msgspec.structs.replace(message, pieces=(), error="lost", message=text)
 
 
 def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:

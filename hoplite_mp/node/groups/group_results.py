@@ -1,8 +1,8 @@
 """Parts and results of a Group's calls on one host: what members give, and what they will read.
 
-Why it exists: between members' arrays and the messages about them are the node's blocks. The result
-of a call becomes one object that all members on this host read; the node holds it until they have
-all begun the next call.
+Why it exists: messages about a call only describe large arrays, whose bytes lie in the node's
+store. The result of a call becomes one object that all members on this host read; the node holds it
+until they have all begun the next call.
 It must never know: who decides, when a call is over.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
-from hoplite_mp.contributions import PREFIXES, TARGETED, mask_of, shortened
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.group_decisions import combine
@@ -99,9 +99,9 @@ class GroupResults:
         return memoryview(got)
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        """Holds and pins what a member gives, so that it is not spilled during the call.
-        StoreFullError: there is no room for it. ValueError: this host's clients do not send such a
-        part."""
+        """Holds and pins what a member gives, so that it is not spilled during the call. Raises
+        StoreFullError if there is no room for it, and ValueError for a block that the member does
+        not lease, which no correct client hands over."""
         found: list[Any] = []
         failure: Exception | None = None
         for part in ask.parts:
@@ -111,15 +111,15 @@ class GroupResults:
                 elif not isinstance(part, bytes):
                     found.append(self.streaming_sources.take(slot, *part))
             except (ValueError, StoreFullError) as error:
-                failure = failure or error  # the remaining blocks are handed over nevertheless
+                failure = failure or error  # the remaining blocks are taken over nevertheless
         if failure is not None:
             self.unpin(found)
             raise failure
         return found
 
     def refuse(self, slot: int, ask: GroupCall) -> None:
-        """Refuses a call that came too late; blocks handed over with it are freed once fully
-        written."""
+        """Ignores a call that came after its group was closed; blocks handed over with it are freed
+        once they are fully written."""
         for part in ask.parts:
             if isinstance(part, tuple):
                 self.streaming_sources.let_go(self.streaming_sources.take(slot, *part))
@@ -195,7 +195,7 @@ class GroupResults:
         data: Any = None
         blocks = self._blocks(message, go, mine, holds)
         if message.error or not mine:
-            pass  # nobody here reads it; the message is kept for nodes that may have missed it
+            pass  # members here read only the error, or there are none
         elif message.kind in FOLDING:
             data = self._folded(message, go, blocks, mine)
         else:
@@ -236,7 +236,7 @@ class GroupResults:
                 slot = mine[takers[0]] if len(takers) == 1 else 0
                 if slot and payload in self.store.leases:
                     self.store.leases[payload] = slot
-                    found[index] = payload, nbytes
+                    found[index] = payload, nbytes, takers[0]
                 else:
                     found[index] = self._object(payload, nbytes, holds)
         return found
@@ -247,7 +247,7 @@ class GroupResults:
         """The ranks here that read a block."""
         kind, root = message.kind, message.root
         if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
-            return []  # parts of a fold without a kernel, which the node reads
+            return []  # parts of a fold without a kernel, which only the node itself reads
         if kind == "reduce_scatter":
             return [index] if index in mine else []
         if kind in ("reduce", "gather"):
@@ -266,7 +266,7 @@ class GroupResults:
         blocks: dict[int, Any],
         mine: dict[int, int],
     ) -> Any:
-        """[the whole result], or slices by rank; None if nobody here reads it."""
+        """[the whole result], or slices by rank; None if no member here reads it."""
         if message.pieces:  # a small result, or all parts of a fold without a kernel
             payload = message.pieces[0].payload
             return [self._combined(message, blocks, go) if payload is None else payload]
@@ -282,14 +282,17 @@ class GroupResults:
         mine: dict[int, int],
         holds: list[Any],
     ) -> Any:
-        """Payloads and refs by (source, target)."""
+        """Payloads, refs and (payload, bytes, rank that gets it) of blocks, by (source, target)."""
         found = {}
         for piece in message.pieces:
             got: Any = piece.payload
             source = None if got is not None else self.streaming_sources.get(piece.object)
             if source is not None:  # a block that a member here has written
-                read = _read_here(message, piece, mine)
-                got = self._object(*self.streaming_sources.keep(source), holds) if read else None
+                if _read_here(message, piece, mine):
+                    got = self._object(*self.streaming_sources.keep(source), holds)
+                elif _comes_back(message, piece) and (slot := mine.get(piece.source)):
+                    payload, nbytes = self.streaming_sources.keep(source)  # nobody else needs it
+                    self.store.leases[payload], got = slot, (payload, nbytes, piece.source)
             elif got is None:
                 got = self._piece(piece, go, blocks)
             if got is not None:
@@ -335,3 +338,10 @@ def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool
     if piece.target >= 0:
         readers &= {piece.target}
     return bool(readers)
+
+
+def _comes_back(message: GroupCommit, piece: Piece) -> bool:
+    """Does the rank that gave this piece get it back in its own result?"""
+    if message.kind in ROOTED and piece.source != message.root:
+        return False
+    return message.kind not in PREFIXES and piece.target in (-1, piece.source)

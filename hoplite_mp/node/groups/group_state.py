@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from hoplite_mp import _tasks
     from hoplite_mp.node.groups.group_decisions import Outcome
     from hoplite_mp.planner.topology import Host
@@ -42,7 +44,7 @@ class Known:
     left: set[int] = field(default_factory=set)
     # The ranks in `left` whose members did not leave in order.
     died: set[int] = field(default_factory=set)
-    hold: Any = None  # on a committed result whose leader has died
+    hold: Any = None  # on a committed result whose leader has left or died
     held_call: int = 0
 
 
@@ -81,9 +83,14 @@ class State:
     result: list[Any] = field(default_factory=list)  # holds on the last result
     # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
     starts: dict[int, int] = field(default_factory=dict)
+    # While the engine owns the calls (small_calls), `calls` and `last` may lag behind. The actions
+    # in `deferred` run when the engine has given the calls back.
+    owned: bool = False
+    deferred: list[Callable[[], None]] = field(default_factory=list)
+    deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
     awaiting_local: bool = False  # `go` cannot begin before members on this node have called
-    # The next fields are used by the leading node only.
+    # The fields from here to `rates` are used by the leading node only.
     # node -> its part of an undecided call
     parts: dict[int, GroupPart] = field(default_factory=dict)
     synced: set[int] = field(default_factory=set)
@@ -97,6 +104,19 @@ class State:
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.
     owed: GroupCommit | None = None
+
+    @staticmethod
+    def this_last(nodes: Iterable[int], number: int) -> list[int]:
+        """This node last, because it acts at once, which would delay the others' messages."""
+        return sorted(nodes, key=lambda node: node == number)
+
+    def asks(self, node: int) -> list[GroupCall] | None:
+        """The next call of all members of this node; None if not all have made it, or there are
+        none."""
+        ranks = self.ranks_of(node)
+        called = [self.member_calls[rank] for rank in ranks if rank in self.member_calls]
+        asks = [one.ask for one in called if one.ask.call == self.calls]
+        return asks if asks and len(asks) == len(ranks) else None
 
     def ranks_of(self, node: int) -> list[int]:
         """The ranks on a node that take part in the next call."""
@@ -145,8 +165,24 @@ class State:
         go = self.go
         return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
 
+    def lacks(self, node: int, message: GroupCommit) -> bool:
+        """Was it passed on by another node than the one that decided it, without this node's share
+        of the result?"""
+        if message.to == node or message.whole or message.error:
+            return False
+        here = self.here(node, message)
+        if message.kind in ("reduce", "gather"):
+            return message.root in here
+        return bool(here)
+
+    def here(self, node: int, message: GroupCommit) -> list[int]:
+        """The ranks of a decided call whose members are on that node; not members that joined after
+        it."""
+        own = self.ranks_at(node)
+        return [r for r in message.ranks if r in own and own[r] <= message.call]
+
     @property
     def leader(self) -> int | None:
-        """The leading node; None if no member counts yet."""
+        """The leading node, which has the lowest living rank; None if no rank is alive."""
         rank = self.members.leader
         return None if rank is None else self.members.nodes[rank]

@@ -55,6 +55,8 @@ def group_waits(
             found["made"] = [rank for rank in members if rank not in missing]
         elif formed and state is not None:
             _over_hosts(client.number, state, found)
+            if state.owned and hosts is not None:
+                _in_engine(client.number, state, hosts.small.boards[known.generation], found)
         yield found
 
 
@@ -79,6 +81,16 @@ def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
     found["kind"] = " or ".join(sorted(kinds))
     found["made"] = sorted(made)
     found["awaited"] = sorted(known - made)
+
+
+def _in_engine(number: int, state: State, board: _tasks.SmallBoard, found: dict[str, Any]) -> None:
+    """Fills in what the board shows of calls that the engine owns, that is, which members here have
+    made the next one. If all have, members elsewhere are awaited, which only the engine knows."""
+    call = max(state.calls, board.done())
+    here = state.ranks_of(number)
+    found["call"], found["kind"], found["moving"] = call, "", []
+    found["made"] = [rank for rank in here if board.given(rank) > call]
+    found["awaited"] = [rank for rank in here if board.given(rank) <= call]
 
 
 def _member(

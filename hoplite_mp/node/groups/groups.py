@@ -1,8 +1,8 @@
 """Groups on this host: boards in shared memory, membership as the manager decides it.
 
-Why it exists: members join and leave through the planner, calls do not involve it. The node writes
-the masks on the boards, wakes the members, and after a member's death holds what that member had
-committed.
+Why it exists: members join and leave through the planner, but calls do not involve it. The node
+writes the masks on the boards, wakes the members, and after a member has left or died holds what
+that member had committed.
 It must never know: what members send each other.
 """
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups.group_calls import GroupCalls
     from hoplite_mp.node.groups.point_to_point import PointToPoint
     from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.requests import Requests
     from hoplite_mp.protocol.groups import GroupEnd
     from hoplite_mp.protocol.reports import Report
 
@@ -58,16 +59,19 @@ class Above(Protocol):
 class Groups:
     """All Groups with a member on this host, and their boards."""
 
-    def __init__(self, host: HostContext, messages: PointToPoint, above: Above) -> None:
+    def __init__(
+        self, host: HostContext, requests: Requests, messages: PointToPoint, above: Above
+    ) -> None:
         self.client = host.client
         self.tasks = host.tasks
         self.send = host.send_manager
         self.reply = host.reply
+        self.requests = requests
         self.messages = messages
         self.above = above
         self.known: dict[int, Known] = {}  # board -> group
-        # Requests to join of living processes: request -> (number of the process's call, what the
-        # manager was asked).
+        # Requests to join of living processes: number of the request -> (number that the reply to
+        # the process needs, what the manager was asked).
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest generation that this node has received
@@ -99,6 +103,9 @@ class Groups:
         """Replies once what this member had committed is held for members that still read it."""
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
+        self._left(ask, slot)
+
+    def _left(self, ask: GroupLeave, slot: int) -> None:
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
                 self._gone(known, ask.rank)
@@ -108,8 +115,8 @@ class Groups:
         self.send(GroupLeft(*about, slot, generation))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
-        """Why nobody joins that member's group: (True, reason) if the member itself was taken out,
-        else (False, the last refusal of a request to join)."""
+        """Why that member's group is not complete: (True, reason) if the member itself was taken
+        out, else (False, the last refusal of a request to join)."""
         over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
         return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
@@ -171,6 +178,11 @@ class Groups:
             hosts = self.hosts is not None
             place = message.board, message.generation, message.rank, hosts, identity
             self.reply(slot, Reply(number, place))
+            leaves = GroupLeave(known.name, known.generation, message.rank)
+            if self.requests.is_latest(slot, number):
+                self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
+            else:  # Ctrl-C: the process has no Group of this
+                self._left(leaves, slot)
         elif isinstance(message, GroupRefused):
             number, asked = self.joining.pop(message.request, (0, None))
             if asked is None:
@@ -200,8 +212,9 @@ class Groups:
         return True
 
     def _give_up(self, message: GroupGivenUp) -> None:
-        """Makes that member raise why its group will never be complete. The member notices because
-        another client's slot is at its rank of the board, or the board is another group's."""
+        """Makes that member raise an error that says why its group will never be complete. The
+        member notices that its rank of the board has another client's slot, or that the board is
+        another group's."""
         known, rank, slot = self.known.get(message.board), message.rank, message.client
         if known is None or known.generation != message.generation:
             return
@@ -222,8 +235,8 @@ class Groups:
             home, oid = ids.unpack_id(task)
             if home != self.client.home or self._is_over(oid):
                 over.append(task)
-            # Finishing it wakes this process; `_say_over` below also covers one that has ended
-            # before.
+            # The node is woken when the task ends, because it is parked there. `_say_over` below
+            # reports a task that ended just before that.
             else:
                 self.awaited[task] = oid, self.tasks.park([oid])
         self._say_over(over)
@@ -252,12 +265,13 @@ class Groups:
                     known.hold = None
 
     def hold_committed(self, slot: int) -> None:
-        """This member may have led a call: holds what it committed until all have read it."""
+        """Holds the result that this member may have committed as a leader until all members have
+        read it."""
         if self.hosts is not None:
-            return  # then members do not lead calls, their nodes do
+            return  # calls over several hosts are led by nodes, not by members
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
-            if call and any(
-                known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)
-            ):
+            if not result:
+                continue  # there is none, or it lies on the board, where it needs no holder
+            if any(known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)):
                 known.hold, known.held_call = self.client.hold(result), call

@@ -14,7 +14,8 @@ It must never know: values, how a receive is matched, how bytes travel.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,21 @@ __all__ = ["PointToPoint"]
 PENDING_GROUPS_MAX = 64
 
 
+# How many bytes of messages to one host may be on their way inside packets; the bytes of further
+# ones wait until the receiver fetches them. Connections between nodes have no flow control, and one
+# on which too much waits is given up. Higher: fewer fetches. Lower: other packets wait for less.
+INLINE_AHEAD_BYTES_MAX = 8 << 20
+
+
+class Sent(NamedTuple):
+    """A message on its way to another host."""
+
+    node: int  # of the receiver
+    to: int  # the receiver's rank
+    holds: list[Any]
+    inline: int  # how many bytes went with it
+
+
 class Between:
     """One Group, as far as messages between its members are concerned."""
 
@@ -51,9 +67,15 @@ class Between:
         self.members = members
         self.known = known
         self.boxes: dict[int, Box] = {}  # rank of a member here -> its mailbox
-        # Messages on their way to another host: number -> (receiver's node, its rank, holds).
-        self.sent: dict[int, tuple[int, int, list[Any]]] = {}
+        self.sent: dict[int, Sent] = {}  # by number
+        self.inline: Counter[int] = Counter()  # bytes inside packets on their way, by node
         self.numbers = 0
+
+    def arrived(self, number: int) -> None:
+        """The receiver's node has the message, or nobody will receive it."""
+        sent = self.sent.pop(number, None)
+        if sent is not None:
+            self.inline[sent.node] -= sent.inline
 
 
 class PointToPoint:
@@ -84,8 +106,8 @@ class PointToPoint:
         me = self.client.number
         for rank in [rank for rank in group.boxes if members.nodes[rank] != me]:
             group.boxes.pop(rank).close()
-        for number in [n for n, one in group.sent.items() if members.nodes[one[1]] != one[0]]:
-            del group.sent[number]  # nobody will receive it
+        for number in [n for n, one in group.sent.items() if members.nodes[one.to] != one.node]:
+            group.arrived(number)
         for rank, node in enumerate(before.nodes):
             if before.formed and node is not None and members.nodes[rank] != node:
                 self._over(group, rank, node, before.version + 1)
@@ -133,8 +155,8 @@ class PointToPoint:
     def lose_node(self, node: int) -> None:
         """That host is gone: what its members sent and has not arrived is lost."""
         for group in self.groups.values():
-            for number in [n for n, one in group.sent.items() if one[0] == node]:
-                del group.sent[number]
+            for number in [n for n, one in group.sent.items() if one.node == node]:
+                group.arrived(number)
             for box in group.boxes.values():
                 box.lose_node(node)
 
@@ -151,20 +173,29 @@ class PointToPoint:
             reply(Reply(request.number, why))
             return
         hold = self.client.hold(ask.oid)
+        refs = self._refs_in(ask.oid) if ask.refs is None else ask.refs
 
         def held(holds: list[Any]) -> None:
             if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
-                # The sender died, and a message whose `send` has not returned counts as not sent.
+                # The sender has died, so that this message, whose `send` has not returned, counts
+                # as not sent; or the group has ended.
                 return
             lost = self._why_not(group, ask.to)
             if not lost:
-                self._accept(group, ask, [hold, *holds])
+                self._accept(group, ask, refs, [hold, *holds])
             reply(Reply(request.number, lost))
 
-        if ask.refs:
-            self.imports.ask(list(ask.refs), held)
+        if refs:
+            self.imports.ask(list(refs), held)
         else:
             held([])
+
+    def _refs_in(self, oid: int) -> list[bytes]:
+        """The ids of very many refs in a message, which its sender has pinned."""
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            raise ValueError("the message is not there any more")
+        return serial.read_refs(memoryview(got))
 
     def _group_of(self, slot: int, generation: int, rank: int) -> Between:
         group = self.groups.get(generation)
@@ -177,7 +208,7 @@ class PointToPoint:
             return ""
         return f"rank {to} has left or died"
 
-    def _accept(self, group: Between, ask: GroupSend, holds: list[Any]) -> None:
+    def _accept(self, group: Between, ask: GroupSend, refs: list[bytes], holds: list[Any]) -> None:
         target = group.members.nodes[ask.to]
         assert target is not None
         if target == self.client.number:
@@ -187,26 +218,31 @@ class PointToPoint:
                 box.add(ask.rank, target, letter)
             return
         group.numbers += 1
-        group.sent[group.numbers] = target, ask.to, holds
+        number = group.numbers
+        ahead = sum(one.inline[target] for one in self.groups.values())
         payload = None
-        if ask.nbytes <= MESSAGE_INLINE_BYTES_MAX:
+        if ask.nbytes <= min(MESSAGE_INLINE_BYTES_MAX, INLINE_AHEAD_BYTES_MAX - ahead):
             got = self.client.view(ask.oid)
             payload = None if isinstance(got, int) else bytes(memoryview(got))
+        inline = 0 if payload is None else len(payload)
+        group.sent[number] = Sent(target, ask.to, holds, inline)
+        group.inline[target] += inline
         object_id = ids.pack_id(self.client.home, ask.oid)
         message = GroupSent(
             ask.generation,
             group.members.version,
-            group.numbers,
+            number,
             ask.rank,
             ask.to,
             ask.tag,
             object_id,
             payload,
-            tuple(ask.refs),
+            tuple(refs),
         )
         if not self._send(target, message):
-            # The receiver's host is gone, which the manager has yet to announce.
-            del group.sent[group.numbers]
+            # The receiver's host is gone, which the manager has yet to announce. This attempt may
+            # have shown that, and then the message is forgotten already.
+            group.arrived(number)
 
     def inbox(self, slot: int, request: Request) -> None:
         """Replies with the messages that have come for a member."""
@@ -217,7 +253,7 @@ class PointToPoint:
         self.reply(slot, Reply(request.number, found))
 
     def received(self, slot: int, request: Request) -> None:
-        """A member has the value of a message, which is released."""
+        """Releases a message whose value the member has."""
         ask: GroupReceived = request.ask  # type: ignore[assignment]
         group = self.groups.get(ask.generation)
         if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
@@ -236,7 +272,7 @@ class PointToPoint:
         group = self.groups.get(message.generation)
         if isinstance(message, GroupSentTaken):
             if group is not None:
-                group.sent.pop(message.number, None)
+                group.arrived(message.number)
             return
         if group is None or group.members.version < message.version:
             self._keep_pending(node, message)
@@ -255,10 +291,10 @@ class PointToPoint:
             del self.pending_messages[next(iter(self.pending_messages))]
 
     def _take(self, group: Between, node: int, message: GroupSent) -> None:
-        """Takes a message for a member here, if that still exists."""
+        """Takes a message for a member here, if that member still exists."""
         taken = GroupSentTaken(message.generation, message.number)
         box = group.boxes.get(message.to)
-        # It was sent to the member that held that rank before.
+        # That member is gone, or the message was sent to the member that held its rank before.
         if box is None or message.version < box.born:
             self._send(node, taken)
             return

@@ -2,8 +2,8 @@
 
 Why it exists: the parts of members that have called can move while the last one still computes.
 Stripes are owned by nodes whose members have called, so a late node only has to send its part and
-receive the result: about one transfer after its arrival instead of two. Its part is assumed to be
-like the others; if it turns out to differ, the attempt is given up and the call is decided again.
+receive the result, which takes about one transfer instead of two. Its part is assumed to be like
+the others; if it turns out to differ, the attempt is given up and the call is decided again.
 It must never know: messages, clocks, how bytes move.
 """
 
@@ -21,15 +21,16 @@ from hoplite_mp.protocol.messages import ExecuteReduce
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from hoplite_mp.node.groups.group_state import InProgress, State
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import GroupGo, Plan
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["decide_speculatively", "fill_in", "fits", "lacks", "wait_s"]
+__all__ = ["decide_speculatively", "fill_in", "is_other", "lacks", "wait_s"]
 
-# An owner sends its stripe to all other nodes: with k owners among n nodes that is (n - 1) / k
-# objects, and no attempt begins if it exceeds this. Higher: calls begin with fewer members present,
-# and take longer after the last one has called.
+# An owner sends its stripe to all other nodes. With k owners among n nodes these are as many bytes
+# as (n - 1) / k objects have, and no attempt begins if that factor exceeds this. Higher: calls
+# begin with fewer members present, and take longer after the last one has called.
 WIDTH_MAX = 1.2
 BYTES_MIN = 4 << 20  # smaller calls are over before a member can be late
 # A member is late if it calls later than this share of the time that one transfer takes. Lower:
@@ -38,7 +39,8 @@ WAIT_SHARE = 0.03
 
 
 def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
-    """How long to wait for the other members; None: until all have called."""
+    """How long to wait for the other members before a speculative start; None: there is none, and
+    the call begins when all members have called."""
     large = [piece for piece in part.pieces if piece.payload is None]
     if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
         return None
@@ -96,6 +98,17 @@ def fits(part: GroupPart, plan: Plan) -> bool:
             for piece in part.pieces
         )
     )
+
+
+def is_other(state: State, in_progress: InProgress) -> bool:
+    """Has a late member given something else than was assumed? If so, this gives the attempt up."""
+    for part in state.parts.values():
+        if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):
+            if not fits(part, in_progress.outcome.plans[0]):
+                state.in_progress = None
+                return True
+            in_progress.missing.difference_update(part.ranks)
+    return False
 
 
 def lacks(message: GroupGo, ranks: Collection[int]) -> bool:

@@ -43,7 +43,8 @@ class Counters:
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
-        """The counts since this node's start."""
+        """The counts since this node's start, and the sizes of now. What can be freed is freed
+        first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.above.make_room()
         client.reclaim_freed()

@@ -47,8 +47,8 @@ class Recording:
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
     ) -> None:
-        """track_name: the name of the track for the process in that slot, or "" if it has none of
-        its own; after the process has ended it is also given what is known of that worker."""
+        """track_name: returns the name of the track for the process in that slot, or "" if it has
+        no track of its own. It is called with the worker, too, if its process has ended."""
         self.loop = host.loop
         self.notes = host.notes
         self.client = host.client
@@ -106,8 +106,8 @@ class Recording:
             self._dropped += gone
 
     def exited(self, slot: int, worker: WorkerInfo | None) -> None:
-        """A process has died, and what it was running is lost. Called before the headers that it
-        had claimed are settled."""
+        """Records the tasks that a process was running when it died. Called before the headers that
+        it had claimed are settled."""
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
@@ -115,8 +115,8 @@ class Recording:
             self._add(slot, self._ended(slot, opened, said, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
-        """Events for tasks on a process's stack whose end is not among its `later` events;
-        `running`: the outcome of a task that has not ended."""
+        """Events for tasks on a process's stack (`opened`) whose end is not among its `later`
+        events. running: the outcome for a task that has not ended."""
         said = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
@@ -128,7 +128,7 @@ class Recording:
 
     def _outcome(self, slot: int, oid: int) -> int:
         """The outcome of a task that is still on its process's stack; its result may be sealed
-        already. RUNNING is 0, so the caller replaces it."""
+        already. RUNNING is 0, so that the caller replaces it by its own outcome."""
         header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE
@@ -140,8 +140,8 @@ class Recording:
     def stop(self) -> int:
         """Ends the recording; returns the size of the document in bytes."""
         if self.on:
-            # ^ Read the stacks before the rings: a task that leaves its stack from now on is in the
-            # ring, and seen twice instead of missed.
+            # Read the stacks before the rings. A task that leaves its stack from now on is in the
+            # ring, so it may be seen twice, but is never missed.
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False

@@ -1,13 +1,13 @@
 """Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
 
-Why it exists: the process that traces talks to its own node only. That node informs the others,
-including those that join later, and passes on what they have recorded, a piece at a time, so that
-nobody holds all of it in memory. Clocks are compared at the beginning and at the end: the answer to
-a message gives the other clock to within half of the round trip, as in Cristian's algorithm (1989);
-of several answers the one with the shortest round trip is used.
+Why it exists: the process that traces sends requests to its own node only. That node informs the
+others, including those that join later, and passes on what they have recorded, a piece at a time,
+so that no process holds all of it in memory. Clocks are compared at the beginning and at the end:
+the answer to a message gives the other clock to within half of the round trip, as in Cristian's
+algorithm (1989); of several answers the one with the shortest round trip is used.
 
-Only one trace at a time runs in a cluster: two would halve the room of each, and a second one is
-usually a mistake. A trace ends with the process that began it, or with that process's host.
+Only one trace at a time runs in a cluster, because two would halve the room of each, and a second
+one is usually a mistake. A trace ends with the process that began it, or with that process's host.
 It must never know: what events mean, files.
 """
 
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Tracing", "best_clock"]
 
-# Messages per comparison of clocks. More: closer to the shortest possible round trip; fewer: a
-# trace begins and ends sooner (some 0.3 ms each in a LAN).
+# Messages to each node for one comparison of clocks. Higher: closer to the shortest possible round
+# trip. Lower: a trace begins and ends sooner (each message takes some 0.3 ms in a LAN).
 CLOCK_ROUNDS = 8
-# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are in the file;
-# lower: a node that hangs delays the end of the trace for less long.
+# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are in the file.
+# Lower: a node that hangs delays the end of the trace for a shorter time.
 END_PATIENCE_S = 5.0
 
 Clock = tuple[int, int, int]  # (local time, how far the other clock is ahead, maximal error), in ns
 
 
 def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
-    """The more precise of the known comparison and that of one more answer."""
+    """The more precise of two comparisons: the known one, and the one that a new answer gives.
+    asked_ns, came_ns: local times of question and answer. there_ns: the other clock's time."""
     trip = max(0, came_ns - asked_ns)
     middle = asked_ns + trip // 2
     error = (trip + 1) // 2
@@ -57,10 +58,10 @@ class _Owned:
     trace: int
     slot: int
     homes: set[int] = field(default_factory=set)  # hosts of the other nodes that record
-    # Number of a node -> its host's id, when the trace has ended.
+    # Number of a node -> its host's id; filled when the trace has ended.
     nodes: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
-    # As `lost`, for nodes without workers (programs that have left).
+    # As `lost`, but for nodes without workers (programs that have left).
     left: set[int] = field(default_factory=set)
     before: dict[int, Clock] = field(default_factory=dict)  # by host id, compared at the beginning
 
@@ -119,7 +120,8 @@ class Tracing:
             return
         size = self.recording.stop()
 
-        def ended(found: dict[int, Answer]) -> None:
+        def ended(answers: dict[int, Answer]) -> None:
+            found = {home: one for home, one in answers.items() if not one.message.error}
             for home in owned.homes - found.keys():
                 self._lose(owned, home)
             owned.nodes = {answer.node: home for home, answer in found.items()}
@@ -158,7 +160,7 @@ class Tracing:
             )
 
     def drop(self, slot: int, request: Request) -> None:
-        """Discards a trace that has been read, or that nobody wants any more."""
+        """Discards a trace that has been read or is not wanted any more."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -167,14 +169,14 @@ class Tracing:
             self._end(owned, lambda: say(None))
 
     def forget_client(self, slot: int) -> None:
-        """A process has ended, and its trace with it."""
+        """Ends the trace that a process had begun, because the process has ended."""
         if self.owned is not None and self.owned.slot == slot:
             self._end(self.owned, _nothing)
 
     # -- requests of other nodes ----------------------------------------------------------------
 
     def asked(self, home: int, message: TraceAsked) -> None:
-        """A step of another host's trace."""
+        """Another host's node asks for a step of its trace: "begin", "end" or "drop"."""
         value, error = 0, ""
         if message.step == "begin":
             error = self._start(message.trace, home)
@@ -214,8 +216,8 @@ class Tracing:
         self._ask(owned, [home], "begin", begun)
 
     def went(self, home: int, number: int, workers: int) -> None:
-        """A node is gone: with it a trace of its own, or what it had recorded for this host's
-        trace."""
+        """A node is gone. If it owned the trace, that is discarded here; if this node owns it, what
+        the other one had recorded is lost."""
         if home == self.owner and self.owned is None:
             self._drop()
         if self.owned is not None and home in self.owned.homes:
@@ -246,7 +248,8 @@ class Tracing:
         self._drop()
 
     def _lose(self, owned: _Owned, home: int) -> None:
-        """Goes on without a node that does not answer; should it begin late, it is told to stop."""
+        """Continues without a node that has not answered, and sends it "drop", in case it begins to
+        record late."""
         number = self.roster.number_of(home)
         if number is not None:
             owned.lost.add(number)
@@ -297,4 +300,4 @@ class Tracing:
 
 
 def _nothing() -> None:
-    """For a trace whose process has ended, so there is nobody to reply to."""
+    """In place of a reply, when the process that has begun the trace has ended."""

@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 __all__ = ["WAITS_MAX", "Waits"]
 
 # How many entries of one kind (waiting tasks, say) an answer lists; of the rest it gives only the
-# count. More: a longer answer, 0.1 ms of the node's time for each ten.
+# count. Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
 WAITS_MAX = 100
 NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
-# included; lower: a node that does not answer is reported sooner.
+# included. Lower: a node that does not answer is reported sooner.
 DUMP_PATIENCE_S = 3.0
 # Kinds that other rooms add, if those rooms exist.
 MORE = ("transfers", "groups", "actors", "actor calls")
 
 
 class Waits:
-    """The waits of this host; of all hosts when a process of this one asks."""
+    """Collects the waits of this host, and those of all hosts when a process of this host asks."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Waits:
         self.reply(slot, reply)
 
     def forget_client(self, slot: int) -> None:
-        """The process has ended: its answers are discarded."""
+        """Discards the answers for a process that has ended."""
         self.dumps.pop(slot, None)
 
     def asked(self, home: int, message: DumpAsked) -> None:
@@ -156,8 +156,8 @@ class Waits:
     # -- collecting -----------------------------------------------------------------------------
 
     def gather(self) -> dict[str, Any]:
-        """Everything as plain values; of each kind the first WAITS_MAX entries, and their
-        number."""
+        """All waits as plain values: of each kind the first WAITS_MAX entries, and the number of
+        all."""
         return {
             "node": self.client.number,
             "host": socket.gethostname(),
@@ -194,7 +194,7 @@ class Waits:
                 where = self.where(need)
                 if where:
                     missing.append({"id": need.hex(), "where": where})
-        except (ValueError, IndexError):  # its record is being written just now
+        except (ValueError, IndexError):  # the task's record is being written now
             pass
         owner = self.client.inspect(oid)["owner"]
         found["by"] = self.process(owner)
@@ -264,7 +264,7 @@ class Waits:
             }
 
     def _parts(self) -> Iterable[dict[str, Any]]:
-        """This node's parts of plans, of any node's collectives."""
+        """This node's parts of the plans of collectives, whichever node has begun them."""
         plan_executor = self.operations.plan_executor
         for execution in (
             list(plan_executor.executions.values()) if plan_executor is not None else ()
@@ -319,7 +319,7 @@ class Waits:
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
-        """Where an object is that is not ready; "" if it is ready."""
+        """Describes where an object is that is not ready; "" if the object is ready."""
         oid = self.imports.local(object_id) or None
         if oid is None:
             home, _ = ids.unpack_id(object_id)

@@ -5,14 +5,15 @@ counters of all links are sampled. A collective sends everything at once when it
 fastest stretch of a burst shows what the host can send, and what it can receive. An estimate is
 raised at once when a stretch was faster. It is lowered gradually, and only by bursts that should
 have filled the link in that direction, because a host that gives one of three parts of a gather is
-not slow.
+not slow. The estimate for sending is lowered at once if two bursts in a row agree and their bytes
+waited for the link, because then the host has become slow, and must own less from the next plan on.
 It must never know: plans, who uses the rates.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,16 +22,42 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter"]
 
-LOOK_S = 0.02
-# Length of a stretch. Shorter: bytes that only a switch has buffered count as speed. Longer: links
-# are rarely full for so long.
+# Time between two samples. Lower: more turns of the node's loop, of some 300 us of processor time.
+LOOK_S = 0.03
+# Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
+# stretches in which a link is full, because links are rarely full for so long.
 STRETCH_S = 0.06
-STRETCH_BYTES_MIN = 1 << 20  # fewer bytes say nothing about a link
-LOWER_WEIGHT = 0.15  # of a slower burst, in the new estimate
+# A stretch with fewer bytes is ignored, because they may be all that there was to send. So a link
+# of less than 140 Mbit/s is not measured, and counts as unknown.
+STRETCH_BYTES_MIN = 1 << 20
+LOWER_WEIGHT = 0.15  # weight of a slower burst in the new estimate
+# Two bursts agree if neither is more than this many times as fast. Lower: a host that has become
+# slow is noticed later. Higher: bursts on busy processors are believed.
+AGREEING = 1.25
+UP = 0  # index of the sending direction in pairs (up, down)
+# Seconds of a burst in which bytes must have waited for the link.
+BACKLOGGED_S = 0.1
 # A burst in which no byte has moved for so long is over. Higher: more samples in vain.
 QUIET_S = 0.5
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
+
+
+class Beside(Protocol):
+    """A room that follows the bursts of a meter, as PairMeter does."""
+
+    def begin(self) -> None:
+        """A burst begins."""
+
+    def look(self) -> None:
+        """Called at each sample of a burst."""
+
+    def end(self) -> None:
+        """The burst is over, and the meter has updated its rates."""
+
+    @property
+    def backlogged_s(self) -> float:
+        """Seconds in which some flow of this host had more to send than its socket took."""
 
 
 class Meter:
@@ -41,17 +68,20 @@ class Meter:
         moved: Callable[[], tuple[int, int]],
         loop: Loop,
         tell: Callable[[int, int], None] = lambda up, down: None,
+        beside: Beside | None = None,
     ) -> None:
         """moved: returns the bytes (sent, received) so far. tell: called with new rates (up,
-        down)."""
+        down). beside: follows the same bursts."""
         self.moved = moved
         self.tell = tell
+        self.beside = beside
         self.loop = loop
         self.users = 0
         self.known = [0.0, 0.0]
         self.peaks = [0.0, 0.0]  # fastest stretch of this burst
         self.full = [False, False]  # whether this burst should have filled the link
         self.sent = (0, 0)
+        self._slower = 0.0  # the last burst's peak upwards, if it was below the estimate
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
         self._looking = False
@@ -64,11 +94,13 @@ class Meter:
             self._samples.clear()
             self.peaks, self.full = [0.0, 0.0], [False, False]
             self._moved_at = self.loop.now()
+            if self.beside is not None:
+                self.beside.begin()
             self._look()
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
-        """Ends what `begin` has announced."""
+        """Called once for each `begin`, when no more of its bytes move."""
         self.users -= 1
 
     @property
@@ -79,6 +111,8 @@ class Meter:
 
     def _look(self) -> None:
         self._sample()
+        if self.beside is not None:
+            self.beside.look()
         if self.users and self.loop.now() - self._moved_at < QUIET_S:
             self.loop.call_later(LOOK_S, self._look)
             return
@@ -88,14 +122,29 @@ class Meter:
                 # The first estimate must come from a full link; any other one would be too low.
                 if self.full[i] or self.known[i]:
                     self.known[i] = peak
+                if i == UP:
+                    self._slower = 0.0
             elif peak and self.full[i]:
-                self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
+                self._lower(i, peak)
         if any(
             abs(now - sent) > SENT_CHANGE * sent
             for now, sent in zip(self.known, self.sent, strict=True)
         ):
             self.sent = int(self.known[0]), int(self.known[1])
             self.tell(*self.sent)
+        if self.beside is not None:
+            self.beside.end()
+
+    def _lower(self, i: int, peak: float) -> None:
+        """A burst that should have filled the link was slower than the estimate."""
+        self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
+        if i != UP:
+            return  # a receiver does not see whether bytes waited for its link
+        before, self._slower = self._slower, 0.0
+        if self.beside is not None and self.beside.backlogged_s >= BACKLOGGED_S:
+            self._slower = peak
+            if before and 1 / AGREEING <= peak / before <= AGREEING:
+                self.known[i] = min(self.known[i], max(peak, before))
 
     def _sample(self) -> None:
         now = self.loop.now()

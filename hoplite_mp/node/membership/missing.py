@@ -28,7 +28,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Missing:
-    """These nodes by number, from the loss of contact until the manager's decision."""
+    """The missing nodes by number, from the loss of contact until the manager's decision."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Missing:
             self.members.pop(number, None)
 
     def again(self) -> None:
-        """A new manager may not know of any of these losses: they will be reported to it."""
+        """Starts the timers anew, because a new manager may not know of any of these losses."""
         for number in self.members:
             self._complain_later(number)
 
@@ -69,8 +69,9 @@ class Missing:
         self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
 
     def _complain(self, number: int) -> None:
-        """Reports the loss if the manager has not decided yet: then both nodes live, and it must
-        choose one. Without a manager the next one gets a report, because of `again`."""
+        """Reports the loss if the manager has not decided yet, because then both nodes are still
+        connected to it and it must choose one. If there is no manager now, `again` makes sure that
+        the next one gets a report."""
         if number in self.members:
             _log.warning("node h%d is lost to this host; the manager hears it", number)
             self._tell(PeerLost(self._number(), number))

@@ -13,6 +13,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.membership.relays import Relays, endpoints_of
 from hoplite_mp.node.shell.wires import Wire
@@ -40,7 +42,7 @@ __all__ = ["Call", "Peers"]
 DIRECT_ROUNDS_MAX = 2
 # Least timeout of connections between nodes, even if that for the manager is shorter.
 CONNECT_S_MIN = 10.0
-STARVED_S = 0.2  # until the next attempt when no descriptor is left
+STARVED_S = 0.2  # time until the next attempt when no descriptor is left
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -50,13 +52,13 @@ class Peer:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.wire: Wire | None = None
-        self.extra: list[Wire] = []  # more wires, if both have called at once; only read from
+        self.extra: list[Wire] = []  # more wires, if both nodes have connected; only read from
         self.waiting: list[bytes] = []
         self.calling = False
 
 
 class Call:
-    """One outgoing connection, driven by the node's loop: when its descriptor is ready, and at its
+    """One outgoing connection. The node's loop drives it when its descriptor is ready, and at its
     deadline."""
 
     caller: Calling
@@ -229,9 +231,15 @@ class Peers:
         peer.calling = True
         self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
 
-    def call(self, member: Member, role: str, done: Callable[[Admission | None], None]) -> None:
+    def call(
+        self,
+        member: Member,
+        role: str,
+        done: Callable[[Admission | None], None],
+        link: tuple[int, int] = (0, 0),
+    ) -> None:
         """Connects to a node, over a relay if necessary; `done` gets the connection, or None when
-        the node cannot be reached."""
+        the node cannot be reached. link: Introduction.link and Introduction.answers."""
         way = self.relays.way(member.home)
         others = len(self.by_home) > 1
 
@@ -250,12 +258,13 @@ class Peers:
             if met():  # the other node has called this one meanwhile
                 done(None)
                 return
-            # Without a relay the node is called directly for longer: it may not listen yet. If it
-            # is gone, the manager will announce that.
-            self._call_at(way or endpoints_of(member.addresses), member, role, done)
+            # Without a relay this node calls the other one directly, and for longer, because the
+            # other one may not listen yet. If it is gone, the manager will announce that.
+            self._call_at(way or endpoints_of(member.addresses), member, role, done, link)
 
         rounds = DIRECT_ROUNDS_MAX if others and not way else 0
-        self._call_at(way or endpoints_of(member.addresses), member, role, called, rounds)
+        endpoints = way or endpoints_of(member.addresses)
+        self._call_at(endpoints, member, role, called, link, rounds)
 
     def _call_at(
         self,
@@ -263,13 +272,14 @@ class Peers:
         member: Member,
         role: str,
         done: Callable[[Admission | None], None],
+        link: tuple[int, int],
         rounds_max: int = 0,
     ) -> None:
         make = functools.partial(
             self.connections.call,
             endpoints,
             role=role,
-            mine=self.mine,
+            mine=msgspec.structs.replace(self.mine, link=link[0], answers=link[1]),
             timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
             cluster=self.cluster,
             host=member.home,
@@ -284,15 +294,15 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        elif peer.wire is None or not peer.wire.open:  # nor has it called this node
+        elif peer.wire is None or not peer.wire.open:  # it has not called this node either
             self.lose_member(peer.member)
 
     def admitted(
         self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
     ) -> None:
-        """Another node has connected. If it is unknown, it may have joined before the manager's
-        message about it is here: the connection waits for that message as long as a handshake may
-        take. attach: takes the connection; None: it becomes a wire for messages."""
+        """Another node has connected. If it is unknown, it may have joined although the manager's
+        message about it has not arrived here, so the connection waits for that message as long as a
+        handshake may take. attach: takes the connection; None: it becomes a wire for messages."""
         home, attach = admission.peer.host, attach or self._attach
         peer = self.by_home.get(home)
         if peer is not None:

@@ -24,8 +24,8 @@ __all__ = ["Probing"]
 
 # How many nodes are probed. Higher: more connections that nothing else may need.
 PEERS_MAX = 8
-# Round trips to each node, of which the quickest counts. The first one includes connection setup
-# and is discarded.
+# Number of round trips to each node. The first one includes connection setup and is discarded; of
+# the others the quickest counts.
 ROUNDS = 4
 
 
@@ -47,7 +47,7 @@ class Probing:
             self._ask(member.home, ())
 
     def _ask(self, home: int, trips_ns: tuple[int, ...]) -> None:
-        """trips_ns: round trips so far."""
+        """Sends the next probe to that host. trips_ns: the round trips so far."""
 
         def answered(answer: Answer | None) -> None:
             if answer is None:

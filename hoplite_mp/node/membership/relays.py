@@ -51,7 +51,7 @@ class Above(Protocol):
     """What this room asks of Peers (node/membership/peers.py)."""
 
     def send(self, home: int, message: PeerMessage) -> bool:
-        """Sends to the node of that host; False: there is none."""
+        """Sends to the node of that host; False: there is no such node."""
 
     def is_member(self, host: str) -> bool:
         """Whether a living node has that address. Also called in threads."""
@@ -68,7 +68,7 @@ class Relays:
         self.above = above
         # Host id -> id of the host that relays to it, and the endpoints of the lent port.
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}
-        self.searches: dict[int, _Search] = {}  # by id of the host that is not reached
+        self.searches: dict[int, _Search] = {}  # by id of the host that cannot be reached
         self.forwards: dict[int, LentPort] = {}  # by id of the host to which the port forwards
         # Host id -> ids of the hosts that asked for a relay to it, and the numbers of their
         # questions.
@@ -81,8 +81,8 @@ class Relays:
         return self.ways[home][1] if home in self.ways else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
-        """Searches a relay to a node that cannot be reached; `done` gets its endpoints, which are
-        empty if there is none."""
+        """Searches for a relay to a node that cannot be reached; `done` gets the relay's endpoints,
+        or an empty list if there is no relay."""
         search = self.searches.get(member.home)
         if search is None:
             others = [home for home in self.roster.by_home if home != member.home]
@@ -127,7 +127,7 @@ class Relays:
     # -- relays for other nodes ----------------------------------------------------------------
 
     def asked(self, asker: int, message: RelayAsked) -> None:
-        """The host `asker` cannot reach another one. A thread tries whether this node can."""
+        """The host `asker` cannot reach another host. A thread tries whether this node can."""
         home, number = message.host, message.number
         peer = self.roster.by_home.get(home)
         if peer is None or home in self.ways or home in self.searches:

@@ -35,7 +35,7 @@ __all__ = ["KEPT_LOOK_S", "Exports"]
 # How often replicas are checked for whether somebody still holds the object. Higher: memory of
 # unwanted replicas is freed later. Lower: more checks (a few us for each such object).
 KEPT_LOOK_S = 0.25
-NO_BUCKET = -1  # for objects of which no process announces that they are done: polled in each turn
+NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Above(Protocol):
     """What this room asks of the rooms above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many of the node's holds on the object do not mean that somebody wants it."""
+        """How many holds the node has on the object although no process may want it (lineage)."""
 
 
 class Exports:
@@ -85,11 +85,11 @@ class Exports:
         self._copied: dict[int, Export] = {}  # those with replicas, which are polled
         # Objects that are not done, by the bucket in which a process announces that one is.
         self._watched: dict[int, set[int]] = {}
-        # Absent object -> who waits for it: (host id, object, number of the import).
+        # Absent object -> imports that wait for it: (host id, object, number of the import).
         self.again: dict[int, set[tuple[int, bytes, int]]] = {}
 
     def acquire(self, peer: int, message: Acquire) -> None:
-        """Another host holds an object of this one from now on."""
+        """Another host holds an object of this host from now on."""
         if not self.count(message.object, peer, message.number):
             self.send(peer, Described(message.object, message.number, "gone"))
 
@@ -115,8 +115,8 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """No process of that host holds the object any more. If its node keeps a replica all the
-        same, it reports that again. False: the import was not counted here."""
+        """No process of that host holds the object any more. If its node still keeps a replica, it
+        sends Kept again. False: the import was not counted here."""
         export = self.exports.get(self.own(message.object))
         if export is None:
             return False
@@ -128,7 +128,7 @@ class Exports:
         return True
 
     def make_again(self, peer: int, message: MakeAgain) -> None:
-        """A host asks for an object of this one of which it knows no living holder."""
+        """Another host asks for an object of this host of which it knows no living holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
             self.again.setdefault(oid, set()).add((peer, message.object, message.number))
@@ -138,13 +138,13 @@ class Exports:
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
-        """A process of another host has deleted the object."""
+        """Deletes an object of this host, because a process of another host has done so."""
         oid = self.own(object_id)
         if oid:
             self.client.delete(oid)
 
     def lose_peer(self, peer: int) -> None:
-        """A host is gone, and with it its imports and replicas."""
+        """Forgets the imports and replicas of a host that is gone."""
         for export in list(self.exports.values()):
             export.importers = {one for one in export.importers if one[0] != peer}
             export.copies.discard(peer)
@@ -164,7 +164,7 @@ class Exports:
             self.send(peer, LetGo(message.object))
 
     def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
-        """The hosts with these ids keep replicas of an object of this one; False: it is gone."""
+        """The hosts with these ids keep replicas of an object of this host; False: it is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -198,7 +198,7 @@ class Exports:
             self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Whether a single hold of the node keeps the object, apart from those of lineage."""
+        """Whether only one hold of the node keeps the object, besides the holds of lineage."""
         ours = 1 + self.above.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
@@ -207,7 +207,7 @@ class Exports:
 
     def _watch(self, export: Export) -> None:
         export.watched = self.tasks.park([export.oid])
-        # Nobody announces objects in the node's own tables, nor those done before they were parked.
+        # No process announces an object in the node's own tables, or one that was done before.
         if not export.watched or self.tasks.done(export.oid):
             export.watched.append(NO_BUCKET)
         for bucket in export.watched:
@@ -227,7 +227,7 @@ class Exports:
         for oid in found:
             export = self.exports.get(oid)
             if export is None or not export.watched:
-                continue  # a message that was sent in this loop has ended it
+                continue  # a send in this loop has failed, which has ended the export
             self._unwatch(export)
             for peer, number in list(export.importers):  # a failed send may remove an importer
                 self.send(peer, self.describe(oid, export.object, number))

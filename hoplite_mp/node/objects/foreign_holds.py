@@ -75,14 +75,14 @@ class ForeignHolds:
         loop: Loop,
         reply: Callable[[int, Reply], None],
     ) -> None:
-        """hold: takes a hold on an object; None if it is gone. seconds: how long it lasts."""
+        """hold: takes a hold on an object; None if it is gone. seconds: how long a hold lasts."""
         self._hold = hold
         self._seconds = seconds
         self._loop = loop
         self._reply = reply
         self.holds: dict[int, Any] = {}
         self._deadlines = Deadlines()
-        self._looks_at: float | None = None  # when the timer runs
+        self._looks_at: float | None = None  # when the timer fires
 
     def asked(self, slot: int, request: Request) -> None:
         """A process has pickled a ref to an object."""

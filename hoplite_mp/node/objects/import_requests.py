@@ -45,7 +45,7 @@ class ImportRequests:
         }
 
     def import_(self, slot: int, request: Request) -> None:
-        """A process asks for objects; `granted` keeps them until it has holds of its own."""
+        """A process asks for objects; `granted` keeps them until the process has its own holds."""
         line = self.lines.get(slot)
         objects = request.ask.objects  # type: ignore[union-attr]
 
@@ -62,7 +62,7 @@ class ImportRequests:
         """The process has its own holds on all objects of replies up to that number."""
         number = request.ask.number  # type: ignore[union-attr]
         granted = self.granted.get(slot, {})
-        # After a Ctrl-C some replies are never confirmed by themselves.
+        # A process that Ctrl-C has interrupted may never confirm some of the earlier replies.
         for old in [old for old in granted if old <= number]:
             del granted[old]
 

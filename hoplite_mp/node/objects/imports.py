@@ -36,13 +36,13 @@ class Import:
     home: int
     number: int
     oid: int
-    hold: Any  # the node's own, until somebody else holds it
+    hold: Any  # the node's own, until the processes that asked for the object have theirs
     described: bool = False
     kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
     moved: int = -1  # number of the node after whose death a new owner was named
     waiting: list[Callable[[], None]] = field(default_factory=list)
     # All headers here that stand for the same object, in one shared list. The object's id leads to
-    # the first one; the others stay as long as somebody holds them.
+    # the first one; the others stay as long as they are held.
     same: list[Import] = field(default_factory=list, repr=False)
 
 
@@ -161,9 +161,9 @@ class Imports:
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """Makes the header of a task of another host, which runs here, the one for its result.
-        Processes that wait with an earlier header for the same object are served by the owner, as
-        on other hosts."""
+        """Another host's task, which runs here, has this header: the id of the task's result leads
+        to it from now on. An earlier header here for the same result gets its value from the owner,
+        as on other hosts."""
         self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
 
     def follow_owner(self, oid: int) -> None:
@@ -273,12 +273,12 @@ class Imports:
         self.answer(one)
 
     def answer(self, one: Import) -> None:
-        """Calls those who have waited for the description."""
+        """Calls the functions that wait for the description."""
         one.described = True
         waiting, one.waiting = one.waiting, []
         for done in waiting:
             done()
-        one.hold = None  # whoever asked for the object, and still wants it, has a hold by now
+        one.hold = None  # the processes that asked for the object have holds by now
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Imports:
             self.send(one.home, Release(one.object, one.number))
 
     def drop(self, oid: int) -> None:
-        """A process here has deleted the object."""
+        """Notifies the owner that a process here has deleted the object."""
         one = self.by_oid.get(oid)
         if one is not None:
             self.send(one.home, Drop(one.object))

@@ -24,11 +24,11 @@ __all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-HEAD_BYTES_MAX = 16 << 10  # enough of a spilled payload for any head that has a layout
+HEAD_BYTES_MAX = 16 << 10  # no head of a payload with a layout is longer
 
 
 def payload_layout(payload: memoryview) -> bytes:
-    """The layout of an array or number; b"" for all else, and if the dtype has too many fields."""
+    """The layout of an array or number; b"" for other objects, and if the text is too long."""
     info = serial.describe_array(payload)
     if info is None:
         return b""
@@ -37,7 +37,7 @@ def payload_layout(payload: memoryview) -> bytes:
 
 
 def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
-    """(shape, name of the dtype); ValueError for what payload_layout has not made."""
+    """Returns (shape, name of the dtype). ValueError: payload_layout has not made that text."""
     found = _LAYOUT.fullmatch(layout.decode())
     if found is None:
         raise ValueError(f"this is no layout: {layout!r}")

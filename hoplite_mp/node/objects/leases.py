@@ -70,7 +70,7 @@ class Leases:
     def lease(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         nbytes = ask.nbytes
-        if ask.error:  # answered at once, so that those who wait for the task learn of its failure
+        if ask.error:  # answered at once, because other processes may wait for the failed task
             found = self.store.lease_error(nbytes, slot)
             if found is not None:
                 self._undo_unread(slot, request.number, found)
@@ -127,15 +127,15 @@ class Leases:
         self, slot: int, request: Request, attempt: Any, why: Callable[[], str] = lambda: ""
     ) -> None:
         """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full". why:
-        another reason than that this store is full, or ""."""
+        returns a reason other than that this store is full, or ""."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
         def again() -> None:
-            if line is None or self.lines.get(slot) is not line:
-                return  # the process has died, and the slot may belong to another one
-            if not self.requests.is_latest(slot, request.number):
-                return  # after a Ctrl-C the process has sent another request
+            died = line is None or self.lines.get(slot) is not line  # its slot may be another's
+            if died or not self.requests.is_latest(slot, request.number):  # or Ctrl-C
+                self.client.set_hungry(False)  # whoever else waits for room sets it again
+                return
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Pages"]
 
-# Delay after the start of the host, so that its workers start first. Higher: the first large
-# objects find no pages.
+# Delay after the start of the host, so that its workers start first. Higher: large objects are
+# written before the pages were touched.
 POPULATE_DELAY_S = 0.3
 # Bytes in one system call. Other threads get the lock of the address space between two calls.
 POPULATE_STEP_BYTES = 2 << 20
-IDLE_LOOK_S = 0.1  # least interval between checks, however short memory_idle_s is
+IDLE_LOOK_S = 0.1  # between two checks at least, even if memory_idle_s is shorter
 
 
 class Pages:
@@ -59,7 +59,7 @@ class Pages:
         self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
-        """The store has grown: pages that are not needed for memory_idle_s will be given back."""
+        """Begins to check for pages not needed for memory_idle_s, because the store has grown."""
         if not self._watching:
             self._watching = True
             self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_idle_back)

@@ -1,4 +1,4 @@
-"""Remote objects: values whose bytes are on other hosts, which nodes hold them, and who waits here.
+"""Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
 
 Why it exists: to every process of this host an object whose bytes are elsewhere looks like a
 spilled one: done, but its bytes must be requested. However many readers request it, it is fetched
@@ -43,7 +43,8 @@ class RemoteObject:
     holders: tuple[int, ...]  # numbers of nodes that hold the whole value
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: no fetch has begun
-    released: Callable[[], Any] | None = None  # called when this host needs no holder any more
+    # Notifies the node that ran the task that this host does not need its copy any more.
+    released: Callable[[], Any] | None = None
     layout: bytes = b""  # see node/objects/layouts.py
     filler: Filler | None = None  # what is filling the block
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
@@ -61,7 +62,7 @@ class Filler(Protocol):
     """What is filling a block."""
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling it: nobody wants it any more, or its value comes in another way."""
+        """Stops filling it, because nobody wants it any more or its value comes in another way."""
 
 
 class Fetcher(Filler, Protocol):
@@ -105,7 +106,7 @@ class RemoteObjects:
         self.by_oid: dict[int, RemoteObject] = {}
         # Table and index of a header, as take_gone() returns them -> its id.
         self._at: dict[int, int] = {}
-        self._gone: list[int] = []  # objects that were found gone when they, or others, were added
+        self._gone: list[int] = []  # objects that add() has found freed or deleted already
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -165,7 +166,7 @@ class RemoteObjects:
 
     def refuse(self, oid: int, why: str) -> None:
         """Its last holder has had no room to read it from its disk for put_wait_s. The object is
-        not lost: the fetch goes on, while readers of this host are told why they wait."""
+        not lost, so the fetch goes on, while readers of this host are told why they wait."""
         remote = self.by_oid[oid]
         remote.full = why
         remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
@@ -181,8 +182,8 @@ class RemoteObjects:
         return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
-        """Whether no node is known to hold it. Then this call begins to find or reconstruct it,
-        unless it is on its way already."""
+        """Whether no node is known to hold it. If so, this call also asks the maker for it, unless
+        a fetch is still running."""
         remote = self.by_oid.get(oid)
         if remote is None or remote.holders:
             return False
@@ -191,7 +192,7 @@ class RemoteObjects:
         return True
 
     def make(self, oid: int) -> None:
-        """Asks the maker for an absent value, once for all who need it."""
+        """Asks the maker for an absent value, once for all readers that need it."""
         remote = self.by_oid[oid]
         if not remote.making and self.maker is not None:
             remote.making = True
@@ -236,7 +237,8 @@ class RemoteObjects:
     def _fetch_when_room(
         self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
     ) -> None:
-        """Begins the fetch, or retries until then. If the object can never have room it fails."""
+        """Begins the fetch, or retries it until the time `until` and then calls `full`. An object
+        that can never have room fails."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -264,7 +266,7 @@ class RemoteObjects:
         self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
-        """The filler has given up. If somebody waits for the object it is fetched."""
+        """The filler has given up. If a reader waits for the object, it is fetched."""
         remote = self.by_oid.get(oid)
         if remote is not None and remote.waiting:
             self._fetch(oid, remote)
@@ -295,7 +297,7 @@ class RemoteObjects:
         return None
 
     def arrived(self, oid: int) -> None:
-        """The block holds the whole payload."""
+        """Makes the object SEALED, because its block holds the whole payload."""
         remote = self._take(oid)
         assert remote is not None
         if not self.client.restore(oid, remote.payload, remote.nbytes):
@@ -304,7 +306,7 @@ class RemoteObjects:
         _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
-        """The whole value has come in another way, in a block of its own."""
+        """Takes a block in which the whole value has come in another way."""
         remote = self.by_oid[oid]
         self._forget(oid, remote)
         remote.payload = payload
@@ -338,7 +340,7 @@ class RemoteObjects:
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # no room even for that; a deleted object tells readers nearly the same
+        if payload is None:  # no room even for that, so readers find a deleted object instead
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
@@ -348,7 +350,7 @@ class RemoteObjects:
         _close(remote)
 
     def settled(self, oid: int) -> None:
-        """The header has got its value in another way."""
+        """Stops fetching an object whose header has got its value in another way."""
         remote = self._take(oid)
         if remote is not None:
             self._forget(oid, remote)

@@ -54,8 +54,8 @@ class Replicas:
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
     ) -> int:
-        """The header of a ready object here. Its value is here, or on the nodes `holders` and can
-        be fetched. 0: this host owns the object, and it is gone."""
+        """The header of a ready object here. Its value is here, or can be fetched from the nodes
+        `holders`. If this host owns the object, the object may be gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
             self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
@@ -107,7 +107,7 @@ class Replicas:
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
-        """The owner announces that nobody wants the object any more."""
+        """Releases a replica, for example because the owner has sent LetGo."""
         self.holds.pop(object_id, None)
 
     def only_kept(self, object_id: bytes) -> bool:
@@ -136,7 +136,7 @@ class Replicas:
     def _look(self) -> None:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
-                continue  # the loop has found out that the owner is gone, and dropped the replica
+                continue  # a send in this loop has failed, which has dropped the replica
             if not self.exports.only_ours(hold.oid):
                 continue
             was_counted = self.imports.release_kept(hold.oid)

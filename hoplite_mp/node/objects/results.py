@@ -35,7 +35,8 @@ class Results:
         self.tasks = tasks
         self.store = store
         self.config = config
-        # Results that contain refs, held here until the owner of their table takes them over.
+        # Local id of a result -> holds on the refs inside it, kept until the owner of the result's
+        # table has holds of its own.
         self.untaken: dict[int, list[Any]] = {}
         # The local id of an object of any host; 0: it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
@@ -129,8 +130,19 @@ class Results:
         """Fails the header. `text`: the traceback of the cause, if that was raised in a worker."""
         self.store_value(oid, serial.encode_error(error, text), True, error)
 
+    def replace_spilled(self, oid: int, error: BaseException) -> None:
+        """Makes the error the content of a spilled object, whose bytes are lost."""
+        data = serial.encode_error(error, "").tobytes()
+        payload = self.lease(len(data), True)
+        if payload is None:  # no room even for that, so readers find a deleted object instead
+            self.client.delete(oid)
+            return
+        self.client.memory(payload, len(data))[:] = data
+        if not self.client.restore(oid, payload, len(data), True):
+            self.store.free(payload)
+
     def raw_error(self, oid: int) -> serial.Encoded | None:
-        """The error payload of a failed source; None: it is not here, or too large."""
+        """The error payload of a failed source; None: it is not here, too large, or no error."""
         state = self.client.state(oid)
         if state in CANCELLED:
             return serial.encode_error(CancelledError(), "")
@@ -147,7 +159,7 @@ class Results:
         return serial.Encoded(data, [], [], len(data), refs)
 
     def look(self) -> None:
-        """Releases refs that have been taken over."""
+        """Releases the refs in results whose owners have taken holds of their own."""
         for oid in list(self.untaken):
             if self.tasks.taken(oid):
                 del self.untaken[oid]

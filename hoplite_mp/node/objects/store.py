@@ -2,9 +2,9 @@
 
 Why it exists: the kernel does not free shared memory when one of its users dies, so one process
 must know what is handed out. Before the store grows, memory=, MemAvailable and the limits of every
-enclosing control group are checked. When there is no room, it is made from what was returned or is
-held by nobody, then from empty spans, then from warm pages, and then by spilling the least recently
-used unpinned objects.
+enclosing control group are checked. When there is no room, the store first frees what only lineage
+keeps, what was returned and what no process holds. Then it takes empty spans, then warm pages, and
+then it spills the least recently used unpinned objects.
 It must never know: tasks, plans, Python values.
 """
 
@@ -45,7 +45,7 @@ SPILL_BATCHES = 32
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
 PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its objects
-SPILL_AGAIN_S = 1.0  # after a write to the disk has failed, it is tried again after this
+SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a write to the disk has failed
 
 
 class Above(Protocol):
@@ -54,6 +54,9 @@ class Above(Protocol):
     def restore_elsewhere(self, oid: int) -> bool | None:
         """Fetches an object whose bytes may be on another host. None: it is on its way, or there is
         no room; False: it has gone."""
+
+    def unreadable(self, oid: int, why: str) -> None:
+        """Replaces a spilled object, whose bytes the disk does not give back, by an error."""
 
     def make_room(self) -> None:
         """Drops bytes that are kept although nobody wants them (lineage)."""
@@ -169,10 +172,10 @@ class Store:
         over = self.arena.resident + growth - self.limit
         if over > 0:
             self._cool(over)
-            growth = self.arena.growth(nbytes, align)  # it grows if the range it needs was cooled
+            growth = self.arena.growth(nbytes, align)  # higher if the range it needs was cooled
             if self.arena.resident + growth > self.limit:
                 return False
-        # Spans may use most of the reserve, because a task without one could not report its error.
+        # Spans may use most of the reserve, because a worker without one could not report errors.
         reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
         return not growth or growth + self._untouched() + reserve <= available_bytes()
 
@@ -255,8 +258,8 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans away from living clients, until there is enough: an idle process gives
-        nothing back by itself."""
+        """Takes empty spans away from living clients until there is enough, because an idle process
+        gives nothing back by itself."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -324,9 +327,9 @@ class Store:
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
     ) -> None:
-        """Spills everything in a span and takes the span away from its lessee, beginning with the
-        spans that were not used for longest; until there is enough and `count` objects are
-        spilled."""
+        """Spills everything in a span and takes the span away from its lessee. Repeats that,
+        beginning with the span that was not used for longest, until there is enough room and
+        `count` objects are spilled."""
         used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
         done = 0
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
@@ -377,7 +380,7 @@ class Store:
         return None
 
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
-        """Restores a spilled object, for `slot`: True; None: no room now; False: it has gone."""
+        """Restores a spilled object for `slot`. None: no room now; False: the object is gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return self.above.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
@@ -386,7 +389,12 @@ class Store:
             return None
         begun = self.loop.now_ns() if self.notes.on else 0
         self.leases[payload] = NODE_SLOT
-        self.spill.read(position, self.client.memory(payload, nbytes))
+        try:
+            self.spill.read(position, self.client.memory(payload, nbytes))
+        except OSError as error:
+            self.free(payload)
+            self._unreadable(oid, error)
+            return False
         if self.client.restore(oid, payload):
             self.spill.free(position)
             del self.spilled[oid]
@@ -407,8 +415,16 @@ class Store:
             return None
         position, whole = self.spilled[oid]
         data = bytearray(max(0, min(nbytes, whole - offset)))
-        self.spill.read(position + offset, memoryview(data))
+        try:
+            self.spill.read(position + offset, memoryview(data))
+        except OSError as error:
+            self._unreadable(oid, error)
+            return None
         return bytes(data)
+
+    def _unreadable(self, oid: int, error: OSError) -> None:
+        self.above.unreadable(oid, f"its bytes cannot be read from the disk: {error}")
+        self.spill.free(self.spilled.pop(oid)[0])
 
     def forget_spilled(self, oid: int) -> bool:
         """Frees an object's bytes in the file, which nobody will read. False: it is not there."""
@@ -455,7 +471,7 @@ class Store:
         )
 
     def full_message(self) -> str:
-        """Why there is no room: who pins how much. The text of StoreFullError."""
+        """Why there is no room, and which processes pin how much. The text of StoreFullError."""
         pinned: dict[int, int] = {}
         queued = 0
         for header in self.client.scan():

@@ -35,7 +35,7 @@ class StreamingSource:
 
     payload: int
     nbytes: int
-    slot: int  # of the process that writes it; NODE_SLOT: that is dead
+    slot: int  # of the process that writes it; NODE_SLOT: that process is dead
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # a call that is not over needs it
@@ -78,7 +78,7 @@ class StreamingSources:
         return source
 
     def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
-        """The member has written these ranges."""
+        """Advances the cells over ranges that the member has written."""
         source = self.blocks.get(payload)
         if source is None or source.slot != slot:
             return
@@ -103,7 +103,7 @@ class StreamingSources:
             action()
 
     def lose(self, slot: int) -> None:
-        """A process is gone: what it has not written will never be."""
+        """A process is gone, so the rest of its blocks will never be written."""
         for source in [one for one in self.blocks.values() if one.slot == slot]:
             source.slot = NODE_SLOT
             self.look(source)

@@ -1,4 +1,4 @@
-"""Workers' output between hosts: this host's lines for drivers elsewhere, and the reverse.
+"""Workers' output between hosts: lines of this host for drivers of others, and the reverse.
 
 Why it exists: lines for a driver elsewhere are sent to its node, at most a bounded number of bytes
 ahead of what the driver has taken. They are sent before the message that their task has ended, on
@@ -57,7 +57,7 @@ class Speaker:
 
 
 class FarOutput:
-    """Both directions of one node's traffic."""
+    """The lines that one node sends to other nodes and receives from them."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class FarOutput:
         self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
         # By host id and the name of the driver here.
         self.speakers: dict[tuple[int, int], Speaker] = {}
-        # Name of a driver -> other hosts that may have lines for it, because tasks were sent on to
-        # them.
+        # Name of a driver -> other hosts that may have lines for it, because this node has sent
+        # tasks with that audience to them.
         self.others: dict[int, set[int]] = {}
         # Names of drivers elsewhere that have asked for their last lines.
         self.asked: set[int] = set()
-        # (Name of a driver here, host): those that have not sent their last lines yet.
+        # (Name of a driver here, host that was asked and has not sent its last lines yet).
         self.asking: set[tuple[int, int]] = set()
-        # As `asking`: all that were asked, so that none is asked twice.
+        # As `asking`, but with all hosts that were asked, so that none is asked twice.
         self.received: set[tuple[int, int]] = set()
 
     # -- lines of this host --------------------------------------------------------------------
@@ -112,7 +112,7 @@ class FarOutput:
             self.others.setdefault(audience, set()).add(home)
 
     def taken(self, home: int, message: PrintedTaken) -> None:
-        """That host's driver has taken some bytes."""
+        """A driver of that host has taken some bytes."""
         subscriber = self.subscribers.get(message.audience or home)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
@@ -123,7 +123,7 @@ class FarOutput:
         self.look()
 
     def look(self) -> None:
-        """Answers drivers that wait for their last lines, once there are no more."""
+        """Answers drivers that have asked for their last lines, once all of those are sent."""
         for name in list(self.asked):
             self.output.last_lines(name)
             if not self.output.waits_for(name):
@@ -134,13 +134,13 @@ class FarOutput:
                 others = tuple(self.others.pop(name, ()))
                 if home is not None:
                     self.send(home, LastLinesSent(others, 0 if name == home else name))
-                if name != home:  # only its attached driver leaves, not the host
+                if name != home:  # only an attached driver leaves, not its host
                     self.subscribers.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, home: int, message: Printed) -> None:
-        """Passes on lines of that node's workers."""
+        """Sends lines of that node's workers to a driver of this host."""
         name = message.audience
         if name not in self.output.drivers:  # the driver has left
             self.send(home, PrintedTaken(bytes_of(message.lines), name))
@@ -156,8 +156,8 @@ class FarOutput:
         )
 
     def ask_last_lines(self, homes: Iterable[int], name: int = 0) -> None:
-        """Asks these hosts for lines that are still on the way to this host's driver, or to the
-        attached driver of that name, because it is leaving."""
+        """Asks these hosts for the last lines for this host's driver, or for the attached driver of
+        that name, because the driver is leaving."""
         for home in homes:
             if (name, home) not in self.received:
                 self.received.add((name, home))
@@ -166,18 +166,19 @@ class FarOutput:
                     self.asking.discard((name, home))
 
     def is_asking(self, name: int) -> bool:
-        """Is any host still to send its last lines to that attached driver?"""
+        """Whether any host has not yet sent its last lines for that attached driver."""
         return any(driver == name for driver, _ in self.asking)
 
     def forget(self, name: int) -> None:
-        """That attached driver is gone."""
+        """Forgets an attached driver that is gone."""
         self.asking = {key for key in self.asking if key[0] != name}
         self.received = {key for key in self.received if key[0] != name}
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 
     def last_lines_sent(self, home: int, message: LastLinesSent) -> None:
-        """All of that node's lines have arrived. It names further hosts that may have some."""
+        """All of that node's lines have arrived. The message names other hosts that may have
+        some."""
         others = [other for other in message.others if other != self.output.home]
         if (message.audience, home) in self.asking:
             self.ask_last_lines(others, message.audience)
@@ -186,7 +187,7 @@ class FarOutput:
     # ------------------------------------------------------------------------------------------
 
     def lose_peer(self, home: int) -> None:
-        """That host is gone, with its drivers and workers."""
+        """Drops everything about a host that is gone, with its drivers and workers."""
         gone = {name for name in self.subscribers if same_host(name, home)} | {home}
         for name in gone:
             self.subscribers.pop(name, None)
@@ -201,5 +202,5 @@ class FarOutput:
 
     @property
     def quiet(self) -> bool:
-        """Have all hosts that were asked sent their last lines?"""
+        """Whether all hosts that were asked have sent their last lines."""
         return not self.asking

@@ -1,7 +1,7 @@
-"""Splits the bytes of one pipe into lines, and tells for which audience each is.
+"""Splits the bytes of one pipe into lines, and finds the audience of each line.
 
-Why it exists: a pipe is read in pieces that end anywhere; a line may be longer than anybody wants
-to keep, lack an end, or be cut off by a mark that says that another audience follows.
+Why it exists: a pipe is read in pieces that end anywhere. A line may be longer than the limit, lack
+an end, or be cut off by a mark, after which the lines are for another audience.
 It must never know: descriptors, sockets, where lines go.
 """
 
@@ -16,17 +16,17 @@ Run = tuple[int, list[bytes]]
 
 
 class Lines:
-    """The state of one pipe. `audience` is that of the next bytes."""
+    """The state of one pipe. `audience`: the audience of the bytes that are read next."""
 
     def __init__(self, home: int, line_bytes_max: int, audience: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
         self.audience = audience
-        self.rest = b""  # the beginning of a line whose end has not come
+        self.rest = b""  # the beginning of a line whose end has not been read yet
         self._head = mark_head(home)
 
     def feed(self, data: bytes) -> list[Run]:
-        """The lines that are complete now, without line ends; a line that is too long is given in
-        pieces."""
+        """Takes bytes of the pipe. Returns the lines that are complete now, without line ends; a
+        line that is too long is returned in pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
         runs: list[Run] = []
@@ -37,7 +37,7 @@ class Lines:
                 runs = [(self.audience, lines)]
             if max(map(len, lines)) > most:
                 runs = [(to, self._pieces(found)) for to, found in runs]
-        # The part that is kept may end with the first bytes of a mark.
+        # Keep MARK_BYTES at least, because the rest may end with the first bytes of a mark.
         if len(rest) >= most + MARK_BYTES:
             cut = (len(rest) - MARK_BYTES) // most * most
             pieces = [rest[at : at + most] for at in range(0, cut, most)]
@@ -47,7 +47,7 @@ class Lines:
         return runs
 
     def finish(self) -> list[Run]:
-        """What has come of a last line that has no end."""
+        """Returns what was read of a last line that has no end."""
         rest, self.rest = self.rest, b""
         return [(self.audience, self._pieces([rest]))] if rest else []
 
@@ -64,7 +64,8 @@ class Lines:
         return runs
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
-        """Splits off a mark, which ends its own line, and the line before it if that had no end."""
+        """Splits a line that ends with a mark into what was printed before the mark, and the mark's
+        audience; returns the whole line and None if there is no mark."""
         at = len(line) - MARK_BYTES
         if at < 0 or not line.startswith(self._head, at):
             return line, None

@@ -1,9 +1,9 @@
 """Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
 
 Why it exists: what a task prints should appear at its user. Each worker writes to pipes; complete
-lines go, in order, to the audience of the task that printed them. When the next lines of a pipe
-must wait, the pipe is not read until they can go, so that memory stays bounded and the loop never
-blocks; a worker that prints much then waits in `print`.
+lines are sent, in order, to the audience of the task that printed them. When the next lines of a
+pipe must wait, the pipe is not read until they can be sent, so that memory stays bounded and the
+loop never blocks. A worker that prints much then waits in `print`.
 It must never know: what the lines mean, how they travel to other hosts.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["Output"]
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
 # How much is read at once from a pipe that is to be emptied: the capacity of the largest pipe.
-# Bounded because another process may still be writing into it.
+# Limited because another process may still be writing into the pipe.
 DRAIN_BYTES_MAX = 1 << 20
 
 
@@ -51,10 +51,10 @@ class Pipe:
 
 
 class Above(Protocol):
-    """What this room must learn from rooms above it."""
+    """What this room asks of the rooms above it."""
 
     def far_subscriber(self, home: int) -> Subscriber | None:
-        """The subscriber for a driver of another host; None if that is gone."""
+        """The subscriber for a driver of another host; None if that host is gone."""
 
 
 class Output:
@@ -103,7 +103,7 @@ class Output:
     def _ready(self, pipe: Pipe) -> None:
         """Reads what is there, or notices the pipe's end."""
         if pipe.waiting:
-            return  # held since this event was reported
+            return  # the pipe was held after this event had been reported
         fd = pipe.fd
         try:
             data = os.read(fd, READ_BYTES)
@@ -133,7 +133,7 @@ class Output:
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
-        """The worker is dead: reads everything that it wrote, and closes the pipe."""
+        """Reads everything that a dead worker wrote, and closes the pipe."""
         pipe = self.pipes[fd]
         self._empty(pipe)
         self._close(pipe)
@@ -161,7 +161,7 @@ class Output:
         """Sends everything for that audience, including lines without an end, because its tasks are
         done."""
         for pipe in list(self.pipes.values()):
-            if not pipe.waiting:  # else more lines for it may be in the pipe
+            if not pipe.waiting:  # otherwise more lines for the audience may still be in the pipe
                 self._empty(pipe)
                 if pipe.lines.audience == audience:
                     pipe.waiting.extend(pipe.lines.finish())
@@ -170,10 +170,10 @@ class Output:
     # -- out -----------------------------------------------------------------------------------
 
     def _push(self, pipe: Pipe) -> None:
-        """Hands lines over until some must wait; then the pipe is held."""
+        """Offers lines to their subscribers until some must wait; then holds the pipe."""
         while pipe.waiting:
-            # Remove them first: `offer` may call back into this method when there is room, or
-            # nobody left.
+            # Remove the lines first, because `offer` may call this method again if the driver takes
+            # them at once or is gone.
             to, lines = pipe.waiting.popleft()
             subscriber = self._subscriber(to)
             if subscriber is not None and not subscriber.offer(
@@ -196,7 +196,7 @@ class Output:
         if pipe not in self.held:
             self.held.append(pipe)
             if pipe.fd >= 0:
-                # Not only paused: epoll would still report that the other end was closed.
+                # Unwatched, not only paused, because epoll reports a closed other end in any case.
                 self.loop.unwatch(pipe.fd)
 
     def _let_go(self, pipe: Pipe) -> None:
@@ -206,12 +206,12 @@ class Output:
                 self._listen(pipe)
 
     def push_held(self) -> None:
-        """Tries held pipes, because there may be room again."""
+        """Offers the lines of held pipes again, because there may be room now."""
         for pipe in list(self.held):
             self._push(pipe)
 
     def waits_for(self, home: int) -> bool:
-        """May there be lines for that audience that cannot be sent yet?"""
+        """Whether there may be lines for that audience that cannot be sent yet."""
         return any(pipe.fd >= 0 or any(to == home for to, _ in pipe.waiting) for pipe in self.held)
 
     def to_driver(
@@ -247,7 +247,8 @@ class Output:
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
-        """Has that leaving driver received everything that was written for it on this host?"""
+        """Sends a leaving driver the last lines of this host's workers. Returns whether everything
+        that was written for it on this host has been sent."""
         listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
@@ -255,8 +256,8 @@ class Output:
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """Removes a driver; its socket is closed once what was under way has been sent. `busy`: as
-        in `lose`."""
+        """Removes a driver; its socket is closed once what is queued has been sent. busy: as in
+        `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
         driver.end()
@@ -282,8 +283,8 @@ class Output:
             self._watch(subscriber)
 
     def lose(self, home: int, busy: Callable[[int], bool]) -> None:
-        """That driver is gone, and its lines are dropped. Workers that are not `busy` now write for
-        the driver that started this host."""
+        """Drops the lines of a driver that is gone. From now on workers that are not `busy` write
+        for the driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
             if pipe.lines.audience == home and not pipe.waiting and not busy(pipe.slot):
@@ -296,12 +297,12 @@ class Output:
     # -- the end -------------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """The host ends: reads everything that the workers wrote."""
+        """Reads everything that the workers wrote, because the host ends."""
         for fd in list(self.pipes):
             self.drain(fd)
 
     @property
     def quiet(self) -> bool:
-        """Has everything been sent?"""
+        """Whether everything has been sent."""
         drivers = (driver for _, driver in self.drivers.values())
         return not self.held and all(one.broken or not one.backlog for one in drivers)

@@ -1,4 +1,4 @@
-"""A driver as a subscriber of lines: how much is on its way to it, and whether it takes any.
+"""A driver as a subscriber of lines: how many bytes are on their way, and whether it takes any.
 
 Why it exists: a driver that reads slowly must lose nothing, but one that does not read at all must
 not block workers that also serve others. So lines wait as long as the driver takes some, however
@@ -38,7 +38,8 @@ class Subscriber:
         self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """False: the lines must wait. True: they are on their way, or dropped."""
+        """Sends the lines to the driver if there is room. False: they must wait. True: they are on
+        their way, or dropped because the driver is `deaf`."""
         if self.deaf:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
@@ -55,8 +56,8 @@ class Subscriber:
         self.deliver(slot, stream, lines)
 
     def taken(self, nbytes: int, now: float) -> bool:
-        """The driver has taken this many bytes. True: there is room again for lines that had to
-        wait."""
+        """The driver has taken this many bytes. Returns whether lines that had to wait may be
+        offered again."""
         self.waiting -= nbytes
         if self.waiting > self.bytes_max // 2:
             if self.stalled_at is not None:
@@ -82,7 +83,8 @@ class Subscriber:
         return self.stalled_at + self.patience_s
 
     def give_up(self, now: float) -> bool:
-        """True if that time has come; from then on its lines are dropped."""
+        """Returns whether the time that `due` returns has come. From then on the driver's lines are
+        dropped."""
         due = self.due()
         if due is None or now < due:
             return False

@@ -4,8 +4,8 @@ Why it exists: a task that is run again may return another value, and no reader 
 both. The owner of a lost result may not know yet that a host has a copy, so it asks all hosts while
 the task runs again. A host that has the whole value reports it once more. A host that has a part of
 it, or is about to fetch it, gives that up and asks the owner anew. So when all hosts have answered,
-no trace is left of a first value that nobody has reported. A host that only this one has lost
-contact with may still be alive and have the value, so the manager's verdict is waited for.
+no trace is left of a first value that no host has reported. A host that only this one has lost
+contact with may still be alive and have the value, so this node waits for the manager's verdict.
 It must never know: why a value is lost, how it is reconstructed.
 """
 
@@ -84,7 +84,7 @@ class CopyCensus:
     # -- answers of this node ------------------------------------------------------------------
 
     def asked(self, home: int, message: CopiesAsked) -> None:
-        """The owner of these objects knows no host that has them."""
+        """Answers the owner of these objects, which knows no host that has them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
                 if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):

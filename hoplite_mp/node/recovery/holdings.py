@@ -28,12 +28,13 @@ class Lost:
 
     home: int
     number: int
-    holds: dict[int, Any] = field(default_factory=dict)  # keep these headers as long as this lives
+    holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
     asked: set[int] = field(default_factory=set)  # imports about which HomeTold is still to come
     # Releases that arrived before this node knew that it is the new owner: (object, host id of the
     # sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
+    confirmed: bool = False  # the manager knows of the death, which this node may see earlier
 
 
 class Above(Protocol):
@@ -87,7 +88,8 @@ class Holdings:
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.imports.is_whole(one) for one in found)
             used = counted or any(map(is_kept, found))
-            # Reported before: the manager's answer will name it, so the object must not be missing.
+            # An object that was reported before is always reported again, because the manager's
+            # answer will name it.
             said = lost is not None and object_id in lost.reported
             if len(objects) == HOLDINGS_MAX or not (here or used or said):
                 continue
@@ -105,5 +107,6 @@ class Holdings:
 
 
 def is_kept(one: Import) -> bool:
-    """Whether only the node keeps it here, as a replica that is whole or on its way."""
+    """Whether only the node itself holds the object here, as a replica that is whole or on its
+    way."""
     return one.kept and not one.number

@@ -3,15 +3,15 @@
 Why it exists: a result that only another host held is lost with that host, and is then computed
 again from its task, as in Ray. The task's record names its function and its arguments as long as
 somebody holds the result, but does not keep these objects alive; an entry of this file does. It
-holds the function, arguments that travelled by value, and results that were arguments. Of a result
-that nobody else wants, and that can be reconstructed itself, only the name is kept and the bytes
-are dropped (it is absent, see node/objects/remote_objects.py), so a chain of steps costs about one
-KiB for each step. Objects that were put, and those of other owners, are not held: they go with
+holds the function, arguments that travelled by value, and results that were arguments. If a result
+can be reconstructed itself and only lineage holds it, its header is kept and its bytes are dropped
+(it is absent, see node/objects/remote_objects.py), so that a chain of steps costs about one KiB for
+each step. Objects that were put, and those of other owners, are not held, so they are freed with
 their last ref, as always.
 
-An entry is made while the task is claimed, because its submitter still holds everything then: as
-soon as the result turns out to be on another host, or a worker of this host leases a block for a
-big result. It goes with the result.
+An entry is made as soon as the result turns out to be on another host, or a worker of this host
+leases a block for a big result. The task is still claimed then, so its submitter still holds all
+that the entry needs. The entry is dropped when the result is gone, or to make room for newer ones.
 It must never know: who asks for lost objects, how a task is run again.
 """
 
@@ -67,7 +67,7 @@ class _Held:
 
 
 class Lineage:
-    """All entries of this host."""
+    """The lineage entries of this host."""
 
     def __init__(
         self,
@@ -118,7 +118,8 @@ class Lineage:
         self._look_later(LOOK_S)
 
     def _wanted(self, argument: int) -> bool:
-        """Whether an argument is held: results that can be reconstructed, and small results."""
+        """Whether to hold an argument, which must be a small result, or one that can be
+        reconstructed."""
         if argument in self.entries:
             return True
         header = self.client.inspect(argument)
@@ -164,7 +165,7 @@ class Lineage:
             if entry is None:
                 continue
             self.nbytes -= ENTRY_BYTES
-            # Other entries hold this result because it could be reconstructed, which has ended.
+            # Other entries hold this result only because it could be reconstructed until now.
             dropped = self.held.pop(entry.oid, None)
             if dropped is not None:
                 self.nbytes -= dropped.nbytes
@@ -199,7 +200,8 @@ class Lineage:
         self._look_later(max(LOOK_S, LOOK_SHARE * took))
 
     def make_room(self) -> None:
-        """The store is full: drops at once what nobody wants."""
+        """Drops at once what nobody wants. It is called when the store is full, and before its use
+        is counted."""
         if self.entries and self.loop.now() - self._looked >= FULL_LOOK_S:
             self.look()
 
@@ -207,7 +209,8 @@ class Lineage:
         """Drops entries of results that are gone, and bytes that nobody else wants. Returns how
         long that took."""
         begun = self.loop.now()
-        # What was dropped before has been collected by now, so spans of dead clients may be empty.
+        # The objects that were dropped before are collected by now, so spans of dead clients may be
+        # empty.
         if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()

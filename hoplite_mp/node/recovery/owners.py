@@ -50,7 +50,7 @@ class Above(Protocol):
         """An import has a new owner, which may be this host."""
 
     def all_heard(self) -> None:
-        """A message of the manager about owners was handled completely."""
+        """All that a message of the manager says about owners has been handled."""
 
 
 class Owners:
@@ -87,7 +87,7 @@ class Owners:
         self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
 
     def is_open(self, home: int) -> bool:
-        """Whether new owners for the objects of that dead host are being searched."""
+        """Whether that host is dead and its objects do not have new owners yet."""
         return home in self.lost
 
     # -- after a death -------------------------------------------------------------------------
@@ -98,9 +98,11 @@ class Owners:
         self.holdings.begin(home, number)
 
     def report(self, number: int) -> None:
-        """Reports to the manager, which knows of the death now and waits for every node's
-        holdings."""
+        """Reports this node's holdings to the manager, which knows of the death now and waits for
+        the report of every node."""
         lost = self.holdings.lost_as(number)
+        if lost is not None:
+            lost.confirmed = True
         # Including objects that were first met after the death.
         imports = [] if lost is None else self.holdings.of(lost.home)
         self.send_manager(self.holdings.report(number, imports, lost))
@@ -133,7 +135,9 @@ class Owners:
             told = self.holdings.report(number, moved.get(number, []), lost)
             if told.objects or lost is not None:
                 yield told
-            if lost is not None and not told.objects:
+            # A manager that does not know of the death may name that host as an owner, and gives it
+            # up later; then `report` follows.
+            if lost is not None and lost.confirmed and not told.objects:
                 self._close(lost)
 
     def receive(self, message: HomesNamed | HomeTold) -> None:
@@ -182,7 +186,7 @@ class Owners:
         """No host has reported the object whole, so it is lost, whatever holders are noted here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(one.oid)
-        if remote is not None and remote.payload:  # the transfer that is running decides
+        if remote is not None and remote.payload:  # the running transfer decides whether it is lost
             hold = self.client.hold(one.oid)
             remote.waiting.append(lambda: _drop(hold))
         elif self.client.state(one.oid) in UNWRITTEN:
@@ -260,8 +264,8 @@ class Owners:
                 lost.pending_releases.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
-        """Asks the manager for the new owner of an object whose owner is gone: a process here has
-        met a ref to it, or a replica here has become whole."""
+        """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
+        a process here has met a ref to it, or that a replica here has become whole."""
         if one.number and one.home in self.lost:
             self.lost[one.home].asked.add(one.number)
         self.send_manager(HomeAsked(self.node(), one.object))
@@ -296,18 +300,18 @@ class Owners:
                 self._keep_on(one)
 
     def _follow(self, one: Import, home: int) -> None:
-        """Sets a new owner. If that is dead already, the import is kept until its successor is
-        named."""
-        # The same host is named again if the manager, or this node, did not know of its death.
+        """Sets a new owner. If that is dead already, the import is held until the manager has named
+        the next owner."""
+        # The manager may name the same host again if it or this node did not know of the death yet.
         if home != one.home:
             one.home, one.moved = home, self.numbers.get(one.home, -1)
         if home in self.lost:
             self.holdings.hold(self.lost[home], [one])
 
     def own(self, object_id: bytes) -> int:
-        """As Imports.own. Another host may have heard from the manager that this node is the new
-        owner of an object before this node has, so objects of dead owners count if they are
-        whole."""
+        """As Imports.own. Another host may have learned from the manager that this node is the new
+        owner of an object before this node has. So objects of dead owners count, too, if they are
+        whole here."""
         found = self.imports.own(object_id)
         if found:
             return found
@@ -315,13 +319,13 @@ class Owners:
         return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
     def freed(self, one: Import) -> None:
-        """A header here was freed. If it was the last one, and this node has taken the object over,
-        nobody in the cluster holds the object any more."""
+        """A header here was freed. If it was the object's last one here, and this node has become
+        the owner, no host holds the object any more, and the manager is told."""
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.home == one.home), None)
         if other is not None:
             if (is_kept(other) or not one.number) and self.imports.is_whole(other):
-                # The owner forgets this host's replica with the Release of the freed header.
+                # With the freed header's Release the owner forgets that this host has a replica.
                 self._tell(other)
         elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))

@@ -3,9 +3,9 @@
 Why it exists: a task's result is absent (node/objects/remote_objects.py) when it is done but no
 living host is known to hold it. When somebody asks for it, its task is run again as a task of the
 node's own, in the same pool, with the arguments that its record names; absent arguments are
-reconstructed first. This is lineage reconstruction as in Ray. What the run returns becomes the
-object's value, or the exception that it raises this time. Each run counts against the task's
-retries. An absent object of another owner is requested from that owner.
+reconstructed first. This is lineage reconstruction as in Ray. The object then gets the value that
+this run returns, or the exception that it raises. Each run counts against the task's retries. An
+absent object of another owner is requested from that owner.
 It must never know: how bytes move, what tasks do, who waits.
 """
 
@@ -54,7 +54,7 @@ class _Run:
     target: int  # the object that gets the value
     needs: set[int] = field(default_factory=set)  # arguments that are absent
     read: set[int] = field(default_factory=set)  # arguments whose values the task surely reads
-    holds: list[Any] = field(default_factory=list)  # on what the task names; empty: not there yet
+    holds: list[Any] = field(default_factory=list)  # on what the task names, once all of it is here
     oid: int = 0  # the header of the second run; 0: it has not been submitted
     posted: bool = False
     question: int = 0  # the round of the copy census about the first value
@@ -149,12 +149,12 @@ class Reconstruction:
     # -- polling -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begins what was asked for, and moves on what is under way."""
+        """Begins the reconstructions that were asked for, and continues those under way."""
         while self._new:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # The latest first, because it is usually an argument of an earlier one.
+        # The latest run first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._look_at(run)
@@ -170,7 +170,7 @@ class Reconstruction:
             self.remote_objects.found(oid, copies, copied=True)
         elif one is not None:
             self._ask_home(oid, one)
-        elif oid in self.by_run:  # a second run was done, but its host died before the fetch
+        elif oid in self.by_run:  # the result of a second run was lost before it was fetched
             self._again(self.by_run[oid])
         elif oid not in self.runs:
             self._ask_arguments(oid)
@@ -179,7 +179,7 @@ class Reconstruction:
 
     def _ask_home(self, oid: int, one: Import) -> None:
         if self.owners.is_open(one.home):
-            return  # a new owner is being searched, and the manager will name it
+            return  # the manager will name the new owner
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
         if remote.asked > ASKS_MAX:
@@ -237,8 +237,7 @@ class Reconstruction:
         self.imports.ask(named, held)
 
     def _needs_are_there(self, run: _Run) -> None:
-        """Runs the task; or fails it with the error of an argument that could not be
-        reconstructed."""
+        """Runs the task, or gives its result the error of an argument that has failed."""
         for need in run.read:
             if self.client.state(need) == STATE["FAILED"]:
                 raw = self.results.raw_error(need)
@@ -297,7 +296,7 @@ class Reconstruction:
             self.loop.call_later(ASK_S, self.look)
 
     def _look_at(self, run: _Run) -> None:
-        """Moves on a run that was submitted."""
+        """Continues a run that was submitted."""
         state = self.client.state(run.oid)
         if not run.posted:
             self._post(run)
@@ -313,7 +312,8 @@ class Reconstruction:
             self._fail(run.target, "its task was cancelled while it was run again")
 
     def _no_room(self, run: _Run) -> None:
-        """The new value cannot be brought here: what a task raises whose result has no room."""
+        """The new value cannot be brought here, so readers raise the error of a task whose result
+        has no room."""
         if self.runs.get(run.target) is run:
             name = f"the result of {self.client.task_name(run.target)}(), which was made again"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
@@ -323,13 +323,13 @@ class Reconstruction:
         oid = run.target
         got = self.client.view(run.oid)
         if isinstance(got, int) or not self.copy_census.answered(run.question):
-            return  # until the next turn
+            return  # `look` tries again in the next turn
         self._count(run)
         if self._is_kept(run):
             return
         mem = memoryview(got)
         error = serial.payload_kind(mem) == serial.ERROR
-        # Refs in a result are taken over by its submitter, which does that only once.
+        # A submitter takes over the refs in a result only once, and does that for the first run.
         if not error and serial.read_refs(mem):
             self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
             return
@@ -346,8 +346,8 @@ class Reconstruction:
         self.loop.call_later(0.0, self.look)  # it may be an argument of another run
 
     def _is_kept(self, run: _Run) -> bool:
-        """Whether the census has found a host that still has the first value; then that is used,
-        and the second one is discarded."""
+        """Whether the census has found a host that still has the first value. If so, the first
+        value is used, and the second one is discarded."""
         remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
         if not copies or remote is None or remote.asked >= COPIES_TRIED_MAX:
             return False

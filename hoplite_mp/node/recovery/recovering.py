@@ -110,8 +110,8 @@ class Recovering:
     # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes a lineage entry for a task, unless the task is another host's, which keeps it
-        itself, or is a second run."""
+        """Makes a lineage entry for a task, unless the task is a second run, or was sent by another
+        host, which keeps an entry itself."""
         if oid not in self.guests and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
@@ -129,8 +129,8 @@ class Recovering:
         return b"" if run is None else ids.pack_id(self.client.home, run.target)
 
     def is_run_here(self, oid: int) -> bool:
-        """Whether this task in the node's own tables is another host's, or a second run: somebody
-        waits for it, although no process of this host has submitted it."""
+        """Whether this task in the node's own tables was sent by another host, or is a second run.
+        Then it is needed although no process of this host has submitted it."""
         return oid in self.guests or oid in self.reconstruction.by_run
 
     def look(self) -> None:
@@ -144,7 +144,7 @@ class Recovering:
         self.owners.begin(member.home, member.node)
 
     def report(self, number: int) -> None:
-        """The manager knows of that death as well, and waits for this node's report."""
+        """The manager knows of that node's death as well, and waits for this node's report."""
         self.owners.report(number)
 
     def receive(self, message: Any) -> bool:
@@ -155,7 +155,7 @@ class Recovering:
         return True
 
     def released(self, peer: int, message: Release) -> None:
-        """Another host releases an object of this one, and its copy of it."""
+        """Another host has released an object of this one, and its own copy with it."""
         self.owners.released(peer, message)
         number = self._number_of(peer)
         if number is not None:

@@ -1,7 +1,7 @@
 """The sockets between this node and the processes of its host, one for each client slot.
 
 Why it exists: a process sends its node requests as packets over a socket (its line) and receives
-replies over it. The end of the line means that the process has ended, or makes no more requests.
+replies over it. The end of the line means that the process has ended or makes no more requests.
 It must never know: what is asked.
 """
 
@@ -46,7 +46,7 @@ class Above(Protocol):
         """That process makes no more requests."""
 
     def refuse_collective(self, ask: object, why: str) -> None:
-        """A request that has no reply of its own could not be read: its results must fail."""
+        """Fails the results of a collective, whose request has no reply and could not be served."""
 
 
 class ClientLines:
@@ -70,7 +70,7 @@ class ClientLines:
         self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
 
     def forget(self, slot: int) -> None:
-        """That client is gone, or makes no more requests."""
+        """Closes the line of a client that is gone or makes no more requests."""
         sock = self.by_slot.pop(slot, None)
         if sock is not None:
             self._loop.unwatch(sock.fileno())
@@ -78,13 +78,22 @@ class ClientLines:
 
     def reply(self, slot: int, reply: Reply) -> None:
         sock = self.by_slot.get(slot)
-        if sock is not None:
-            with contextlib.suppress(OSError):  # the process has died, which its line will report
-                sock.send(self._encode(reply))
+        if sock is None:
+            return
+        packet = self._encode(reply)
+        try:
+            if len(packet) > PACKET_BYTES_MAX:
+                raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+            sock.send(packet)
+        except OSError as error:  # else the process has died, which its line will report
+            if error.errno == errno.EMSGSIZE:
+                why = f"the node's answer does not fit into a packet: {len(packet)} bytes"
+                with contextlib.suppress(OSError):
+                    sock.send(self._encode(Reply(reply.number, None, why)))
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """A function for a later reply: it goes to the process that is in that slot now, or
-        nowhere."""
+        """A function that sends a reply later: to the process that is in that slot now, or to none
+        if that process is not there any more."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -117,7 +126,7 @@ class ClientLines:
             os.close(fd)
 
     def _refuse(self, slot: int, data: memoryview, why: str) -> None:
-        """Reports that a request could not be served to the process that waits for its reply."""
+        """Tells the process that waits for the reply of a request that it could not be served."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)
             if number:
@@ -125,4 +134,4 @@ class ClientLines:
             elif ask and ask[0] == "Collective":
                 self._above.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
-            _log.error("client %d cannot be told", slot)  # it is not a request at all
+            _log.error("client %d cannot be told", slot)  # the packet is not a request at all

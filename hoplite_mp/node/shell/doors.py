@@ -1,4 +1,4 @@
-"""Listening sockets in the node's loop: admitted connections are handed on by their role.
+"""Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
 
 Why it exists: other nodes connect over TCP, drivers of this host over a UNIX socket. All of them
 are strangers until the handshake has proved that they have the token, and those that take too long

@@ -1,8 +1,8 @@
 """Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
 Why it exists: a driver finds the node by the name that `Meeting` keeps, and proves that it has the
-token, as a stranger on the network does. It receives a line, both memories and the node's eventfd
-over a connection; the end of that, or of the driver's process, means that it no longer reads the
+token, as a node on the network does. It receives a line, both memories and the node's eventfd over
+a connection. When that connection or the driver's process ends, the driver no longer reads the
 memories.
 It must never know: what happens to a driver that leaves (node/core/drivers.py).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DriverDoor"]
 
 # How often to retry taking the cluster's name while another node of this host has it. Lower: more
-# system calls; higher: after that node's end drivers find nobody for longer.
+# system calls. Higher: after that node has ended, drivers find no node for longer.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -58,7 +58,7 @@ class DriverDoor:
             self.loop.call_later(NAME_AGAIN_S, again)
             return
         roles = {"driver": functools.partial(self._admit, drivers)}
-        certificate = None  # no byte leaves this host, so without TLS
+        certificate = None  # no TLS, because no byte leaves this host
         at = self.loop, self.lan, self.meeting.socket
         open_door(*at, cluster, certificate, mine, roles)
 
@@ -75,7 +75,8 @@ class DriverDoor:
             sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
-        """Gives a driver that has proved that it has the token a slot, and what belongs to it."""
+        """Gives a slot, a line, a socket for output and both memories to a driver that has proved
+        that it has the token; or sends it the reason why it is not attached."""
         pid, uid = peer_of(life)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
@@ -129,14 +130,14 @@ class DriverDoor:
         drivers.gone(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
-        """The process has ended, though a child of it may have kept its sockets open."""
+        """The driver's process has ended, although a child of it may keep its sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if poll.poll(0):  # else the event was for an earlier descriptor of the same number
             drivers.gone(slot)
 
     def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # nobody reads, though a child may hold the other end
+        with contextlib.suppress(OSError):  # ends the output even if a child has the other end
             output.shutdown(socket.SHUT_RDWR)
         for fd in (life.fileno(), process):
             self.loop.unwatch(fd)

@@ -1,7 +1,7 @@
 """The socket to one of this host's drivers: a queue of frames that waits until the driver reads.
 
-Why it exists: a driver reads when it likes. Each sender is told how much of what it has queued the
-driver has taken, so that it can bound it.
+Why it exists: a driver reads when it likes, so lines wait here. Each sender is notified of how many
+of its bytes the driver has taken, so that the sender can bound how many of them wait.
 It must never know: what a frame contains, where lines come from.
 """
 
@@ -46,13 +46,13 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 
 
 class DriverSocket:
-    """A send queue without a limit of its own; each sender bounds what it has in it."""
+    """A send queue without a limit of its own; each sender bounds the bytes that it has in it."""
 
     def __init__(self, sock: socket.socket, loop: Loop) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop
-        # (data, bytes that it counts for its sender, function to call when it is taken).
+        # (data, bytes that it counts for its sender, function to call when the data is taken).
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
@@ -60,8 +60,8 @@ class DriverSocket:
         loop.watch(sock.fileno(), self.ready, read=False)
 
     def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
-        """Queues data. `taken(nbytes)` is called when it has been sent, or the driver is gone;
-        perhaps at once."""
+        """Queues data. `taken(nbytes)` is called when the data has been sent or the driver is gone,
+        perhaps before this method returns."""
         self.backlog.append((memoryview(data), nbytes, taken))
         self.send()
 
@@ -93,8 +93,8 @@ class DriverSocket:
         self.send()
 
     def end(self) -> None:
-        """No more will be queued: closes the socket after the last byte, or when the driver is
-        gone."""
+        """Closes the socket after the last byte, or when the driver is gone, because no more data
+        will be queued."""
         self._ends = True
         if not self.backlog:
             self._close()

@@ -32,11 +32,12 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        # Counts timers: of two that are due at the same time the earlier one is called first.
+        # Counts timers, so that of two timers with the same time the earlier one is called first.
         self._timer = 0
         # Results of threads, to be handled in the loop.
         self._finished: deque[Callable[[], None]] = deque()
-        # Threads write it to wake the loop. Made now, because later no descriptor may be left.
+        # An eventfd by which threads wake the loop. Made now, because later no descriptor may be
+        # left.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, self._finish)
 
@@ -48,8 +49,8 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # The number may have belonged to a descriptor that was closed without `unwatch`, and that
-        # epoll has dropped; or such a descriptor is still registered through its duplicate.
+        # Epoll may have dropped a descriptor that is still in `_ready`, because that was closed
+        # without `unwatch`; or it may still have one that is not, because a duplicate is open.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
             return
@@ -61,7 +62,8 @@ class EpollLoop:
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
-        """The descriptors that are ready; waits at most `seconds` for one, None: without limit."""
+        """Waits at most `seconds` (None: without limit) and returns the descriptors that are
+        ready."""
         return [fd for fd, _ in self._epoll.poll(seconds)]
 
     def serve(self, ready: list[int]) -> None:
@@ -97,7 +99,10 @@ class EpollLoop:
             self._finished.append(lambda: done(found))
             os.eventfd_write(self._wake, 1)
 
-        threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
+        except RuntimeError:  # the system has no thread left for this user: the loop waits for it
+            run()
 
     def repeat_in_thread(
         self, interval_s: float, work: Callable[[], None], name: str

@@ -2,8 +2,9 @@
 
 Why it exists: two hosts may be unable to reach each other although a third one reaches both. The
 third lends them a port: the kernel forwards what arrives there (splice), byte for byte, in both
-directions. Both ends use TLS and prove the token to each other, so the host in the middle need not
-be trusted. Each connection costs it two threads and six descriptors.
+directions. Both ends prove the token to each other, and use TLS if the cluster does, so that under
+TLS the host in the middle need not be trusted. Each connection costs it two threads and six
+descriptors.
 
 This module must never know what is sent, nor who asks for a port.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Forward", "reach"]
 
-# How long to wait for one address of the target host; as for any call (transport/caller.py).
+# How long to wait for one address of the target host, as for any call (transport/caller.py).
 ARRIVE_S = 2.0
 # Connections that one port forwards at a time; a peer needs three. Higher: callers that connect
 # without purpose cost more threads.
@@ -36,7 +37,7 @@ CONNECTIONS_MAX = 64
 # Buffer in the kernel between the two sockets, for each direction. Higher: fewer wake-ups of the
 # threads.
 PIPE_BYTES = 1 << 20
-# Pause after accept failed: without descriptors or memory it would fail again at once.
+# Pause after accept has failed, because without descriptors or memory it would fail again at once.
 AGAIN_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
@@ -71,14 +72,14 @@ class Forward:
         endpoints: Sequence[Endpoint],
         welcome: Callable[[str], bool],
     ) -> None:
-        """listener: as `listen` returns it, taken over. endpoints: of the target host. welcome:
-        whether a caller with that address may use the port; called in a thread."""
+        """listener: as `listen` returns it; this object takes it over. endpoints: of the target
+        host. welcome: whether a caller with that address may use the port; called in a thread."""
         self.port = bound_address(listener).port
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
         self._lock = threading.Lock()
-        # Including those whose target has not answered yet.
+        # All callers, including those whose target has not answered yet.
         self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()
         self._closed = False
@@ -157,7 +158,7 @@ def _pour(source: socket.socket, sink: socket.socket) -> None:
     directions."""
     try:
         come, go = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no descriptor is left: end the other direction too, which would wait
+    except OSError:  # no descriptor is left: end the other direction, too, or its thread waits
         _shut(source)
         _shut(sink)
         return

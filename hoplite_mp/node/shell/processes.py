@@ -1,7 +1,8 @@
 """Worker processes of this host: started by the supervisor, killed and interrupted by signals.
 
-Why it exists: it implements the port Processes (node/ports.py). The supervisor forks a worker; the
-worker's line to the node and its output pipes are made here and handed over.
+Why it exists: it implements the port Processes (node/ports.py). The supervisor forks a worker. The
+worker's line to the node and its output pipes are made here, and their other ends are sent to the
+supervisor.
 It must never know: which pools need workers, what a worker does.
 """
 
@@ -48,7 +49,7 @@ class Processes:
             mine, theirs = seqpacket_pair()
             for _ in range(2):
                 made += os.pipe2(os.O_CLOEXEC)
-        except OSError as error:  # no descriptor is left: the host has fewer workers then
+        except OSError as error:  # no descriptor is left, so the host has fewer workers
             for fd in made:
                 os.close(fd)
             return error.strerror or str(error)

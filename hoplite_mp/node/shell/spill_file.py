@@ -1,7 +1,7 @@
 """The spill file: one unnamed file on a real disk, with an arena of its own.
 
 Why it exists: it holds values that do not fit into memory. The file has no name (O_TMPFILE, or
-unlinked at once), so it disappears with the node, however that ends.
+unlinked at once), so it disappears with the node, however the node ends.
 It must never know: objects, who spills what.
 """
 
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tmpfs(path: str) -> bool:
-    """Is this a directory whose files are in memory? Spilling there would gain nothing."""
+    """Whether files in this directory are in memory, so that spilling there would gain nothing."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return True

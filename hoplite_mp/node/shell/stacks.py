@@ -1,10 +1,10 @@
 """The stacks of this host's workers: requested by a signal, read from a file of each worker.
 
-Why it exists: only the process of a task that hangs knows where it is, and its interpreter may
-never run a signal handler written in Python. So each worker registers a handler of `faulthandler`,
-written in C, which writes into an unnamed file (memfd); this file finds that among the worker's
-descriptors. A worker whose user code has removed the handler is not signalled, because the signal
-would kill it.
+Why it exists: only the process of a task that hangs knows where the task is, and its interpreter
+may never run a signal handler written in Python. So each worker registers a handler of
+`faulthandler`, written in C, which writes into an unnamed file (memfd). The code here finds that
+file among the worker's descriptors. A worker whose user code has removed the handler is not
+signalled, because the signal would kill it.
 It must never know: what tasks do.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stacks"]
 
-# How long workers may take to write their stacks. Higher: workers of a loaded host are included;
-# lower: a stopped worker delays the answer for less long.
+# How long workers may take to write their stacks. Higher: workers of a loaded host are included.
+# Lower: a stopped worker delays the answer for a shorter time.
 STACKS_PATIENCE_S = 1.0
 LOOK_S = 0.02
 STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more

@@ -1,4 +1,4 @@
-"""Connections with other hosts over TCP, with a handshake by the cluster's token and TLS.
+"""Connections with other hosts over TCP: TLS, if it is on, and a handshake that proves the token.
 
 Why it exists: it implements the port Connections (node/ports.py) for one process, and keeps what
 rooms need not know: the token, whether TLS is on, the listening sockets.

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import ssl
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from hoplite_mp._engine import Driver
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
+# If a frame is there within this time after the one before was sent, it has waited for that one, so
+# the link was backlogged.
+GAP_NS = 2_000_000
 LOOK_S = 1.0  # how often an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
 
@@ -31,12 +35,17 @@ _log = logging.getLogger("hoplite_mp")
 class TlsLink:
     """One link of the engine. Frames wait until the connection for sending is there."""
 
-    def __init__(self, engine: Engine, number: int) -> None:
+    def __init__(self, engine: Engine, number: int, answers: int = 0) -> None:
+        """answers: the link of the other node that this one answers; 0: this side has begun."""
         self.engine = engine
         self.number = number
+        self.answers = answers
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
         self.receiving = False
+        # Time in which there was always another frame to send. `Engine.counters` gives the same for
+        # sockets that the engine itself uses.
+        self.backlogged_ns = 0
         self._open = True
         self._sockets: list[socket.socket] = []
 
@@ -67,10 +76,16 @@ class TlsLink:
             name=f"hoplite_mp {name} h{self.number}",
             daemon=True,
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread left for this user
+            _log.error("%s for node h%d: %s", name, self.number, error)
+            sock.close()
+            self._end()
 
     def _send(self, sock: socket.socket) -> None:
         driver = self.driver
+        since = 0  # when the frame before was sent
         try:
             while self._open:
                 frame = driver.next_frame(LOOK_S)
@@ -78,12 +93,17 @@ class TlsLink:
                     if _has_ended(sock):
                         raise ConnectionError("the peer has closed the connection")
                     continue
+                if time.monotonic_ns() - since > GAP_NS:
+                    since = time.monotonic_ns()
                 try:
                     while frame:
                         sock.sendall(frame.pop(0))
                 finally:  # an idle thread must not keep an object's memory in use
                     del frame
                     driver.sent()
+                now = time.monotonic_ns()
+                self.backlogged_ns += now - since
+                since = now
         except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended
             _log.info("sending to node h%d ended: %s", self.number, error)
             self._end()
@@ -115,13 +135,16 @@ class TlsLink:
         """Ends both threads."""
         self._end()
         for sock in self._sockets:
+            # Not SSLSocket's own shutdown(): it removes the TLS state first, so that a thread in
+            # the middle of sendall() would send the rest in the clear.
             with contextlib.suppress(OSError):
-                sock.shutdown(2)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Has the other side, which never sends on this connection, closed it? Without this check that
-    would go unnoticed until the next frame, while the answers to the last requests are awaited."""
+    """Whether the other side, which never sends on this connection, has closed it. Without this
+    check the end would go unnoticed until the next frame, while this node waits for the answers to
+    its last requests."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

@@ -47,9 +47,9 @@ class Wire:
         self._ended = ended
         self.stream = stream
         self.open = True
-        self.received: Callable[[], None] | None = None  # called when anything arrives, also a beat
+        self.received: Callable[[], None] | None = None  # called when anything arrives, even a beat
         self._lock: AbstractContextManager[object] = Lock() if shared else contextlib.nullcontext()
-        self._writes = False  # does the loop watch it for writing, too?
+        self._writes = False  # whether the loop also watches the stream for writing
         loop.watch(stream.fileno(), self.ready)
 
     def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
@@ -57,9 +57,9 @@ class Wire:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends what the connection takes; False if the wire has ended. A
-        connection that breaks here is reported by the loop, after the last messages of the other
-        side."""
+        """Queues the frame and sends what the connection takes; False if the wire has ended. A wire
+        whose queue is full is closed at once. A connection that breaks here is reported later by
+        the loop, after the last messages of the other side."""
         if not self.open:
             return False
         try:
@@ -72,11 +72,11 @@ class Wire:
         return True
 
     def beat(self, frame: bytes) -> None:
-        """As `send`, from another thread. The loop notices a broken connection when it next uses
-        it."""
+        """As `send`, from another thread. If the connection breaks here, the loop notices that when
+        it next uses the connection."""
         with self._lock:
             if self.open:
-                # Otherwise bytes are queued already, which are as good as a beat.
+                # If bytes are queued already, they are as good as a beat.
                 if not self.stream.wants_write:
                     self.stream.write(frame)
                 self.stream.flush()
@@ -113,7 +113,7 @@ class Wire:
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()
-        # A broken stream wakes the loop in any case, which then closes it.
+        # A broken stream is watched for writing, so that it wakes the loop, which then closes it.
         wakes = self.stream.wants_write or not flushed
         if wakes != self._writes:
             self._writes = wakes

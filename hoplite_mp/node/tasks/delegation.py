@@ -3,12 +3,13 @@
 Why it exists: the node claims tasks of this host as its workers do, and hands them to other hosts.
 It takes a task only when a runner has room for it. The result is written into the task's own
 header, or the header notes that it is on the runner. So submitters cannot tell where a task has
-run, and what no host has begun stays queued for the first free worker anywhere.
+run, and a task for which no runner has room stays queued for the first free worker anywhere.
 It must never know: how messages travel, what tasks do, which hosts there could be.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD_TASKS", "Delegation"]
 
 COMMON_POOL = 0
+_log = logging.getLogger("hoplite_mp")
 # How many tasks a runner gets beyond the number of its workers; these begin there without another
 # message. Higher: no worker waits for the network. Lower: less is queued at a host that is slow.
 AHEAD_TASKS = 2
@@ -64,7 +66,7 @@ class Above(Protocol):
     """What this room asks of the rooms above it."""
 
     def post(self, oid: int) -> None:
-        """A task is queued again: announces it to all workers."""
+        """Announces a task that is queued again to all workers, once it has its resources."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
@@ -74,6 +76,9 @@ class Above(Protocol):
 
     def ends_elsewhere(self, oid: int) -> None:
         """Only another host has the task's result. Called before the task is done for others."""
+
+    def holds_inner(self, oid: int, holds: list[Any]) -> None:
+        """Keeps holds on the refs inside a result until its owner has holds of its own."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
         """The error of a call to an actor of a lost host; None: the task is no such call."""
@@ -110,7 +115,7 @@ class Delegation:
         self.send = send
         self.above = above
         self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
-        # Pool -> its own workers on other hosts; or, of a bound pool, the common pool of the host
+        # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
         # to which it is bound.
         self.far: dict[int, list[Runner]] = {}
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
@@ -119,7 +124,7 @@ class Delegation:
         self._offered: set[int] = set()  # pools of which the node counts as an idle worker
         self._ends = 0  # number of tasks that have ended on other hosts
         self.capacity = 0  # workers of all runners
-        self.retried = 0  # tasks whose host was lost
+        self.retried = 0  # tasks that were queued again because their host was lost
 
     # -- runners -------------------------------------------------------------------------------
 
@@ -237,9 +242,10 @@ class Delegation:
     def _suitable(self, pool: int) -> list[Runner]:
         """The runners that have room for a task of that pool."""
         found = self.runners.values() if pool == COMMON_POOL else self.far.get(pool, ())
-        if self.tasks.idle(pool) or any(runner.free for runner in found):
+        free = [runner for runner in found if runner.workers > len(runner.running)]
+        if free or self.tasks.idle(pool):
             # No task is queued behind another one while an idle worker could begin it.
-            return [runner for runner in found if runner.free]
+            return free
         return [runner for runner in found if runner.room > 0]
 
     def steal(self) -> bool:
@@ -264,8 +270,8 @@ class Delegation:
         """Hands a task that this node has claimed to one of these runners."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         near = self.bytes_near(oid) if len(suitable) > 1 else {}
-        # Among equals the one whose last task ended first: results of tasks that have just ended
-        # may still be using the links of the others.
+        # Among equals choose the one whose last task ended first, because results of tasks that
+        # have just ended may still be using the links of the others.
         runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
@@ -346,7 +352,7 @@ class Delegation:
             self._elsewhere(oid, peer, message)
         elif message.refs:
             refs = serial.read_refs(memoryview(message.payload))
-            self.imports.ask(refs, lambda holds: self._store(oid, peer, message, holds))
+            self._ask(refs, lambda holds: self._store(oid, peer, message, holds))
         else:
             self._store(oid, peer, message, [])
         self.look()
@@ -366,11 +372,30 @@ class Delegation:
         self.above.ends_elsewhere(oid)
         about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
         if self.remote_objects.complete(oid, *about):
-            self.remote_objects.by_oid[oid].released = lambda: self.send(
-                peer, Release(message.task, 0)
-            )
+            self.remote_objects.by_oid[oid].released = lambda: self._release(oid, peer, message)
         else:
             self.send(peer, Release(message.task, 0))
+
+    def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
+        """The runner may free its copy of a result, because its bytes are here or nobody needs
+        them. With that copy it drops the refs inside, so this node holds them first."""
+
+        def release(holds: list[Any]) -> None:
+            if holds:
+                self.above.holds_inner(oid, holds)
+            self.send(peer, Release(message.task, 0))
+
+        got = self.client.view(oid) if message.refs else 0
+        refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        self._ask(refs, release)
+
+    def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
+        """As Imports.ask; without room for their headers, no ref is held."""
+        try:
+            self.imports.ask(refs, done)
+        except Exception:
+            _log.exception("the refs inside a result cannot be held")
+            done([])
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
         if not self._is_with(oid, peer):

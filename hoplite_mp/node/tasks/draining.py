@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.headers import KIND_TASK, NODE_SLOT, PENDING, STATE
-from hoplite_mp.protocol.messages import NodeLeaving
 from hoplite_mp.protocol.peers import Evacuated, Leaving
 
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ class Above(Protocol):
     def leaves_now(self) -> None:
         """This node accepts no more work."""
 
+    def drained(self) -> bool:
+        """Nothing on this host is needed any more, so the node may leave the cluster. False: it
+        cannot yet, because no manager has let it in."""
+
     def has_calls(self, home: int) -> bool:
         """Whether calls from here to actors of that host are under way."""
 
@@ -50,7 +53,6 @@ class Draining:
         self.imports = host.imports
         self.roster = host.roster
         self.send = host.send_peer
-        self.send_manager = host.send_manager
         self.guests = guests
         self.workers = workers
         self.above = above
@@ -58,6 +60,7 @@ class Draining:
         self.waiting: set[int] = set()  # ids of hosts that still need something of this node
         # Ids of other hosts that leave -> whether this node has sent Evacuated.
         self.leaving: dict[int, bool] = {}
+        self._evacuating = False  # a timer looks again whether they still have what is needed here
 
     @property
     def numbers(self) -> list[int]:
@@ -91,10 +94,9 @@ class Draining:
         self.waiting.discard(home)
 
     def _look(self) -> None:
-        if self.waiting or self.guests.by_task or self._works():
+        waits = self.waiting or self.guests.by_task or self._works()
+        if waits or not self.above.drained():
             self.loop.call_later(LOOK_S, self._look)
-        else:
-            self.send_manager(NodeLeaving(self.client.number, 0))
 
     def _works(self) -> bool:
         """Whether tasks of this host's processes are not done yet."""
@@ -126,17 +128,19 @@ class Draining:
         if home not in self.leaving:
             self.leaving[home] = False
             self.roster.leaving.add(home)
-            self._evacuate()
+            if not self._evacuating:
+                self._evacuate()
 
     def lose_peer(self, home: int) -> None:
-        """A host is gone, drained or not."""
+        """Forgets a host that is gone, drained or not."""
         self.leaving.pop(home, None)
         self.waiting.discard(home)
 
     def _evacuate(self) -> None:
         """Fetches what only leaving nodes hold. It goes on until they are gone, because their last
         tasks may still leave results there."""
-        if not self.leaving:
+        self._evacuating = bool(self.leaving)
+        if not self._evacuating:
             return
         by_home = self.roster.by_home
         going = {by_home[home].node for home in self.leaving if home in by_home}

@@ -70,7 +70,7 @@ class Above(Protocol):
         """Whether that is the pool of an actor of this host, which every other host may call."""
 
     def refuse_calls(self, pool: int) -> None:
-        """There are calls to that actor; fails them if it has ended."""
+        """Fails the queued calls to that actor if it has ended."""
 
     def is_round(self, pool: int) -> bool:
         """See node/tasks/rounds.py."""
@@ -138,12 +138,23 @@ class Guests:
             named += serial.read_refs(memoryview(message.args))
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
+        try:
+            self._ask(guest, message, named)
+        except Exception as error:  # no header is left; the sender must not wait for ever
+            for key, row in list(self.rows.items()):
+                self.rows[key] = deque(one for one in row if one[0] is not guest)
+            self.rows = {key: row for key, row in self.rows.items() if row}
+            if self.by_task.get(guest.task) is guest:
+                self._fail(guest, error)
+
+    def _ask(self, guest: Guest, message: RunTask, named: list[bytes]) -> None:
+        """Begins the task when everything that it names is held here."""
         if not self.above.is_actor(message.pool):
             self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
             return
-        # Calls of one host to one actor begin in the order in which they arrived, even if what a
-        # later one names is here first.
-        row = self.rows.setdefault((peer, message.pool), deque())
+        # Calls of one host to one actor begin in the order in which they arrived, even if the
+        # objects that a later one names are here first.
+        row = self.rows.setdefault((guest.peer, message.pool), deque())
         row.append((guest, message))
         guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(guest, holds))
@@ -235,7 +246,7 @@ class Guests:
         self.above.dropped(guest.task)
 
     def on_their_way(self, pool: int) -> bool:
-        """Whether calls to that actor have arrived that wait for objects which they name."""
+        """Whether calls to that actor have arrived and wait for objects that they name."""
         return any(key[1] == pool for key in self.rows)
 
     def audience_here(self, peer: int, audience: int) -> int:
@@ -252,9 +263,8 @@ class Guests:
             if isinstance(got, int):  # the object that contains the arguments is not here yet
                 return
             mem = memoryview(got)
-        needed = set(serial.read_dependencies(mem)) if mem else set()
         remote_objects = self.imports.remote_objects
-        for object_id in needed:
+        for object_id in dict.fromkeys(serial.read_dependencies(mem) if mem else ()):
             one = self.imports.by_object.get(object_id)
             if one is not None and one.oid in remote_objects:
                 remote_objects.want(one.oid, _nothing)  # without room the worker asks for it later
@@ -301,7 +311,7 @@ class Guests:
         return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
-        """The sender does not need the result here any more. False: that is no guest."""
+        """Releases a result that the sender does not need any more. False: that is no guest."""
         guest = self.by_task.get(message.object)
         if guest is None or guest.peer != peer:
             return False
@@ -335,14 +345,14 @@ class Guests:
                 self.tasks.cancel(guest.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns those of these tasks to the host that have not begun."""
+        """Returns those of these tasks that have not begun to the host that sent them."""
         for task in tasks:
             guest = self.by_task.get(task)
             if guest is not None and guest.peer == peer:
                 self._return(guest)
 
     def recall_all(self, peer: int) -> None:
-        """Returns all tasks to the host that have not begun, except calls of actors and tasks of
+        """Returns all tasks of that host that have not begun, except calls of actors and tasks of
         rounds, which only this host can run."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
@@ -357,10 +367,11 @@ class Guests:
         oid = guest.oid
         if not oid or guest.ended:
             return
-        if self._is_held(oid):  # the header of a task that is cancelled would say so to its holders
+        if self._is_held(oid):  # its holders must not read that the task was cancelled
             if not self.client.take_over(oid, NODE_SLOT):
                 return  # it runs
-            # Before its owner receives the task, and perhaps nobody else holds the object.
+            # The owner must count this host before it receives the task, because perhaps no process
+            # of another host holds the result.
             self.imports.follow_owner(oid)
             self.above.dropped(guest.task)
         elif self.tasks.cancel(oid, False) != 1:
@@ -370,12 +381,12 @@ class Guests:
         self._forget(guest)
 
     def _is_held(self, oid: int) -> bool:
-        """Does anybody of this host hold that task's result, but the guest itself?"""
+        """Whether a process or room of this host holds that task's result, besides the guest."""
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 
     def lose_peer(self, peer: int) -> None:
-        """A host is gone, and nobody waits for its tasks any more."""
+        """Cancels the tasks of a host that is gone, and forgets them."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             if not guest.ended:
                 self.cancel(guest.task)

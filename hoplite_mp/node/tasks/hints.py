@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hints"]
 
-# When a ring or a bag was full: until a single hint is posted again, and until all of a pool are.
+# Delays after a ring or a bag was full: for posting a single hint, and all hints of a pool, again.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
@@ -83,11 +83,15 @@ class Hints:
         return pool.broken or self.queue(number, here)
 
     def post(self, oid: int, here: bool) -> bool:
-        """Announces a task to the workers of its pool; False: there is no room for the hint."""
+        """Announces a task to the workers of its pool. False: there is no room for the hint now, or
+        all of the host's queues are taken."""
         pool = self.tasks.pool_of(oid)
-        if self.tasks.task(oid)[3] & _tasks.RANKED_FLAG:
-            return self.ranked.post(oid, self.bag(pool, here))
-        return self.tasks.post(oid, self.queue(pool, here))
+        try:
+            if self.tasks.task(oid)[3] & _tasks.RANKED_FLAG:
+                return self.ranked.post(oid, self.bag(pool, here))
+            return self.tasks.post(oid, self.queue(pool, here))
+        except MemoryError:  # no queue is left
+            return False
 
     def announce(self, oid: int, here: bool) -> None:
         """Posts the hint of a task as soon as there is room for it."""
@@ -95,8 +99,8 @@ class Hints:
             self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
 
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
-        """Announces all queued tasks of a pool, or `tasks`, except those that wait for resources;
-        because a worker that has died may have taken hints from the queues."""
+        """Announces all queued tasks of a pool, or `tasks`, because a worker that has died may have
+        taken hints from the queues. Tasks that wait for resources are left out."""
         for oid in self.client.queued_in(pool) if tasks is None else tasks:
             if self.above.waits_for_resources(oid):
                 continue

@@ -1,8 +1,8 @@
 """Requests for pools and workers, from processes of this host and from other nodes.
 
 Why it exists: an executor's workers, or the peers of an spmd, may be on any node. The pool has a
-number on this host, and perhaps some workers; every other node that is to have workers opens a pool
-of its own for it, and runs in it only what this node sends there. The pool is open when all nodes
+number on this host, and perhaps some workers here. Every other node that is to have workers for it
+opens a pool of its own, which runs only what this node sends there. The pool is open when all nodes
 have answered.
 It must never know: what the workers run, how messages travel.
 """
@@ -127,7 +127,7 @@ class PoolRequests:
 
         def done(error: str, lost: bool) -> None:
             if not error and self.lines.get(slot) is line:
-                if not self.requests.is_latest(slot, request.number):  # nobody waits for the pool
+                if not self.requests.is_latest(slot, request.number):  # the caller was interrupted
                     workers.close(number, True)
                     return
                 undo = lambda: workers.close(number, True)  # noqa: E731

@@ -3,8 +3,8 @@
 Why it exists: a pool keeps its number of workers that can run a task. A worker that has died is
 replaced; one that waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus
 workers retire when they are idle. Workers that die before their first task are restarted without
-end, after pauses that grow, because what kills them may pass. This file only counts; workers.py
-acts on the counts, and the supervisor forks.
+end, after pauses that grow, because what kills them may be temporary. This file only counts;
+workers.py acts on the counts, and the supervisor forks.
 It must never know: tasks' contents, sockets.
 """
 
@@ -37,7 +37,6 @@ class WorkerInfo:
     worked: bool = False
     called: bool = False  # asked to fetch a round's task between two tasks (node/tasks/rounds.py)
     born: float = 0.0
-    interrupted: int = 0  # a task to be interrupted as soon as the pid is known
 
 
 @dataclass(slots=True)
@@ -58,11 +57,11 @@ class Pool:
     broken: str = ""  # why no worker will be started any more
     host_lost: bool = False  # it is broken because a host was lost
     failing: bool = False  # a timer fails what is queued from now on
-    attempts: int = 0  # to start workers that died before their first task, in a row
+    attempts: int = 0  # starts in a row whose workers died before their first task
     start_again_at: float = 0.0
-    ailing: bool = False  # so many attempts have failed that queued tasks fail, too
+    ailing: bool = False  # so many attempts have failed that queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
-    why: str = ""  # how the last of these workers ended
+    why: str = ""  # how the last worker that died before its first task ended
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
@@ -70,21 +69,42 @@ class Pool:
     setup_error: str = ""  # what the initializer raised, as text
     setup_text: str = ""  # its traceback
 
+    @property
+    def living(self) -> int:
+        """How many workers are not retiring."""
+        living = 0
+        for worker in self.workers.values():
+            if not worker.retiring:
+                living += 1
+        return living
+
+    def is_settled(self, blocked: int) -> bool:
+        """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual
+        case, found at the cost of one count. A pool with a demand never counts as settled, because
+        the room that hands out resources must learn that it lacks nothing. blocked: how many
+        workers wait inside a task."""
+        return not (
+            blocked
+            or self.demand
+            or self.broken
+            or self.surplus_since is not None
+            or self.stuck_since is not None
+            or (self.living != self.target and not self.closing)
+        )
+
     def missing(self, blocked: int, blocked_max: int, now: float) -> int:
         """How many workers to start now. blocked: how many wait inside a task."""
         if self.closing or self.broken or now < self.start_again_at:
             return 0
-        living = sum(not worker.retiring for worker in self.workers.values())
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
-        short = max(0, wanted - living)
-        return min(short, 1) if self.ailing else short  # a single one shows whether it works again
+        short = max(0, wanted - self.living)
+        return min(short, 1) if self.ailing else short  # one shows whether starts succeed again
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
         Tasks that they have submitted to this pool could then never run: a deadlock."""
-        living = sum(not worker.retiring for worker in self.workers.values())
         limit = 0 if self.demand else blocked_max
-        if self.closing or self.actor or blocked <= limit or blocked < living:
+        if self.closing or self.actor or blocked <= limit or blocked < self.living:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
@@ -92,8 +112,7 @@ class Pool:
 
     def surplus(self, blocked: int, now: float) -> int:
         """How many idle workers may retire, once the surplus has lasted for a while."""
-        living = sum(not worker.retiring for worker in self.workers.values())
-        extra = living - blocked - self.target
+        extra = self.living - blocked - self.target
         if extra <= 0 or self.closing:
             self.surplus_since = None
             return 0
@@ -104,9 +123,9 @@ class Pool:
     def died(
         self, worker: WorkerInfo, code: int, setup_failed: int, how: str, now: float, limits: Config
     ) -> bool:
-        """Records the end of a worker; after an end before its first task the next attempt follows
-        after a pause. how: the end as text. True: so many attempts have failed that tasks should
-        not wait for the next one."""
+        """Records the end of a worker. If several in a row end before their first task, the next
+        one is started after a pause. how: the end as text. True: so many attempts have failed that
+        tasks should not wait for the next one."""
         if code == setup_failed and self.setup and not worker.worked:
             self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
             return False
@@ -137,7 +156,7 @@ class Pool:
             self.start_again_at = 0.0
 
     def recovered(self) -> None:
-        """A worker has run a task, or has lived for a long time."""
+        """Forgets failed starts, because a worker has run a task or has lived for a long time."""
         if self.attempts:
             self.attempts, self.ailing = 0, False
             self.start_again_at = 0.0

@@ -1,14 +1,15 @@
 """Resources: the tasks and workers of this host that wait for some, and what they are given.
 
 Why it exists: a task with resources may only begin where enough of them are free, which no worker
-can know. So its submitter announces it to its node. The node keeps it until some host has room for
-it, and then posts its hint to workers of this host only, or hands the task to another host.
-Workers of executors, and actors, wait in the same order, and keep what they are given for life.
+can know. So its submitter announces the task to its node. The node keeps the task until some host
+has room for it, and then posts its hint to workers of this host only, or hands the task to another
+host. Workers of executors, and actors, wait in the same order, and keep what they are given for
+life.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
 task at once (if it refuses, "full", the task goes back), and notifies that host when something has
 become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
-a resource. Tasks only wait on the host of their submitter.
+a resource. A task that waits for resources waits on the host of its submitter.
 It must never know: how amounts are counted (planner/resources.py), what a task does.
 """
 
@@ -83,7 +84,7 @@ class Resources:
         self._order = 0
         self._serving = False
         # Since the last turn resources of this host were given back, or are not reserved any more
-        # because whoever waited for them has stopped waiting.
+        # because the task or worker that waited for them has stopped waiting.
         self._freed = False
 
     # -- requests of clients -------------------------------------------------------------------
@@ -152,7 +153,7 @@ class Resources:
         self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
 
     def freed_there(self, home: int) -> None:
-        """A host that had refused a task of this one has free resources again."""
+        """A host that had refused a task of this host has free resources again."""
         self.full.pop(home, None)
         self.serve()
 
@@ -176,8 +177,8 @@ class Resources:
         self.loop.call_later(0.0, self.serve)
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """Reserves resources for a task of another host; False: there is no room. What this host
-        waits for itself goes first, unless another task may be waiting for this one (`needed`)."""
+        """Reserves resources for a task of another host; False: there is no room. Tasks and workers
+        of this host go first, unless another task may be waiting for this one (`needed`)."""
         if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
@@ -188,7 +189,7 @@ class Resources:
         return self.ledger.fits(demand) and not self._is_kept(demand)
 
     def _is_kept(self, demand: Demand) -> bool:
-        """Whether some of these are reserved for a task or worker of this host that waits."""
+        """Whether some of these are reserved for a task or worker that waits on this host."""
         names = {name for name, _ in demand}
         return any(
             (row.where in (ANYWHERE, self.client.home) or isinstance(row.where, tuple))
@@ -199,12 +200,12 @@ class Resources:
         )
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """A task of another host was accepted, and has this header."""
+        """Records the header of a task of another host that was accepted."""
         self.held[oid] = Held(demand, self.client.home, task, self.ledger.assigned(task))
 
     def dropped(self, task: bytes) -> None:
         """A task of another host that was accepted will not run here. Its header may remain, and
-        must not give back what the task gets if it comes a second time."""
+        must not give back what the same task is given later, if it is sent here again."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):
@@ -228,12 +229,16 @@ class Resources:
         self.serve()
 
     def worker_gone(self, slot: int) -> None:
-        """The worker in that slot has ended."""
+        """Takes back what was given to the worker in that slot, because it has ended."""
         token, _ = self.slots.pop(slot, (None, None))
         if token is not None:
             self._give_back_here(token)
         for oid, held in list(self.held.items()):
-            if held.slot == slot:
+            if held.slot != slot:
+                continue
+            if self.client.state(oid) in UNFINISHED:
+                held.slot = 0  # the generator is tried again, with what it has
+            else:
                 self._release(oid)
         if self._freed:
             self.loop.call_later(0.0, self.serve)
@@ -282,8 +287,8 @@ class Resources:
             self.full.pop(held.home, None)
 
     def serve(self) -> None:
-        """Grants free resources by rank, then in order. None may take what one before it waits for,
-        except tasks that another task may be waiting for, to avoid deadlock."""
+        """Grants free resources by rank, then in order. A task or worker must not take what one
+        before it waits for, unless another task may be waiting for it, to avoid deadlock."""
         if self._serving:
             return
         self._serving = True
@@ -357,7 +362,8 @@ class Resources:
     # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: Row, why: str) -> bool:
-        """No node has these resources. True: all of the row have failed, after a while."""
+        """No node has these resources. True: all tasks of the row have been failed, because they
+        have waited for resource_wait_s, or are bound to a node that is gone."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -387,7 +393,8 @@ class Resources:
 
 
 class _Turn:
-    """One pass over all that wait: how many workers are idle, and what is reserved on each host."""
+    """The state of one pass over all tasks and workers that wait: how many workers are idle, and
+    what is reserved on each host."""
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
@@ -476,7 +483,7 @@ class _Turn:
 
 
 def _times(ledger: Ledger, demand: Demand) -> tuple[int, int]:
-    """How often the demand fits in all, and how often at present."""
+    """How many times the demand fits into all resources, and into those that are free now."""
     if not ledger.could_ever(demand):
         return 0, 0
     return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

@@ -41,7 +41,7 @@ COMMON_POOL = 0
 # round has lost a worker. Higher: the caller of that round learns of the loss later.
 LOOK_S = 0.05
 # How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
-# stopped is waited for. Lower: a slow node may still begin a task after the caller has returned.
+# stopped delays the caller. Lower: a slow node may still begin a task after the caller returned.
 END_PATIENCE_S = 1.0
 RETIRE, CALLED = 1, 2  # bits of a worker's slot
 ENDED = "its worker ended before its turn in this round"
@@ -55,7 +55,7 @@ class Round:
     waiting: set[int]  # slots of workers that have not asked for their task yet
     begun: bool = False  # all tasks for this host are queued, or on their way here
     given: dict[int, int] = field(default_factory=dict)  # slot -> the task that it was given
-    surplus: int = 0  # tasks that must fail, because as many workers ended before their turn
+    surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
     # Host id -> number of the pool there, and how many workers take part.
     far: dict[int, tuple[int, int]] = field(default_factory=dict)
     unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
@@ -150,7 +150,7 @@ class Rounds:
         while round.unsent:
             home = next(iter(round.unsent))
             runner = self.delegation.runners.get(home)
-            if runner is None:  # the host was lost, so nobody runs its tasks
+            if runner is None:  # the host was lost, so no worker runs its tasks
                 round.surplus += round.unsent.pop(home)
                 continue
             oid = self.tasks.take_queued(round.pool)
@@ -167,7 +167,7 @@ class Rounds:
         self._shed(round)
 
     def end(self, slot: int, request: Request) -> None:
-        """The caller does not wait for the round any more."""
+        """Ends a round that its caller has given up, here and on other nodes."""
         reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         far = {} if round is None else round.far
@@ -190,12 +190,12 @@ class Rounds:
         self.send_peer(home, FarRoundOpened(message.number, number or 0, workers))
 
     def end_here(self, home: int, message: EndFarRound) -> None:
-        """The other node's caller does not wait for the round any more."""
+        """Ends a round that its caller on the other node has given up."""
         self.workers.close_lent(home, message.pool, False)
         self.send_peer(home, FarRoundEnded(message.number))
 
     def arrived(self, pool: int) -> None:
-        """A task of another node is queued in that pool."""
+        """Calls the workers of a round, because a task of another node is queued in its pool."""
         round = self.by_pool.get(pool)
         if round is not None:
             self._call(round)
@@ -243,7 +243,7 @@ class Rounds:
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, slot: int) -> None:
-        """A worker has ended."""
+        """Fails the task of a worker that has ended before it began the task."""
         for round in list(self.by_pool.values()):
             if slot in round.waiting:
                 round.waiting.discard(slot)
@@ -254,7 +254,7 @@ class Rounds:
                 self.workers.fail(oid, ENDED)
 
     def _shed(self, round: Round) -> None:
-        """Fails as many tasks as workers have ended before their turn."""
+        """Fails one task for each worker that has ended before its turn."""
         if not round.surplus or self.by_pool.get(round.pool) is not round:
             return
         if round.begun:

@@ -1,7 +1,7 @@
 """Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
 
 Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order is
-essential: first the node holds what living processes still need, then it settles the dead one's
+essential: first the node holds what living processes still need, then it settles the dead process's
 claims, then clears its holder bits, then frees its blocks. Each step may be repeated.
 It must never know: how the death of a process is detected.
 """
@@ -24,7 +24,7 @@ from hoplite_mp.headers import (
     UNCLAIMED,
 )
 from hoplite_mp.protocol.local import LINE_LOST
-from hoplite_mp.store.limits import available_bytes, total_bytes
+from hoplite_mp.store.limits import UNLIMITED, available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.results import Results
@@ -37,11 +37,11 @@ class Above(Protocol):
     """What this room asks of the rooms above it."""
 
     def freed(self, oid: int) -> None:
-        """Nobody on this host holds that object any more."""
+        """No process of this host holds that object any more."""
 
     def is_guest(self, oid: int) -> bool:
-        """Whether somebody waits for that task in the node's own tables: it is another host's, or a
-        reconstruction. The submitters of all others are dead."""
+        """Whether that task in the node's tables is another host's or a reconstruction, so that its
+        result is waited for. The submitters of all other tasks there are dead."""
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
         """The error of a call during which its actor's process ended; None: it was no actor."""
@@ -57,14 +57,14 @@ class Sweeper:
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
         self.own_tables: set[int] = set(self.client.tables)
-        self.retried = self.failed = 0  # tasks whose worker died
+        self.retried = self.failed = 0  # tasks tried again; tasks failed by their worker's death
 
     def sweep(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
         """Cleans up after the client in that slot; returns the tasks that are queued again.
-        reads_on: it has left, but its process still reads what it has pinned and leased, which is
-        freed by a second sweep."""
+        reads_on: the client has left, but its process still reads what it has pinned and leased,
+        which a second sweep frees."""
         again: list[int] = []
         concerned = self.client.concerned(slot)
         for header in concerned:
@@ -163,8 +163,9 @@ class Sweeper:
         return False
 
     def requeue(self, header: dict[str, Any], slot: int) -> bool:
-        """Queues a task again that the process had claimed, if a retry is left and somebody waits
-        for it. Tasks of dead submitters are in tables that the node has adopted."""
+        """Queues a task again that the process had claimed, if a retry is left. A task in the
+        node's tables must be a guest or a reconstruction, because the submitters of all others
+        there are dead."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
         if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:
             return False
@@ -175,7 +176,7 @@ class Sweeper:
     # -- adopted tables ------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Frees objects in adopted tables that nobody holds, and the refs inside them."""
+        """Frees objects in adopted tables that no process holds, and the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
             self.above.freed(oid)
@@ -216,13 +217,15 @@ def is_ending(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except ProcessLookupError:
         return True
-    except OSError as error:  # FileNotFoundError: it is gone; else it cannot be known
+    except OSError as error:  # FileNotFoundError: it is gone; other errors: unknown
         return isinstance(error, FileNotFoundError)
 
 
 def memory_in_use() -> str:
     """How much of the host's memory is in use, as text."""
     total = total_bytes()
+    if total >= UNLIMITED:
+        return "memory in use: unknown"
     used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""
     return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

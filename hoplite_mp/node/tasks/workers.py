@@ -35,6 +35,10 @@ POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
 LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
+# When a forced cancel's signal is repeated first; each later pause is twice as long. Python sees a
+# signal that arrives just before a blocking call only after that call. Higher: such a task runs on
+# for longer. Lower: system calls of tasks that clean up are interrupted more often.
+INTERRUPT_AGAIN_S = 0.05
 # How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
 # or processes only delays them. Lower: tasks fail sooner, with the reason.
 START_PATIENCE_S = 10.0
@@ -59,7 +63,7 @@ class Above(hints.Above, Protocol):
         """The process of an actor of this host has ended."""
 
     def workers_are(self, count: int) -> None:
-        """Other hosts may send tasks for so many workers."""
+        """Announces for how many workers of this host other hosts may send tasks."""
 
 
 class Workers(Hints):
@@ -85,7 +89,8 @@ class Workers(Hints):
         self.all: dict[int, WorkerInfo] = {}
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
-        self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
+        # Counted by workers that have ended; tasks_failed also counts tasks that never began.
+        self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
         self.trouble = ""  # why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
@@ -123,7 +128,7 @@ class Workers(Hints):
 
     def grow(self, count: int) -> int:
         """Adds workers to the common pool, unless none can be started now; returns the new target.
-        Pauses after failed attempts end."""
+        A pause after workers that died at their start is ended."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
@@ -140,7 +145,7 @@ class Workers(Hints):
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """No other host runs tasks of that pool any more; without workers here it is broken."""
+        """Marks a pool as broken that has no workers here, and none on other hosts any more."""
         pool = self.pools.get(number)
         if pool is not None and not pool.target and not self.above.is_round(number):
             pool.broken, pool.host_lost = why, True
@@ -178,6 +183,9 @@ class Workers(Hints):
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
+            if not pool.actor:  # a task that is queued again after the death of its worker, say
+                for oid in self.client.queued_in(pool.number):
+                    self.fail_closed(oid)
             self.processes.close(pool.descriptors)
             self.client.open_pool(pool.number, POOL_FREE)
             if pool.actor:
@@ -197,8 +205,7 @@ class Workers(Hints):
         return f"no worker can be started: {self.trouble}" if self.pauses() else NO_POOL
 
     def not_started(self, why: str) -> None:
-        """The system has no descriptor, process or memory for another worker now; it is tried again
-        later."""
+        """Another worker lacks a descriptor, a process or memory now; it is tried again later."""
         now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
@@ -272,8 +279,6 @@ class Workers(Hints):
             self.tasks.set_pid(slot, pid)
             if worker.verdict:
                 self.kill(worker, worker.verdict)
-            elif worker.interrupted and self._runs(slot, worker.interrupted):
-                self.processes.interrupt(pid)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
         """After the sweep of a dead worker: replaces it, and announces what is queued again."""
@@ -295,10 +300,10 @@ class Workers(Hints):
                 self.start_missing(pool)
         else:
             self._replace(pool, worker, code)
+        self.forget_if_empty(pool)
         for oid in again:
             if self.tasks.pool_of(oid) not in self.pools:
-                self.fail(oid, "its pool is closed")
-        self.forget_if_empty(pool)
+                self.fail_closed(oid)
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
         """Starts another worker for one that has ended, now or after a pause; or fails the queued
@@ -384,6 +389,10 @@ class Workers(Hints):
             kind = errors.NodeLostError if host_lost else errors.WorkerLostError
             self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
+    def fail_closed(self, oid: int) -> None:
+        """Fails a task that is queued again after its pool was closed."""
+        self.fail(oid, "its pool is closed")
+
     # -- interrupting --------------------------------------------------------------------------
 
     def interrupt(self, oid: int, slot: int) -> None:
@@ -393,25 +402,30 @@ class Workers(Hints):
             return
         actor = self.pools[worker.pool].actor
         if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
-            return  # interrupted other than at an await, an actor's state would be inconsistent
-        if worker.pid:
-            self.processes.interrupt(worker.pid)
-        else:  # the supervisor has not reported its pid yet
-            worker.interrupted = oid
-        if actor:
-            return
+            return  # an interrupt that is not at an await could leave the actor inconsistent
+
+        def runs() -> bool:
+            return self.all.get(slot) is worker and self._runs(slot, oid)
+
+        def signal(again_s: float) -> None:
+            if runs():
+                if worker.pid:  # else the supervisor has not reported it yet
+                    self.processes.interrupt(worker.pid)
+                self.loop.call_later(again_s, lambda: signal(2 * again_s))
 
         def end() -> None:
-            if self.all.get(slot) is worker and self._runs(slot, oid):
+            if runs():
                 self.kill(worker, "cancelled")
 
-        self.loop.call_later(self.config.cancel_grace_s, end)
+        signal(INTERRUPT_AGAIN_S)
+        if not actor:
+            self.loop.call_later(self.config.cancel_grace_s, end)
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """Kills a worker whose line has ended, unless it is exiting: it cannot work without."""
+        """Kills a worker that cannot work because its line has ended, unless it is exiting."""
         worker = self.all.get(slot)
 
         def look() -> None:
@@ -436,25 +450,24 @@ class Workers(Hints):
         due: int | None = None
         waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
         for slot, worker in self.all.items():
-            info = self.client.client_info(slot)
-            if info["blocked"] and not worker.retiring and worker.pool in waiting:
+            blocked, worked, deadline, deadline_id = self.client.worker_info(slot)
+            if blocked and not worker.retiring and worker.pool in waiting:
                 waiting[worker.pool] += 1
-            if not worker.worked and (
-                info["tasks_done"] or info["tasks_failed"] or info["running"]
-            ):
+            if worked and not worker.worked:
                 worker.worked = True
                 if (pool := self.pools.get(worker.pool)) is not None:
                     pool.recovered()
-            deadline = info["deadline_ns"]
             if deadline and not worker.verdict:
                 if deadline <= now_ns:
-                    self.kill(worker, "timeout", info["deadline_id"])
+                    self.kill(worker, "timeout", deadline_id)
                 elif due is None or deadline < due:
                     due = deadline
         for pool in list(self.pools.values()):
             blocked = waiting[pool.number]
             if pool.ailing and self.tasks.idle(pool.number):
                 pool.idle_again(self.config)
+            if pool.is_settled(blocked):
+                continue
             if not pool.broken:
                 self.start_missing(pool, blocked)
             if pool.stuck(blocked, self.config.blocked_workers_max, now):
