@@ -1,8 +1,8 @@
 """hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
 
-The names below are the public face; everything else may change. Each is imported when it is first
-used (as Scientific Python's SPEC 1 recommends), so that a program which only names the package, and
-the command line, do not wait for all of it.
+The names below are the public API; everything else may change. Each one is imported when it is
+first used, as Scientific Python's SPEC 1 recommends, so neither the command line nor a program that
+only imports the package waits until everything is loaded.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -84,7 +84,18 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        return globals().setdefault(name, getattr(import_module(module), name))
+        try:
+            return globals().setdefault(name, getattr(import_module(module), name))
+        except ImportError as error:
+            found = "cannot import name '_" not in str(error) or error.name != __name__
+            if isinstance(error, ModuleNotFoundError):
+                found = not str(error.name).startswith(f"{__name__}._")
+            if not found:
+                raise ImportError(
+                    f"the compiled modules of {__name__} are missing in {__path__[0]}: run `make "
+                    "build` there, or install the package (pip install hoplite_mp)"
+                ) from error
+            raise
 
 
 __all__ = [
@@ -124,7 +135,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What completion offers: the public face. Submodules can be imported all the same."""
+    """The public API, for completion. Submodules can be imported although they are not listed."""
     return sorted(
         [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]
     )

@@ -1,6 +1,6 @@
-"""Which version this is, and the one check that it can run here at all.
+"""The version of the package, and the check that it can run on this platform.
 
-The package's `__init__` imports this module first, so that a wrong platform is answered with one
+The package's `__init__` imports this module first, so that on a wrong platform the user sees one
 clear line instead of a failure deep inside.
 """
 

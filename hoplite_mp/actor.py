@@ -1,15 +1,14 @@
 """Actor: a handle to an object that lives in a process of its own.
 
-Why it exists: a task works on copies of its arguments, so state needs a home. `c.actor(cls, ...)`
-makes an object in a process of its own; calling a method of the handle submits a task to that
-process and returns a Future.
-It must never know: shared memory, processes, who counts handles.
+Why it exists: a task works on copies of its arguments, so state that outlives a task needs a
+process of its own. `c.actor(cls, ...)` makes an object in such a process; calling a method of the
+handle submits a task to that process and returns a Future.
+It must never know: shared memory, processes, how handles are counted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -42,14 +41,14 @@ class Actor:
     Made by `Cluster.actor` and found by `Cluster.get_actor`. Its attributes are the methods of the
     actor's class. Calling one runs it in the actor's process and returns a Future; a method that
     yields returns an iterator of refs, as `Cluster.stream` does. `handle(...)` works if the class
-    has `__call__`. Every other name is an AttributeError: a handle has no data.
+    has `__call__`. Every other name raises AttributeError, because a handle has no data.
 
-    The names of the class win, so what the library does with an actor are functions:
+    So that they hide no name of the class, the library's own operations are static methods:
     `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
     `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
 
-    Handles travel as arguments, results and inside objects, and are counted as refs are: the actor
-    ends with its last handle, after the calls made so far.
+    Handles can be arguments and results of tasks, and parts of objects. They are counted as refs
+    are: the actor ends when its last handle is gone and the calls made so far are done.
 
     Examples
     --------
@@ -72,8 +71,8 @@ class Actor:
 
     _identity: ObjectRef[Any]
     _about: About
-    _cluster: Any  # held: a Cluster that nobody holds ends
-    _methods: dict[str, ActorMethod]  # those that have been called, which do not hold the handle
+    _cluster: Any  # kept alive: a Cluster that is dropped ends
+    _methods: dict[str, ActorMethod]  # those called so far; they do not refer to the handle
 
     def __init__(self) -> None:
         raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
@@ -124,8 +123,8 @@ class Actor:
         return _arrived, (_identity_of(self), tuple(_about_of(self)))
 
     def __del__(self) -> None:
-        # Calls that have ended hold the actor until somebody looks after them.
-        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+        # Calls that have ended hold the actor until this process has taken note of their ends.
+        with contextlib.suppress(Exception):  # a handle half made, or the interpreter is ending
             runtime_of(_identity_of(self)).actors.handle_dropped()
 
     @staticmethod
@@ -217,13 +216,13 @@ def _handle(identity: ObjectRef[Any], about: About) -> Actor:
 
 
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
-    """Named in streams."""
+    """Rebuilds a handle that was pickled; pickles name this function."""
     return _handle(identity, About(*about))
 
 
-@functools.cache
 def _methods_of(cls: type) -> frozenset[str]:
-    """Names that a handle offers: what is callable in the class, dunder methods left out."""
+    """The names that a handle offers: everything callable in the class, of dunder methods only
+    `__call__`."""
     found = {"__call__"} if any("__call__" in base.__dict__ for base in cls.__mro__[:-1]) else set()
     for name in dir(cls):
         if name.startswith("__") and name.endswith("__"):
@@ -234,9 +233,8 @@ def _methods_of(cls: type) -> frozenset[str]:
     return frozenset(found)
 
 
-@functools.cache
 def _kinds_of(cls: type) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of its async methods, and of those that yield."""
+    """The names of the class's async methods, and of its methods that yield."""
     found = {name: getattr(cls, name, None) for name in _methods_of(cls)}
     return (
         frozenset(name for name, method in found.items() if is_async(method)),
@@ -254,25 +252,26 @@ class ActorCalls:
         """Makes `cls(*args, **kwargs)` in a process of its own, and returns a handle at once.
 
         A method call on the handle runs there and returns a Future. Calls of one process run in the
-        order in which they were made, one at a time (`options(concurrency=n)`: up to n). What the
-        constructor raises, every call raises.
+        order in which they were made, one at a time (`options(concurrency=n)`: up to n). If the
+        constructor raises an exception, every call raises it.
 
         Parameters
         ----------
         cls : type
             The class of the object.
         *args, **kwargs
-            Of its constructor. Refs and Futures among them are resolved as in `submit`.
+            Arguments of its constructor. Refs and Futures among them are resolved as in `submit`.
 
         Returns
         -------
         Actor
-            The actor ends with its last handle, after the calls made so far.
+            A handle. The actor ends when its last handle is gone and the calls made so far are
+            done.
 
         Raises
         ------
         TypeError
-            `cls` is no class.
+            `cls` is not a class.
         ValueError
             The name is taken, `checkpoint` is given with a `concurrency` above 1, or no node has
             the `resources`.
@@ -284,21 +283,21 @@ class ActorCalls:
         name : str
             `get_actor` finds it by this name, in the whole cluster.
         get_if_exists : bool
-            True: if the name is taken, the handle is of the actor that has it.
+            True: if the name is taken, the handle is one of the actor that has it.
         detached : bool
-            True: it lives without handles, until it is closed or killed or the cluster ends.
+            True: it lives on without handles, until it is closed or killed or the cluster ends.
         restarts : int
             How often the constructor runs again after the death of the process, on another host if
-            this one is gone. Calls that had not begun go on; the one that ran raises ActorLostError
-            unless `retries` was given.
+            that of the actor is gone. Calls that had not begun are made after that; the call that
+            was running raises ActorLostError unless `retries` was given.
         checkpoint : int
-            After every so many calls the state (its pickle) is kept on two hosts, and a restart
-            begins with it. A call that is tried again is applied once. With 1, no result is given
-            out before the state after it is kept.
+            After every `checkpoint` calls the actor's state, pickled, is stored on two hosts, and a
+            restart begins with it. A call that is tried again takes effect only once. With 1, no
+            result is returned before the state after that call is stored.
         timeout, copy
-            Of its calls, as in `options`.
+            For its calls, as in `options`.
         resources : dict
-            It runs where these are, and keeps them for life.
+            It runs on a node that has these, and keeps them until it ends.
 
         Examples
         --------
@@ -355,8 +354,9 @@ class ActorCalls:
         )
 
     def _actor_places(self) -> Iterator[int]:
-        """Nodes for an actor: those that node= names, each in turn; else this one, and if that
-        leaves the cluster those that have workers."""
+        """Yields the nodes to try for an actor: those that node= names, beginning with another one
+        each time; otherwise this node, and then those that have workers, in case this one is
+        leaving."""
         runtime, named = self._runtime, self._options.node
         if named:
             first = next(_turns) % len(named)
@@ -372,17 +372,17 @@ class ActorCalls:
         Parameters
         ----------
         name : str
-            As of `options(name=)` when the actor was made.
+            The name that `options(name=)` gave the actor when it was made.
 
         Returns
         -------
         Actor
-            A further handle.
+            Another handle.
 
         Raises
         ------
         LookupError
-            There is none, or it has ended.
+            There is no such actor, or it has ended.
 
         Examples
         --------

@@ -2,7 +2,7 @@
 
 Why it exists: `handle.method` can be called, given other options, and sent to other processes;
 calling it submits a task to the actor's process.
-It must never know: how actors are made and found, who counts handles.
+It must never know: how actors are made and found, how handles are counted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.actors import About
+from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM, check_counts
-from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.executor import TIMEOUT_S_MAX
@@ -26,7 +26,7 @@ __all__ = ["ActorMethod"]
 
 
 class ActorMethod:
-    """A method of an actor: calling it submits, and returns a Future."""
+    """A method of an actor. Calling it submits a task, and returns a Future."""
 
     __slots__ = (
         *("_about", "_buffersize", "_copy", "_flags", "_identity", "_label", "_method"),
@@ -44,14 +44,14 @@ class ActorMethod:
         self._streams = method in about.streams
         self._numbered = about.checkpoint > 0
         self._flags = FLAG_STREAM if self._streams else 0
-        # With checkpoints its coroutines run one at a time, as its methods do.
+        # With checkpoints, async methods run one at a time, as all other methods do.
         if method in about.asyncs and not self._streams and not self._numbered:
             self._flags = FLAG_ASYNC | about.concurrency << CONCURRENCY_SHIFT
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs in the actor's process, behind the calls that this process has made before.
+        """Runs the method in the actor's process, after the calls that this process made before.
 
-        Returns a Future; of a method that yields an iterator of refs, as from `Cluster.stream`."""
+        Returns a Future; for a method that yields, an iterator of refs as from `Cluster.stream`."""
         if not self._streams:
             return self._submit((self._method, *args), kwargs)
         runtime = runtime_of(self._identity)
@@ -84,18 +84,19 @@ class ActorMethod:
         Parameters
         ----------
         timeout : float, optional
-            Seconds that a call may run; then the actor's process is killed, as at a death.
+            Seconds that a call may run. After that the actor's process is killed, which counts as
+            its death.
         copy : bool, optional
             True: the result, and the values of refs among the arguments, are writable copies.
         name : str, optional
             Shown in errors and traces.
         buffersize : int, optional
-            Of a method that yields: how many items it may be ahead of its reader.
+            For a method that yields: how many items it may be ahead of its reader.
 
         Returns
         -------
         ActorMethod
-            To be called.
+            The method with these options.
 
         Raises
         ------
@@ -156,5 +157,5 @@ class ActorMethod:
 def _method_arrived(
     identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
 ) -> ActorMethod:
-    """Named in streams."""
+    """Rebuilds a method that was pickled; pickles name this function."""
     return ActorMethod(identity, About(*about), method).options(**options)

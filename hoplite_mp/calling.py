@@ -1,22 +1,27 @@
-"""One call of a Group, from what this member gives to what it takes: the same for every kind.
+"""Makes a call of a Group, of any kind, from this member's part to this member's result.
 
-Why it exists: `Group` is what a user sees of the calls; this is how one is made. A call is: publish
-the part, and the lowest living rank (the leader) adds all parts up and commits by one store of the
-call number; everybody reads the committed object. A death before the commit means that the next
-leader begins the call again with the living; after it, that the result stands. So all survivors get
-the same bits and the same contributors.
-It must never know: other groups, who starts peers, messages from one member to another.
+Why it exists: `Group` is what a user sees of the calls; this file makes them. Each member publishes
+its part. The lowest living rank, the leader, combines all parts and commits the call by one store
+of its number; then all members read the committed object. If a member dies before the commit, the
+lowest rank that still lives begins the call again with the living; if it dies after the commit, the
+result stands. So all survivors get the same bits and the same contributors.
+It must never know: other groups, what starts peers, messages from one member to another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _tasks, errors
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp import serial
+from hoplite_mp.being_member import Member
+from hoplite_mp.board_calls import UNDECIDED, BoardCalls
+from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp.client.in_place import InPlace, own_copy
+from hoplite_mp.client.memory import whole
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.contributions import (
     PREFIXES,
@@ -29,58 +34,52 @@ from hoplite_mp.contributions import (
     mask_of,
     outs_of,
 )
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
-from hoplite_mp.leading import MISTAKE, Leading
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.leading import MISTAKE, Leading, mistake_words
 from hoplite_mp.member import HostsMember, Interrupted
 from hoplite_mp.protocol.group_calls import error_kind, error_of
-from hoplite_mp.protocol.local import GroupAdmit, GroupRefusal
+from hoplite_mp.protocol.local import GroupAdmit
 from hoplite_mp.reduction import prefix
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.splitting import check_split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["Calling"]
 
-BLOCKED_AFTER_NS = 2_000_000
-MISTAKE_CHARS_MAX = 8000  # of the message of a mistake, which must find room on every host
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Retry(Exception):
-    """A member died while the leader was reading: look at the board again."""
+    """The board has changed while the leader was reading it: the leader has to look again."""
 
 
-class Calling:
-    """What a Group is made of below its calls. `place`: what the node has answered to GroupJoin."""
+class Calling(Member):
+    """The part of a Group that is below its single calls. `place`: the node's reply to
+    GroupJoin."""
 
-    rank: int
-    size: int
-    calls: int | None
     contributors: tuple[int, ...]
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
-        self._runtime = runtime
-        self._memory = runtime.memory
-        self._tasks = runtime.tasks
-        board, self._generation, self.rank, hosts, self._identity = place
-        self._board = _tasks.Board(runtime.tasks, board)
-        self.name = name
-        self.size = size
+        super().__init__(runtime, name, size, place, timeout)
+        board, _, _, hosts, _ = place
         self.strict = strict
-        self._timeout = timeout
-        self.calls = None
         self.contributors = ()
-        self._part: Any = None  # what this member has published of an uncommitted call
-        self._result: Any = None  # a committed result that this member led
+        self._last_mask = 0
+        self._part: Any = None  # holds what this member has published of an uncommitted call
+        self._result: Any = None  # holds the result of a call that this member has led
+        self._lends = True  # arrays that this rank gives may be read where they lie
+        self._gets = True  # this rank gets new arrays, because the call has no `out`
+        self._leads = False  # this member has committed the latest call itself, as an object
         self._leading = Leading(runtime, name)
-        self._hosts = HostsMember(runtime, self._generation, self.rank, size) if hosts else None
-        self._closed = False
+        self._small = BoardCalls(self._board, self.rank, size)
+        # This rank's own arrays, as far as other ranks read them in place.
+        self._in_place = InPlace(self._memory)
+        about = board, self._generation, self.rank, size
+        self._hosts = HostsMember(runtime, *about, self._in_place) if hosts else None
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -116,42 +115,69 @@ class Calling:
             self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
 
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        if self._closed:
-            raise ClosedError(f"group {self.name!r}: this member has left")
+        self._check_member()
         self._memory.check()
+        deadline = deadline_ns(self._timeout)
         call = self._begin()
         mistake: Exception | None = None
+        self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except Exception as error:  # everybody's: the others would wait for this rank for ever
+        except Exception as error:  # every rank gets it, else the others would wait for ever
             mistake = error
             part = self._mistake(error)
-        mistake = self._publish(call, part) or mistake
-        result = self._committed(call)
+        small = self._small.make(call, part, out, deadline) if self._hosts is None else None
+        if small is not None and small[0] != UNDECIDED:
+            self.calls = call + 1
+            self._result = None  # all members have finished the previous call
+            self._check_contributors(small[0])
+            taken = small[1]
+            return taken if taken is None or taken is out or out is None else into(taken, out)
+        if small is None:
+            mistake = self._publish(call, part) or mistake
+        try:
+            result = self._committed(call, deadline)
+        except HopliteTimeoutError as late:
+            raise late from mistake  # the wait for room for the part may have taken the time
         if self._hosts is not None:
             self._hosts.finished()
         self.calls = call + 1
         self._part = None
         if not self._leads:
-            self._result = None  # everybody has finished the call before this one
-        if mistake is None:
-            return self._take(kind, part[1], root, result, out)
+            self._result = None  # all members have finished the previous call
         try:
-            self._take("barrier", "", root, result, None)
-        except Exception as error:  # in the same words on every rank
-            raise error from mistake
-        raise mistake
+            if mistake is None:
+                return self._take(kind, part[1], part[2], result, out)
+            try:
+                self._take("barrier", "", 0, result, None)
+            except Exception as error:  # has the same text on every rank
+                raise error from mistake
+            raise mistake
+        finally:
+            del part, result
+            if self._in_place.lends:
+                self._take_back(deadline)
+
+    def _take_back(self, deadline: int) -> None:
+        """Waits until no other rank reads this rank's own arrays any more, so that the caller may
+        write to them. Only reductions lend arrays, and when one is committed all its parts have
+        been read. So if the deadline passes here, the call still returns its result, and the blocks
+        stay lent for now."""
+        with contextlib.suppress(HopliteTimeoutError):
+            self._wait(self._in_place.take_back, deadline, lambda: "")
 
     def _mistake(self, error: Exception) -> tuple[str, str, int, Any]:
-        return MISTAKE, _words(f"rank {self.rank}: {error}"), 0, error_kind(error)
+        return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Hands the part over; returns what prevented it, which the others then know, too."""
+        """Publishes the part. Returns None, or the exception that this rank raises when the call is
+        over: either what prevented the part, in whose place a mistake was published, or what a
+        signal handler has raised."""
         try:
             if self._hosts is not None:
                 try:
-                    self._part = self._hosts.give(call, part)
-                except Interrupted as interrupted:  # this rank's alone: the others have its part
+                    self._part = self._hosts.give(call, part, self._lends, self._gets)
+                except Interrupted as interrupted:  # for this rank only: the others have its part
                     cause = interrupted.__cause__
                     assert cause is not None
                     if not isinstance(cause, Exception):
@@ -162,7 +188,7 @@ class Calling:
         except Exception as error:
             wrong = self._mistake(error)
             if self._hosts is not None:
-                self._hosts.give(call, wrong)
+                self._hosts.give(call, wrong, False, False)
                 return error
             self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))
@@ -171,110 +197,79 @@ class Calling:
         return None
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
-        """With a ref in the place of each value that only pickle describes: the leader reads all
-        parts, but unpickles only what is its own."""
+        """The part with a ref in the place of each value that needs pickle, so that the leader,
+        which reads all parts, unpickles only its own values; also in the place of arrays that are
+        read in place."""
         kind, op, root, values = part
         if kind == MISTAKE:
             return part
-        put = self._memory.put
-        return kind, op, root, [v if is_plain_array(v) else put(v) for v in values]
+        put, in_place, lends = self._memory.put, self._in_place.ref, self._lends
+        stored = [(in_place(v, lends) or v) if is_plain_array(v) else put(v) for v in values]
+        return kind, op, root, stored
 
     def _read(self, value: Any, out: Array | None = None) -> Any:
-        """One value as the caller's own: of a part that `_stored` has made."""
+        """The caller's own copy of one value of a part that `_stored` has made."""
         if type(value) is ObjectRef:
-            value = self._memory.read(self._memory.local_id(value), FOREVER_NS, True)
-            return value if out is None else into(value, out)
+            mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
+            array = serial.payload_kind(mem) == serial.ARRAY
+            value = serial.decode(mem, make_ref=self._memory.make_ref, writable=not array)
+            if out is None and not array:
+                return value
+        return self._own(value, out)
+
+    def _own(self, value: Any, out: Array | None) -> Any:
+        """The caller's own copy of a value, or `out` filled with it."""
+        if out is None and type(value) is np.ndarray:
+            return own_copy(self._memory, value)
         return into(value, out)
 
+    def _seen(self, value: Any) -> Array:
+        """An array of a part that `_stored` has made, for reading only."""
+        if type(value) is ObjectRef:
+            value = self._memory.read(self._memory.local_id(value), FOREVER_NS, False)
+        return value  # type: ignore[no-any-return]
+
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
-        """What this rank contributes; raises for what is wrong with it."""
-        if not 0 <= root < self.size:
-            raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
+        """The part of this rank; raises an error if an argument is wrong."""
+        number = whole(root)
+        if number is None:
+            raise TypeError(f"root={root!r}: a rank is an integer")
+        if not 0 <= number < self.size:
+            raise ValueError(f"root={number}: it must be from 0 to {self.size - 1}")
         if kind == "split":
             check_split(*x[:2])
         name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else ""
-        gives = kind not in ("broadcast", "scatter") or self.rank == root
-        return kind, name, root, contribution(kind, x, self.size, gives=gives)
+        gives = kind not in ("broadcast", "scatter") or self.rank == number
+        return kind, name, number, contribution(kind, x, self.size, gives=gives)
 
-    def _begin(self, timeout: float | None = None) -> int:
-        """The number of the next call; the first one waits for all, or for being let in."""
-        if self.calls is not None:
-            return self.calls
-        wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
-        limit = self._whole_limit() if timeout is None else f"timeout={timeout:.3g} s"
-        until = time.monotonic_ns() + wait_ns
-        self._wait(self._admitted, until, lambda: self._not_full(limit))
-        if self.calls is None:  # else another thread has made the first call meanwhile
-            self.calls = self._admitted() - 1
-        return self.calls
-
-    def _admitted(self) -> int:
-        """The first call of this member + 1; 0: the group is not whole, or has not let it in.
-        PeerLostError: this member is none any more: it has come back and nobody else will, or its
-        host was given up."""
-        _, start, _, client = self._board.member(self.rank)
-        if client != self._identity[1] or self._board.generation() != self._generation:
-            _, why = self._why_not()
-            raise PeerLostError(why or f"group {self.name!r} has ended")
-        return int(start)
-
-    def _why_not(self) -> tuple[bool, str]:
-        """Is this member none any more, and why; or else why another one was refused."""
-        ask = GroupRefusal(self.name, self._generation, self.rank)
-        over, why = self._runtime.channel.call(ask).value
-        return over, why
-
-    def _whole_ns(self) -> int:
-        """How long a group may take to be whole."""
-        wait_s = self._runtime.config.group_wait_s if self._timeout is None else self._timeout
-        return int(wait_s * 1e9)
-
-    def _whole_limit(self) -> str:
-        """As errors name it."""
-        if self._timeout is None:
-            return f"group_wait_s={self._runtime.config.group_wait_s:g} s"
-        return f"timeout={self._timeout:g} s"
-
-    def _not_full(self, limit: str) -> str:
-        _, alive, joining, *_ = self._board.look()
-        here = alive | joining
-        absent = [str(rank) for rank in range(self.size) if not here >> rank & 1]
-        who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent)}"
-        over, refusal = self._why_not()
-        if over:
-            raise PeerLostError(refusal)
-        why = f"; one was refused: {refusal}" if refusal else ""
-        if not absent:  # they wait for a leader's word
-            return f"all {self.size} members came, but were not let in within {limit}{why}"
-        return (
-            f"{here.bit_count()} of {self.size} members came within {limit}; missing: {who}, which "
-            f"never came or left again{why}"
-        )
-
-    def _committed(self, call: int) -> Any:
-        """Waits for the commit of `call`, leading it when this is the lowest living rank."""
+    def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
+        """Waits for the commit of `call`, and leads it if this is the lowest living rank. Returns
+        the result; None if that lies on the board."""
         self._leads = False
-        deadline = FOREVER_NS
-        if self._timeout is not None:
-            deadline = time.monotonic_ns() + int(self._timeout * 1e9)
-        found: list[Any] = []
+        found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
             _, alive, joining, epoch, result_call, result_id = self._board.look()
             if result_call > call:
-                ref = self._memory.make_ref(self._memory.public_id(result_id))
-                found.append(ref)
+                public = self._memory.public_id(result_id)
+                found.append(self._memory.make_ref(public) if result_id else None)
                 return True
             if self._hosts is not None:
+                if self._hosts.small.is_done(call):
+                    found.append(None)
+                    return True
                 self._admitted()  # raises if this member was given up
                 return False  # the leading node decides
+            if self._board.lead(self.rank, call):
+                found.append(None)
+                return True
             ranks = self._participants(alive | joining, call)
             missing = self._board.missing(alive | joining, call)
             if epoch & 1 or self._board.look()[3] != epoch:
-                return False  # the node is changing the membership, and wakes us when it has
+                return False  # the node is changing the membership, and then wakes this member
             if ranks and ranks[0] == self.rank and not missing:
                 try:
-                    found.append(self._lead(call, ranks, joining))
+                    found.append(self._lead(call, ranks, joining, epoch))
                 except Retry:
                     return False
                 return True
@@ -298,97 +293,90 @@ class Calling:
             if mask >> rank & 1 and 0 < self._board.member(rank)[1] <= call + 1
         ]
 
-    def _wait(
-        self,
-        condition: Callable[[], Any],
-        deadline: int,
-        why: Callable[[], str],
-        counts: bool = True,
-    ) -> None:
-        """Until the condition holds; a worker that waits long counts as blocked, unless the task
-        goes on in another thread (`counts` False)."""
-        blocked = False
-        in_worker = counts and self._runtime.submitter.waiting.run_in_place is not None
-        blocked_at = time.monotonic_ns() + BLOCKED_AFTER_NS
-        try:
-            while True:
-                seen = self._tasks.event()
-                if condition():
-                    return
-                self._memory.check()
-                now = time.monotonic_ns()
-                if now >= deadline:
-                    raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
-                if in_worker and not blocked and now >= blocked_at:
-                    blocked = True
-                    self._runtime.submitter.waiting.count_blocked(1)
-                until = min(deadline, blocked_at) if in_worker and not blocked else deadline
-                if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._memory.check_lost()
-                    raise errors.NodeLostError("the node of this host has ended")
-        finally:
-            if blocked:
-                self._runtime.submitter.waiting.count_blocked(-1)
-
     # -- leading -------------------------------------------------------------------------------
 
-    def _lead(self, call: int, ranks: list[int], joining: int) -> ObjectRef[Any]:
-        """Reads all parts, decides, commits. Nothing is visible before the commit."""
+    def _lead(self, call: int, ranks: list[int], joining: int, epoch: int) -> ObjectRef[Any]:
+        """Reads all parts, combines them, and commits. Other members see nothing before the
+        commit."""
         self._leads = True
         parts: dict[int, Any] = {}
         refs: dict[int, ObjectRef[Any]] = {}
         for rank in ranks:
             oid = self._board.member(rank)[2]
+            if not oid:
+                parts[rank] = self._small.part(rank)
+                if parts[rank] is None or self._board.member(rank)[2]:
+                    raise Retry  # that rank is publishing its part anew
+                continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:
-                raise Retry  # that member has just died: its mask bit will go
+                raise Retry  # that member has just died, and will leave the mask
             refs[rank] = ref
+        if self._board.look()[3] != epoch:
+            raise Retry  # a part may be that of a new member in a dead one's place
         try:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
-            data = self._leading.combine(parts, refs)
+            data = self._leading.combine(dict(sorted(parts.items())), refs)
+            parts.clear()  # after the commit their ranks may write to them
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
-            failed = mask_of(ranks), error_kind(error), _words(str(error)), None
+        except Exception as error:  # every rank gets it, so that none waits for ever
+            error.__traceback__ = None  # its frames refer to the parts
+            parts.clear()
+            failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
-        # Held from before the commit on: the others read it also if this one is interrupted then.
+        # Held from before the commit, because the others read it even if this member is then
+        # interrupted.
         self._result, led = committed, self._result
         self._board.commit(call, self._memory.local_id(committed))
-        del led  # everybody has finished the call before this one
+        del led  # all members have finished the previous call
         for rank in range(self.size):
-            if joining >> rank & 1:  # its first call is fixed, so from here on it is one of us
+            if joining >> rank & 1:  # its first call is fixed, so it is a member now
                 self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
         return committed
 
     # -- reading the commit --------------------------------------------------------------------
 
-    def _take(self, kind: str, op: str, root: int, result: ObjectRef[Any], out: Any) -> Any:
-        read = self._memory.read
-        local = self._memory.local_id
-        mask, failed, text, data = read(local(result), FOREVER_NS, False)
-        self.contributors = contributors_of(mask)
-        if failed:
-            raise error_of(failed, text)
+    def _check_contributors(self, mask: int) -> None:
+        if mask != self._last_mask:
+            self.contributors, self._last_mask = contributors_of(mask), mask
         if self.strict and len(self.contributors) < self.size:
             lost = sorted(set(range(self.size)) - set(self.contributors))
             raise PeerLostError(f"group {self.name!r}: ranks {lost} are lost")
+
+    def _take(self, kind: str, op: str, root: int, result: ObjectRef[Any] | None, out: Any) -> Any:
+        read = self._memory.read
+        local = self._memory.local_id
+        if result is not None:
+            mask, failed, text, data = read(local(result), FOREVER_NS, False)
+        elif self._hosts is not None:
+            mask, failed, text, data = self._hosts.small.result()
+        else:
+            mask, array = self._small.result()
+            self._check_contributors(mask)
+            reads = array is not None and kind != "barrier"
+            return into(array, out) if reads and (kind != "reduce" or self.rank == root) else None
+        if failed:
+            self.contributors, self._last_mask = contributors_of(mask), mask
+            raise error_of(failed, text)
+        if self._hosts is not None:
+            return self._take_far(kind, op, root, mask, data, out)
+        self._check_contributors(mask)
         if kind == "barrier":
             return None
         if kind in ("reduce", "gather") and self.rank != root:
             return None
-        if self._hosts is not None:
-            return self._hosts.take(kind, op, root, data, out)
         if kind in ("allreduce", "reduce"):
-            return into(read(local(data), FOREVER_NS, False), out)
+            return self._own(read(local(data), FOREVER_NS, False), out)
         if kind == "reduce_scatter":
             total = read(local(data), FOREVER_NS, False)
-            return into(np.array_split(total, self.size)[self.rank], out)
+            return self._own(np.array_split(total, self.size)[self.rank], out)
         if kind in ("broadcast", "scatter"):
             values = read(local(data), FOREVER_NS, False)[3]
             return self._read(values[self.rank if kind == "scatter" else 0], out)
         if kind in PREFIXES:
             below = [rank for rank in sorted(data) if rank < self.rank + (kind == "scan")]
-            arrays = [read(local(data[rank]), FOREVER_NS, False)[3][0] for rank in below]
+            arrays = [self._seen(read(local(data[r]), FOREVER_NS, False)[3][0]) for r in below]
             return self._folded(op, arrays, out)
         outs = outs_of(kind, out, self.size)
         gathered: list[Any] = [None] * self.size
@@ -397,15 +385,26 @@ class Calling:
             gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
         return gathered
 
+    def _take_far(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
+        """The same of a Group over several hosts. The node has leased some of the blocks in `data`
+        to this rank."""
+        assert self._hosts is not None
+        whole = False
+        try:
+            self._check_contributors(mask)
+            result = None
+            if kind != "barrier" and (kind not in ("reduce", "gather") or self.rank == root):
+                result = self._hosts.take(kind, op, root, data, out)
+            whole = True
+            return result
+        finally:
+            if not whole:
+                self._hosts.drop(data)
+
     def _folded(self, op: str, arrays: list[Array], out: Array | None) -> Array | None:
-        """This rank's result of a scan; None where no rank comes before it."""
+        """This rank's result of a scan or exscan; None if there are no arrays to fold."""
         if not arrays:
             return None
         threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
         total = prefix(op, arrays, threads)
         return total if out is None else into(total, out)
-
-
-def _words(text: str) -> str:
-    """Of an error, for messages: not too long, and without halves of surrogate pairs."""
-    return text[:MISTAKE_CHARS_MAX].encode(errors="replace").decode()

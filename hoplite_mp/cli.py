@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that bring them."""
-# Of `top`: more often, and the looking is what is seen; more seldom is for cron.
+# Limits of `top --interval`. With a shorter one `top` would mostly show its own load; for longer
+# ones there is cron.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
 """The same of the extra `top`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Runs one command; returns its exit code."""
     try:
         code = _run(argv)
-    except BrokenPipeError:  # who reads the output has gone
+    except BrokenPipeError:  # the reader of the output has gone
         code = 1
     finally:
         written = _flushed(sys.stdout) & _flushed(sys.stderr)
@@ -40,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flushed(stream: TextIO) -> bool:
-    """Whether everything has been written. If not, nothing more is tried: the interpreter would
-    flush again as it ends, and make its own complaint and exit code, 120, of it."""
+    """Flushes, and returns whether everything is written. If not, the stream leads to /dev/null
+    from then on: otherwise the interpreter would flush again as it ends, print a complaint of its
+    own, and exit with code 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -104,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     _, join = members
     for command in members:
         command.add_argument(
-            "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
+            "--workers", type=_workers, metavar="N", help="default: the CPUs of this host"
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
@@ -189,7 +191,7 @@ def _add_simulate(commands: Commands) -> None:
 
 
 def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
-    """Who takes part in a cluster."""
+    """Adds the commands that make this host take part in a cluster."""
     up = commands.add_parser(
         "up",
         help="start a cluster here that other hosts can join",
@@ -229,7 +231,7 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
 
 
 def _add_lookers(commands: Commands) -> list[argparse.ArgumentParser]:
-    """Who looks at a running cluster."""
+    """Adds the commands for a cluster that is running."""
     status = commands.add_parser(
         "status",
         help="what a running cluster looks like",
@@ -279,7 +281,7 @@ def _add_promote(commands: Commands) -> argparse.ArgumentParser:
 
 
 def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
-    """Who tries a host, or the hosts of a cluster."""
+    """Adds the commands that test a host, or the hosts of a cluster."""
     doctor = commands.add_parser(
         "doctor",
         help="what is wrong with this host",
@@ -308,7 +310,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
 
 
 class _Once(argparse.Action):
-    """An option of which the last one would count silently."""
+    """An option that may be given once; by default argparse would silently use the last one."""
 
     def __call__(
         self,
@@ -326,6 +328,15 @@ def _count(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def _workers(text: str) -> int:
+    from hoplite_mp.client.spreading import WORKERS_MAX
+
+    number = int(text)
+    if not 0 <= number <= WORKERS_MAX:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {WORKERS_MAX}")
     return number
 
 
@@ -367,7 +378,7 @@ def _positive(text: str) -> int:
 
 
 def _lacking(command: str, needs: dict[str, str]) -> bool:
-    """Whether the command's extra is missing; says how to get it."""
+    """Is the command's extra missing? If so, prints how to install it."""
     missing = [package for name, package in needs.items() if not _importable(name)]
     if missing:
         print(

@@ -1,8 +1,8 @@
-"""Cluster: the face of the library.
+"""Cluster: the object through which programs use the library.
 
-Why it exists: one object in which a user finds everything: put and get, submit and map,
-collectives, groups, nodes. It checks arguments and hands on; what it does not do itself stands in
-the docstrings of what it calls.
+Why it exists: in one object a user finds everything: put and get, submit and map, collectives,
+groups, nodes. It checks arguments and passes them on; the classes from which it derives each do one
+part of this.
 It must never know: shared memory, sockets, processes.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-_turns = itertools.count()  # of nodes to which tasks are bound
+_turns = itertools.count()  # for tasks bound to several nodes, which take turns
 
 
 class Cluster(
@@ -62,7 +62,7 @@ class Cluster(
     ----------
     workers : int, optional
         Worker processes on this host, 0 to 200. Default: as many as CPUs this process may use
-        (affinity, control group). 0: none here.
+        (affinity, control group). 0: no workers on this host.
     address : str, optional
         "host:port" of a running cluster, which this process joins. If this host has a node of that
         cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
@@ -73,7 +73,7 @@ class Cluster(
         Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
         `Config.hosts_command` is the command that starts it.
     listen : str, optional
-        "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
+        "host:port" where other hosts can join this cluster; IPv6 addresses stand in [ ].
     ports : str, optional
         "A-B": where this host's node listens for other nodes. Default: any free port.
     token : str or pathlib.Path, optional
@@ -86,13 +86,13 @@ class Cluster(
         Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
         third of the smaller of RAM and the control group's limit.
     spill_dir : str or pathlib.Path, optional
-        Directory on a disk for objects that do not fit into memory; it must be there. Default: the
+        Directory on a disk for objects that do not fit into memory; it must exist. Default: the
         first suitable of TMPDIR, /var/tmp and the working directory.
     resources : dict, optional
         What this host has for tasks with `options(resources=)`, such as ``{"gpu": 2}``. With
         `address`, this process then joins with a node of its own. Default: nothing.
     config : Config, optional
-        Every other limit. An argument given here wins over it.
+        All other limits. An argument given here takes precedence over it.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class Cluster(
     AuthError
         `address`: the cluster has another token.
     ManagerLostError
-        `address`: nobody answered there for `Config.connect_timeout_s` seconds.
+        `address`: no manager answered there for `Config.connect_timeout_s` seconds.
     ProtocolError
         `address`: another version of this library, or something else, answers there.
     NodeLostError
@@ -122,10 +122,10 @@ class Cluster(
 
     __module__ = "hoplite_mp"  # as users import it
 
-    _attaches = True  # to a node of this host, if address= has one here
-    _joins = True  # with a node of its own, where address= has none on this host
-    _stays = False  # this process is there for its node, so other drivers may rely on that
-    _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
+    _attaches = True  # attach to this host's node of the cluster at address=, if any
+    _joins = True  # join with a node of its own, if this host has none there
+    _stays = False  # True: this process exists for its node, so drivers may rely on it
+    _standby: tuple[str, ...] = ()  # where another manager may be: see hosting.py
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Cluster(
         if hosts and address is not None:
             raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
         if hosts and listen is None:
-            listen = "0.0.0.0:0"  # it is advertised as the address that leads to each host
+            listen = "0.0.0.0:0"  # each host gets the address by which it reaches this one
         if workers is not None and (
             isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
         ):
@@ -165,7 +165,7 @@ class Cluster(
         elif config.resources is not None:
             parse_amounts(config.resources)
         config = dataclasses.replace(config, **changes)
-        from hoplite_mp.client.entering import enter  # what starts hosts: not of every import
+        from hoplite_mp.client.entering import enter  # here, because few processes start hosts
 
         self._pid = os.getpid()
         self._host: Host | None
@@ -184,7 +184,7 @@ class Cluster(
         )
         self._network = network
         self._join(self._host.runtime)
-        if network is None or self._host.workers:  # else others have workers, or will have
+        if network is None or self._host.workers:  # otherwise other nodes have workers, or will
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = threading.Lock()
         self._far: FarHosts | None = None
@@ -193,7 +193,7 @@ class Cluster(
         self._keep()
 
     def _start_far(self, hosts: Sequence[str], config: Config) -> None:
-        """Nodes on other hosts; returns when all have joined."""
+        """Starts nodes on other hosts; returns when all have joined."""
         from hoplite_mp.client.far_hosts import FarHosts
 
         network = self._network
@@ -219,7 +219,7 @@ class Cluster(
 
     @property
     def address(self) -> str | None:
-        """Where others can join, as ip and port; None if this cluster is of one host.
+        """The IP address and port where others can join; None if this cluster has only one host.
 
         Examples
         --------
@@ -241,15 +241,15 @@ class Cluster(
 
     @classmethod
     def _of(cls, runtime: Runtime) -> Cluster:
-        """The face of a runtime that was made elsewhere (in a worker)."""
+        """The Cluster of a runtime that was made elsewhere, for example in a worker."""
         if runtime.face is None:
             face = cls.__new__(cls)
             face._host = face._network = face._far = None
             face._shutting = threading.Lock()
             face._join(runtime)
             if runtime.is_actor and runtime.demands.common_workers():
-                face._pool = COMMON_POOL  # what an actor sends is no call of its own
-            runtime.face = lambda: face  # a worker's lives as long as the worker
+                face._pool = COMMON_POOL  # tasks that an actor submits are no calls of it
+            runtime.face = lambda: face  # a worker's Cluster lives as long as the worker
         found = runtime.face()
         if found is None:
             raise ClosedError(
@@ -258,10 +258,10 @@ class Cluster(
         return found  # type: ignore[no-any-return]
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool of one of these nodes, each in turn."""
+        """The pool of one of these nodes, which take turns."""
         return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
-    def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
+    def __reduce__(self) -> tuple[Any, ...]:  # it is unpickled as current(), with these options
         return _arrived, (self._options,)
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Cluster(
     def options(self, **changes: Any) -> Cluster:
         """A view of this cluster with other defaults for its tasks and actors.
 
-        They are those of `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
+        They apply to `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
         same cluster: it shares workers and objects. Later options override earlier ones.
 
         Parameters
@@ -281,8 +281,9 @@ class Cluster(
             exception only if it is among `retry_exceptions`. Default: `Config.retries`, 3; 0 for
             actors.
         retry_exceptions : class or tuple of classes, optional
-            Subclasses of Exception that count as deaths do. The last one is raised as itself; in
-            `map` the failed item alone is tried again. Default: none.
+            Subclasses of Exception after which a task runs again, as after a death. The exception
+            of the last try is raised as itself; in `map` only the failed item is tried again.
+            Default: none.
         timeout : float, optional
             Seconds that a task may run. After that its worker is killed and replaced, and the task
             fails with HopliteTimeoutError. Default: no limit.
@@ -290,27 +291,27 @@ class Cluster(
             True: results, and the values of refs among the arguments, are writable copies. Default:
             False.
         name : str, optional
-            Shown in errors and traces; of an actor, the name that `get_actor` finds.
+            Shown in errors and traces; for an actor, the name that `get_actor` finds.
         concurrency : int, optional
-            How many `async def` tasks one worker runs at a time, or how many calls an actor.
+            How many `async def` tasks one worker runs at a time, or how many calls an actor runs.
             Default: 1.
         buffersize : int, optional
             How many items a stream may be ahead of its reader. Default: as many as fit into
             `Config.stream_bytes_max` bytes.
         priority : int, optional
-            Of the tasks that are ready, those with a higher one begin first, also before those of
-            other programs. A task that is sent by a task counts at least as much as that one.
+            Of the tasks that are ready, those of higher priority begin first, also before those of
+            other programs. A task that another task submits has at least the priority of that task.
             Default: 0.
         resources : dict, optional
-            ``{"gpu": 1}`` runs where that much is free, and has it as long as it runs; `assigned`
-            says which. Of `executor` and `spmd` each worker has it for life, and of an actor its
-            process; there CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
+            A task with ``{"gpu": 1}`` runs where that much is free, and has it as long as it runs;
+            `assigned` says which. Each worker of `executor` and `spmd`, and the process of an
+            actor, has it for life; there CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
         env : dict, optional
-            Of `executor`, `actor` and `spmd`: changes of the environment of their processes, made
+            For `executor`, `actor` and `spmd`: changes of the environment of their processes, made
             before anything is imported there; a value of None removes the variable. Such a process
-            starts in about 0.2 s instead of 1 ms. With other calls it is a ValueError.
+            starts in about 0.2 s instead of 1 ms. Other calls raise ValueError.
         restarts, checkpoint, detached, get_if_exists
-            For actors alone; see `actor`.
+            For actors only; see `actor`.
 
         Returns
         -------
@@ -325,8 +326,8 @@ class Cluster(
             A value that is not allowed, or a node that has never been in the cluster. `resources`:
             at the call, when no node has them.
         NodeLostError
-            `node`: it was in the cluster, and is gone. `resources`, from the Future: those that had
-            them are gone, and no other has come within `Config.resource_wait_s`.
+            `node`: it was in the cluster, and is gone. `resources`, from the Future: the nodes that
+            had them are gone, and no other one has joined within `Config.resource_wait_s`.
 
         Examples
         --------
@@ -345,7 +346,8 @@ class Cluster(
 
 
 class ApartCluster(Cluster):
-    """With a node of its own in any case: who measures the network from this host needs one."""
+    """A Cluster that always has a node of its own, because measuring the network from this host
+    needs one."""
 
     _attaches = False
 
@@ -367,7 +369,8 @@ class _View(Cluster):
 
 
 def _arrived(options: Options) -> Cluster:
-    """Named in streams: the cluster, or a view of it, where it has come to."""
+    """The cluster of the process that unpickles one, or a view of it; pickles name this
+    function."""
     cluster = current()
     return cluster if options == cluster._options else cluster._view(options)
 
@@ -378,12 +381,13 @@ def current() -> Cluster:
     Returns
     -------
     Cluster
-        Inside a task the cluster that runs it; elsewhere the one that was opened last and is open.
+        Inside a task, the cluster that runs the task; elsewhere the one that was opened last, of
+        those that are still open.
 
     Raises
     ------
     ClosedError
-        There is none.
+        No cluster is open.
 
     Examples
     --------

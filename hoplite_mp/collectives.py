@@ -1,7 +1,7 @@
-"""Collectives on refs: what the caller checks, and what it hands to its node.
+"""Collectives on refs: checks the arguments, and passes the request on to the node.
 
-Why it exists: mistakes that can be seen at the call are reported at the call; everything else is
-decided by the planner while the work runs.
+Why it exists: mistakes that can be seen at the call are raised there; everything else is decided by
+the planner while the work runs.
 It must never know: how a reduction is executed.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["OPS", "CollectiveCalls", "as_refs", "keep_copies", "operation_name", "place_copies"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-DEADLINE_S_MAX = 1e9  # 31 years; more is none
+DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
@@ -82,7 +82,8 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
 
 
 def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """Says what came in a line, whatever its size, and how values come where refs were given."""
+    """An error that describes the wrong value in one line, however large it is, and says how a
+    value can be there although the caller has given a ref."""
     hint = (
         "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
         "the ref itself, and put(value) makes a ref of a value"
@@ -138,7 +139,8 @@ def _reduce(
 def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
-    """A Future that is done when every ref is where that kind puts it. `to`: numbers of nodes."""
+    """Returns a Future that is done when every object is where that kind of call places it. `to`:
+    numbers of nodes."""
     if not refs:
         raise ValueError("no refs were given")
     if kind != "alltoall":
@@ -148,8 +150,8 @@ def place_copies(
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
-    """Returns when those nodes hold it too. Who dies meanwhile is replaced: `copies` in all, or
-    ValueError if there are not so many nodes any more."""
+    """Returns when the nodes `to` hold the object, too. Nodes that die meanwhile are replaced by
+    others, so that there are `copies` in all; ValueError if there are no longer so many nodes."""
     while to:
         lost: ObjectLostError | None = None
         try:
@@ -193,7 +195,7 @@ class CollectiveCalls:
             How many of the refs go in, 1 to len(refs). Default: all.
         deadline : float, optional
             Seconds from this call. After that, the refs that are ready go in, or, if there are
-            none, the first one to come. Default: none.
+            none, the first one to become ready. Default: no deadline.
         to : Node or str, optional
             Where the result is placed. Default: the caller's node.
         reproducible : bool, optional
@@ -255,7 +257,7 @@ class CollectiveCalls:
         Parameters
         ----------
         refs, op, num, deadline, reproducible
-            As of `reduce`.
+            As for `reduce`.
         to : Node, str, or a list of them, optional
             Which nodes receive the result. Default: those that hold one of `refs`.
 
@@ -267,11 +269,11 @@ class CollectiveCalls:
         Raises
         ------
         ValueError, ReduceError
-            As of `reduce`.
+            As for `reduce`.
 
         Notes
         -----
-        Large arrays move as a reduce-scatter and an allgather, which sends the least bytes over
+        Large arrays move as a reduce-scatter and an allgather, which sends the fewest bytes over
         each link (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
@@ -292,7 +294,7 @@ class CollectiveCalls:
         Parameters
         ----------
         ref : ObjectRef or Future
-            What to place. Several refs are an `allgather`.
+            What to place. Several refs are placed as by `allgather`.
         to : Node, str, or a list of them, optional
             Default: all nodes.
 
@@ -371,7 +373,7 @@ class CollectiveCalls:
         refs : iterable of ObjectRef or Future
             Arrays of one shape and dtype.
         op : str or numpy.ufunc, optional
-            As of `reduce`. Default: "sum".
+            As for `reduce`. Default: "sum".
         to : list of Node or str, optional
             Slice i is placed at to[i]. Default: the nodes of the refs, in their order.
 
@@ -383,7 +385,7 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            `to` has another length than `refs`; else as of `reduce`.
+            `to` has another length than `refs`; otherwise as for `reduce`.
 
         Examples
         --------
@@ -422,7 +424,7 @@ class CollectiveCalls:
         Returns
         -------
         Future
-            Done, with None, when all are there.
+            Done, with None, when every object is on its node.
 
         Raises
         ------

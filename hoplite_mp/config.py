@@ -37,7 +37,7 @@ def parse_size(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip() if isinstance(text, str) else "")
     if match is None:
         raise ConfigError(
             f"size {text!r} is not understood; write bytes or a number with a unit, "
@@ -178,7 +178,8 @@ class Config(metaclass=_Explained):
     # -- waiting -------------------------------------------------------------------------------
 
     spin_us_max: int = 50
-    """How long a waiter looks at a word before it sleeps in the kernel.
+    """How long a waiter looks at a word before it sleeps in the kernel. At once, if those that look
+    and those waited for (members of its Group, or one process) are more than the host's cores.
     Higher: shorter answers to short tasks, paid with a busy core. Lower: idle cores stay idle,
     every wait costs a system call and a wake-up."""
 

@@ -1,8 +1,8 @@
-"""connect: a Cluster opened, and left, from within an event loop.
+"""connect: opens a Cluster, and closes it, from within an event loop.
 
 Why it exists: opening a cluster starts processes or asks other hosts, and leaving it waits for
-tasks; both would block the loop, so both are done in a thread. Whatever becomes of the loop
-meanwhile, no cluster stays behind that nobody holds.
+tasks; both would block the loop, so both are done in a thread. Whatever happens to the loop
+meanwhile, no cluster stays open that the program does not hold.
 It must never know: how a cluster is opened.
 """
 
@@ -47,7 +47,7 @@ class Connecting:
         try:
             await in_own_thread(functools.partial(cluster.__exit__, kind, value, traceback))
         except asyncio.CancelledError:
-            if kind is None:  # nobody waits for the tasks any more
+            if kind is None:  # the caller no longer waits for the tasks
                 await in_own_thread(cluster._abort)
             raise
 
@@ -61,7 +61,8 @@ class Connecting:
 def _takes_arguments_of(
     make: Callable[P, Cluster],
 ) -> Callable[[Callable[..., Connecting]], Callable[P, Connecting]]:
-    """For type checkers and `help`: they stand in one place."""
+    """Makes type checkers and `help` show the arguments of `make`, which are documented only
+    there."""
 
     def as_is(function: Callable[..., Connecting]) -> Callable[P, Connecting]:
         function.__wrapped__ = make  # type: ignore[attr-defined]
@@ -92,7 +93,7 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     Notes
     -----
     Leaving `async with` does what leaving `with` does, in a thread: it waits for all submitted
-    tasks; by an exception, or if the leaving is cancelled, it cancels tasks that wait and
+    tasks. After an exception, or if the leaving itself is cancelled, it cancels tasks that wait and
     interrupts those that run. A cluster of `c = await hoplite_mp.connect()` is closed by `await
     asyncio.to_thread(c.shutdown)`, or at interpreter exit. If the opening is cancelled, the cluster
     is closed as soon as it is open.
@@ -113,13 +114,14 @@ connect.__module__ = "hoplite_mp"  # as users import it
 
 
 async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
-    """`call()` in a thread of its own. forsaken(result): if nobody waits any more when it is there,
-    in that thread. The interpreter does not end before the thread has."""
+    """The result of `call()`, which runs in a thread of its own. If the caller is cancelled before
+    it gets the result, `forsaken(result)` is called, in a thread, too. The interpreter does not end
+    before these threads have ended."""
     from hoplite_mp.client.awaiting import inbox_here
 
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
-    context = contextvars.copy_context()  # as asyncio.to_thread: notebooks know their cells by it
+    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks find the cell by it
     taking = threading.Lock()  # either the loop takes the result, or the thread disposes of it
     left = False
     found: list[T] = []
@@ -146,7 +148,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
         with taking:
             left = True
         if found and (waiter.cancelled() or not waiter.done()) and forsaken is not None:
-            # Cancelled when it was there already, but had not been handed over.
+            # The caller was cancelled when the result was there, but had not been handed over.
             result = found.pop()
             threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
     if failed:

@@ -1,8 +1,8 @@
 """What a rank gives to a Group's call, what it gets, and what kind of error a mistake is.
 
-Why it exists: an array goes to the others as its bytes, everything else as the object that it is;
-which of the two, what a reduction refuses, and what `out=` takes is the same on one host and on
-several.
+Why it exists: an array is sent to the others as its bytes, everything else as a pickled object.
+Which values are sent as bytes, what a reduction refuses, and what `out=` accepts is the same on one
+host and on several.
 It must never know: boards, nodes, how a contribution is stored or sent.
 """
 
@@ -23,6 +23,8 @@ __all__ = [
     "PREFIXES",
     "REDUCTIONS",
     "ROOTED",
+    "SMALL_KINDS",
+    "SMALL_OPS",
     "TARGETED",
     "contribution",
     "contributors_of",
@@ -36,10 +38,18 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
-TARGETED = ("alltoall", "scatter")  # who gives, gives a value for each rank
-ROOTED = ("broadcast", "reduce", "gather", "scatter")  # nothing without the root
+TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each rank
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
+# Kinds of calls that compiled code makes over several hosts as long as they are small, and their
+# operators. The order is that of shm_small_kind in cext/shm_layout.h and that of
+# cext/reduce_kernels.h.
+SMALL_KINDS = (
+    "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
+)  # fmt: skip
+SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
+_NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
 
 
 class Nothing:
@@ -53,9 +63,9 @@ NOTHING = Nothing()
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
-    """The values that a rank gives: one, one for each rank, or none. `gives`: x counts (broadcast
-    and scatter ignore it except at the root). ValueError, TypeError: it is none for this kind of
-    call."""
+    """The values that a rank gives: one, one for each rank, or none. `gives`: whether x counts
+    (broadcast and scatter ignore it except at the root). ValueError, TypeError: x does not suit
+    this kind of call."""
     if kind == "barrier" or not gives:
         return []
     if x is NOTHING:
@@ -76,7 +86,7 @@ def _one_for_each(kind: str, x: Any, size: int) -> list[Any]:
 
 
 def outs_of(kind: str, out: Any, size: int) -> list[Any]:
-    """The `out` of a call whose result is a list: an array for each rank, or nothing for each."""
+    """The `out` of a call whose result is a list: an array for each rank, or None for each."""
     if out is None:
         return [None] * size
     outs = list(out) if isinstance(out, (list, tuple)) else []
@@ -86,9 +96,11 @@ def outs_of(kind: str, out: Any, size: int) -> list[Any]:
 
 
 def reducible(kind: str, x: Any) -> Array:
-    """An array, number or bool as a plain array. TypeError for everything else: a conversion would
-    lose a mask or a unit, or make text of numbers, without a word."""
+    """An array, number or bool as a plain array. TypeError for everything else, because a
+    conversion would silently lose a mask or a unit, or make text of numbers."""
     cls = type(x)
+    if cls is np.ndarray and x.dtype.num in _NUMBERS and x.dtype.metadata is None:
+        return x  # type: ignore[no-any-return]  # the usual case, without further checks
     scalar = isinstance(x, np.generic) and x.dtype.type is cls
     if not (cls is np.ndarray or cls in _EXACT_NUMBERS or scalar):
         hint = "; np.asarray(x) makes a plain array of it" if _is_like_an_array(x) else ""
@@ -105,12 +117,13 @@ def _is_like_an_array(x: Any) -> bool:
 
 
 def is_plain_array(x: Any) -> bool:
-    """Can its bytes travel without pickle? Not those of a subclass, of records, of objects."""
+    """Can its bytes be sent without pickle? Those of a subclass, of records and of objects
+    cannot."""
     return type(x) is np.ndarray and serial.dtype_name(x.dtype) is not None
 
 
 def into(value: Any, out: Array | None) -> Any:
-    """A writable copy of an array, any other value as it is; or `out` filled."""
+    """A writable copy of an array, any other value as it is; or `out`, filled with the value."""
     if out is None:
         return np.array(value) if type(value) is np.ndarray else value
     if not isinstance(out, np.ndarray):
@@ -123,19 +136,29 @@ def into(value: Any, out: Array | None) -> Any:
             f"out has shape {out.shape} and dtype {out.dtype}, the result {array.shape} and "
             f"{array.dtype}"
         )
-    np.copyto(out, array)
+    if out is not array and not _is_same_memory(out, array):
+        if not out.flags.writeable:
+            raise ValueError("out is read-only: it must be an array that may be written")
+        np.copyto(out, array)
     return out
 
 
+def _is_same_memory(a: Array, b: Array) -> bool:
+    """Are these two views of the same elements, in the same order?"""
+    one, other = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return bool(one == other) and a.strides == b.strides
+
+
 def type_name(x: Any) -> str:
-    """As an error names it."""
+    """The type of a value, as errors name it."""
     cls = type(x)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     return f"{module}{cls.__qualname__}"
 
 
 def shortened(values: tuple[Any, ...], place: int) -> serial.Encoded:
-    """Plain values with as much of the text at `place` as fits into an object's header."""
+    """Encodes plain values, with only as much of the text at `place` as fits into an object's
+    header."""
     text = values[place].encode(errors="replace")
     without = serial.encode((*values[:place], "", *values[place + 1 :])).nbytes
     fits = text[: max(0, _shm.INLINE_BYTES_MAX - without)].decode(errors="ignore")
@@ -143,7 +166,7 @@ def shortened(values: tuple[Any, ...], place: int) -> serial.Encoded:
 
 
 def mask_of(ranks: Iterable[int]) -> int:
-    """Ranks as bits: that is what always finds room."""
+    """Ranks as bits of one integer, for which there is always room, unlike for a list."""
     mask = 0
     for rank in ranks:
         mask |= 1 << operator.index(rank)

@@ -1,7 +1,7 @@
-"""Executor: what replaces `concurrent.futures.ProcessPoolExecutor` by changing one line.
+"""Executor: replaces `concurrent.futures.ProcessPoolExecutor` by a change of one line.
 
-Why it exists: many programs want nothing but an executor that survives its workers. It owns a
-cluster of one host and shows only what the standard library's has.
+Why it exists: many programs need nothing but an executor that survives the death of a worker. It
+owns a cluster of one host, and has only the methods of the standard library's executor.
 It must never know: how a cluster works.
 """
 
@@ -23,16 +23,16 @@ __all__ = ["Executor"]
 
 
 class Executor(TaskExecutor):
-    """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
+    """The one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-    Owns a cluster of this host. A worker's death breaks nothing: the task runs again in another
-    one. Results are writable. A task whose arguments do not pickle fails its Future, with what
-    pickle raised.
+    It owns a cluster of this host. The death of a worker does not break it: the task runs again in
+    another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
+    with what pickle has raised.
 
     Parameters
     ----------
     max_workers : int, optional
-        Worker processes, 1 to 200. Default: as many as CPUs this process may use.
+        Worker processes, 1 to 200. Default: the number of CPUs that this process may use.
     initializer : callable, optional
         Runs in each worker before its first task.
     initargs : tuple, optional
@@ -40,7 +40,8 @@ class Executor(TaskExecutor):
     max_tasks_per_child : int, optional
         After so many tasks a worker is replaced. Default: never.
     mp_context : None
-        There for the signature: workers are neither forked nor spawned from this process.
+        Only None. The standard library has this argument; here workers are neither forked nor
+        spawned from this process.
 
     Raises
     ------
@@ -74,7 +75,7 @@ class Executor(TaskExecutor):
                 f"mp_context={mp_context!r}: workers are started by a process of this library's "
                 "own, neither forked nor spawned from yours; leave the argument out"
             )
-        count = cpu_count() if max_workers is None else max_workers
+        count = min(cpu_count(), WORKERS_MAX) if max_workers is None else max_workers
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= WORKERS_MAX:
             raise ValueError(refusal(max_workers))
         if initializer is not None and not callable(initializer):

@@ -1,8 +1,8 @@
-"""How a cluster ends: by shutdown, by leaving `with`, at interpreter exit, or as nobody holds it.
+"""Ends a cluster: by shutdown, on leaving `with`, at interpreter exit, or when it was dropped.
 
-Why it exists: what ends a cluster must outlive the Cluster that its user has dropped, as pending
-work finishes first. So everything that ends one works on attributes that a second object, the
-keeper, shares with the Cluster; the keepers are what interpreter exit knows.
+Why it exists: pending work is finished first, even if the program has dropped its Cluster. So the
+code that ends a cluster needs an object that outlives that one: the keeper, a second object that
+shares the attributes of the Cluster. At interpreter exit, all keepers are ended.
 It must never know: how work is submitted, what a user may ask of a cluster.
 """
 
@@ -18,8 +18,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.losing import Underway, UnlessEnded
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -44,16 +44,17 @@ class Ending:
     _shutting: threading.Lock
     _pid: int
     _closed: bool = False
-    _finisher: Callable[[], Any] | None = None  # waits until it has ended behind the user's back
+    _finisher: Callable[[], Any] | None = None  # waits for an end in the background
     _ended: threading.Event
 
     def _keep(self) -> None:
-        """What ends this cluster: a second object over the same attributes, so that it can outlive
-        the Cluster that its user holds, and end it when nobody does any more."""
+        """Makes the keeper of this cluster: a second object with the same attributes, which
+        outlives the Cluster that the program holds, and ends the cluster when the program has
+        dropped that."""
         keeper = _Keeper.__new__(_Keeper)
         keeper.__dict__ = self.__dict__
         _open.add(keeper)
-        weakref.finalize(self, _drop, keeper).atexit = False  # then _close_all ends it
+        weakref.finalize(self, _drop, keeper).atexit = False  # at exit _close_all ends it
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no new tasks, waits for those submitted, and ends the cluster that was made here.
@@ -82,11 +83,16 @@ class Ending:
         if self._runtime.client.usable and cancel_futures:
             for oid in list(self._runtime.submitter.pending):
                 self._runtime.submitter.cancel(oid, False)
-        if ending:  # already, behind the caller's back
+        if ending:  # it is ending in the background already
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
-            self._finish()
+            underway = Underway()
+            self._finisher = underway.wait
+            try:
+                self._finish()
+            finally:
+                underway.over()
         else:
             finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
             self._finisher = finisher.join
@@ -97,7 +103,7 @@ class Ending:
         if host is None or not runtime.client.usable:
             return
         try:
-            with UnlessEnded():  # meanwhile: nothing is left to wait for
+            with UnlessEnded():  # if it has ended meanwhile, there is nothing to wait for
                 if not host.lost:
                     runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:
@@ -106,26 +112,30 @@ class Ending:
         self._end()
 
     def _abort(self) -> None:
-        """Cancels what waits, interrupts what runs; what does not end in time is killed."""
+        """Cancels tasks that wait and interrupts those that run; what does not end in time is
+        killed."""
         self._closed = True
         submitter = self._runtime.submitter
-        if self._runtime.client.usable and self._host is not None and not self._host.lost:
-            for force in (False, True):  # a worker that was interrupted would begin what waits
-                for oid in list(submitter.pending):
-                    with contextlib.suppress(Exception):
-                        submitter.cancel(oid, force)
-            self._runtime.actors.kill_unheld()
-        self._end()
+        try:
+            if self._runtime.client.usable and self._host is not None and not self._host.lost:
+                # First what waits, because an interrupted worker would begin it.
+                for force in (False, True):
+                    for oid in list(submitter.pending):
+                        with contextlib.suppress(Exception):
+                            submitter.cancel(oid, force)
+                self._runtime.actors.kill_unheld()
+        finally:  # after a second Ctrl-C as well: nobody could end it later
+            self._end()
 
     def _end(self) -> None:
         host = self._host
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
-            return  # a forked child leaves its parent's `with` block: nothing here is its own
+            return  # a forked child leaves its parent's `with` block, and owns nothing of this
         with self._shutting:
             host, self._host = self._host, None
             far, self._far = self._far, None
             _open.difference_update([one for one in _open if one.__dict__ is self.__dict__])
-            with contextlib.ExitStack() as stack:  # a Ctrl-C ends what comes before, not these
+            with contextlib.ExitStack() as stack:  # these are called even after a Ctrl-C
                 if far is not None:
                     stack.callback(far.end)
                 if host is not None:
@@ -147,15 +157,15 @@ class _Keeper(Ending):
     def _finish_dropped(self) -> None:
         try:
             self._finish()
-        except BaseException:  # also while the interpreter ends: there is nobody to raise it to
+        except BaseException:  # also while the interpreter ends; no caller could catch it
             _log.debug("while a cluster that nobody holds was ended", exc_info=True)
         finally:
             self._ended.set()
 
 
 def _drop(keeper: _Keeper) -> None:
-    """Nobody holds that Cluster any more. The garbage collector may call this in any thread, and
-    whatever that has locked, so it waits for nothing."""
+    """Called when the program has dropped that Cluster. The garbage collector may call this in any
+    thread, whatever locks that thread holds, so it waits for nothing."""
     if os.getpid() != keeper._pid or keeper._host is None or keeper._closed:
         return
     keeper._runtime.dropped = keeper._closed = True
@@ -163,13 +173,14 @@ def _drop(keeper: _Keeper) -> None:
     keeper._finisher = keeper._ended.wait
     try:
         _thread.start_new_thread(keeper._finish_dropped, ())
-    except RuntimeError:  # the interpreter ends, which ends it in order, or there are no threads
+    except RuntimeError:  # the interpreter is ending, or no thread is left: _close_all ends it
         keeper._closed = False
 
 
 @atexit.register
 def _close_all() -> None:
-    """At interpreter exit, as on leaving `with`: what an exception ends does not wait for tasks."""
+    """At interpreter exit, ends all clusters as on leaving `with`: without waiting for tasks if an
+    exception ends the program."""
     failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):

@@ -1,10 +1,11 @@
-"""Every error that hoplite_mp raises itself, and whose doing each one is.
+"""Every error that hoplite_mp raises itself, and what causes each one.
 
-Each class joins the domain (`HopliteError`) with the builtin that a caller would catch anyway, so
-`except TimeoutError` works without knowing this module. An exception raised by a task is none of
-these: it keeps its own type. All of them travel between processes: they pickle with their args.
-Those of lost workers and hosts are made at their first use (`LOST`), so name them as attributes of
-this module, `errors.WorkerLostError`, where they are raised or caught, and never import them.
+Each class derives from `HopliteError` and from the builtin that a caller would catch anyway, so
+`except TimeoutError` works without knowledge of this module. An exception raised by a task is none
+of these, because it keeps its own type. All of them can be sent between processes: they pickle with
+their args. Those of lost workers and hosts are made at their first use (`LOST`), so name them as
+attributes of this module, `errors.WorkerLostError`, where they are raised or caught, and never
+import them.
 
 What a message must say: what happened, where, how much, and what to do about it.
 """
@@ -48,7 +49,7 @@ class HopliteError(Exception):
 class ClosedError(HopliteError, RuntimeError):
     """The cluster, executor or Group was closed, or belongs to the parent of a fork.
 
-    Your program's doing: keep the `with` block open for as long as its objects are used.
+    The program has caused this: keep the `with` block open for as long as its objects are used.
 
     Examples
     --------
@@ -64,7 +65,7 @@ class ClosedError(HopliteError, RuntimeError):
 class ConfigError(HopliteError, ValueError):
     """A limit has a value that cannot work; the message names the field and what is allowed.
 
-    Your program's doing, in an argument or in the environment.
+    The program has given it in an argument, or it is in the environment.
 
     Examples
     --------
@@ -78,7 +79,7 @@ class ConfigError(HopliteError, ValueError):
 class TaskError(HopliteError, RuntimeError):
     """A task raised an exception that does not pickle; this one carries its text instead.
 
-    The task's doing. An exception that pickles arrives as itself.
+    The task has caused this. An exception that pickles is raised as itself.
 
     Examples
     --------
@@ -95,7 +96,7 @@ class TaskError(HopliteError, RuntimeError):
 class ObjectLostError(HopliteError, LookupError):
     """The object is gone: it was deleted, or no living process holds its bytes.
 
-    Your program's doing if it called `delete`; otherwise those who held it have died.
+    Either the program has called `delete`, or the processes that held it have died.
 
     Examples
     --------
@@ -111,8 +112,7 @@ class ObjectLostError(HopliteError, LookupError):
 class PeerLostError(HopliteError, ConnectionError):
     """A member of a Group has died or left, in a call that cannot do without it.
 
-    It was the root or the sender, or the Group is strict. Nobody's fault but that of what killed
-    it.
+    It was the root or the sender, or the Group is strict. The cause is whatever ended that member.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class PeerLostError(HopliteError, ConnectionError):
 
 
 class ManagerLostError(HopliteError, ConnectionError):
-    """The manager does not answer: nobody is at that address, or it has died.
+    """The manager does not answer: there is none at that address, or it has died.
 
     Check the address, and whether the cluster still runs.
 
@@ -146,7 +146,7 @@ class ManagerLostError(HopliteError, ConnectionError):
 class StoreFullError(HopliteError, MemoryError):
     """The store had no room for the bytes, or not in time.
 
-    The message says who holds the memory. Free arrays and refs, or raise the limit.
+    The message says what holds the memory. Free arrays and refs, or raise the limit.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class StoreFullError(HopliteError, MemoryError):
 class HopliteTimeoutError(HopliteError, TimeoutError):
     """What was waited for did not happen within the timeout that was given.
 
-    What was waited for goes on, and may be waited for again.
+    It goes on, and may be waited for again.
 
     Examples
     --------
@@ -178,7 +178,7 @@ class HopliteTimeoutError(HopliteError, TimeoutError):
 class ReduceError(HopliteError, RuntimeError):
     """Too few sources of a collective succeeded; `__cause__` is the first failure.
 
-    The doing of the tasks that made the sources.
+    The tasks that made the sources have caused this.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class ReduceError(HopliteError, RuntimeError):
 class ProtocolError(HopliteError, ConnectionError):
     """The other side of a connection sent what it must not send.
 
-    It has another version of this library, or is something else altogether.
+    It has another version of this library, or is an entirely different program.
 
     Examples
     --------
@@ -226,8 +226,8 @@ if TYPE_CHECKING:
     class NodeLostError(WorkerLostError): ...
 
 
-# Name, base and docstring of the errors that `except BrokenProcessPool` catches. That class lives
-# in concurrent.futures.process, whose import costs 9 to 19 ms, which most programs never need.
+# Name, base and docstring of the errors that `except BrokenProcessPool` catches. That class is in
+# concurrent.futures.process, whose import costs 9 to 19 ms, and most programs never need it.
 LOST = {
     "WorkerLostError": (
         "",
@@ -281,8 +281,8 @@ def _make_lost() -> dict[str, type[HopliteError]]:
     try:
         from concurrent.futures.process import BrokenProcessPool as Broken
     except (ImportError, OSError):
-        # No descriptor is left, or the interpreter is ending; what was lost must be told all the
-        # same. Other processes find the class by its name, and have their own.
+        # No descriptor is left, or the interpreter is ending. The loss must be raised all the same.
+        # Other processes find the class by its name, and use their own.
         from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
 
     made: dict[str, type[HopliteError]] = {}
@@ -297,7 +297,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in LOST:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals().setdefault("_lost", _make_lost())  # of two threads one makes them
+        found = globals().setdefault("_lost", _make_lost())  # all threads use the first result
         globals().update(found)
         return found[name]
 

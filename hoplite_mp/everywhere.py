@@ -1,8 +1,8 @@
-"""`Cluster.run`: a function once in every worker of the common pool.
+"""`Cluster.run`: calls a function once in every worker of the common pool.
 
-Why it exists: caches are emptied, settings are changed and modules are loaded again in all workers
-of a cluster that runs on. For the node this is a round (node/tasks/rounds.py): as many tasks as
-there are workers, each of which is given one between two of its own.
+Why it exists: a program may have to empty caches, change settings or load modules again in all
+workers, while the cluster runs on. For the node this is a round (node/tasks/rounds.py): there are
+as many tasks as workers, and each worker gets one of them between two other tasks.
 It must never know: which worker gets which task.
 """
 
@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _tasks, errors, serial
+from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, flags_of, is_async
-from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.runtime import current_runtime
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
@@ -42,10 +42,10 @@ class EverywhereCalls(TaskExecutor):
     ) -> dict[str, T]:
         """Calls `fn(*args)` once in every worker of the common pool, between two of its tasks.
 
-        The workers are those that there are at the call: a worker that starts later has not run it
-        (`executor(initializer=)` is for that), and one that dies, or whose node is lost, is left
-        out. A worker that waits inside a task is busy with that task. Called by a task, its own
-        worker runs the function at once, inside the call. `options(retries=)` and
+        These are the workers that exist at the time of the call: a worker that starts later does
+        not run it (`executor(initializer=)` is for that), and one that dies, or whose node is lost,
+        is left out. A worker that waits inside a task is busy with that task. If a task makes this
+        call, its own worker runs the function at once, inside the call. `options(retries=)` and
         `options(timeout=)` do not apply.
 
         Parameters
@@ -62,8 +62,8 @@ class EverywhereCalls(TaskExecutor):
         Returns
         -------
         dict
-            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`, as they stand in
-            `(worker 3@h0)` before what they print.
+            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. What a worker prints is
+            preceded by its name, as in `(worker 3@h0)`.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class EverywhereCalls(TaskExecutor):
 
 
 class _Named:
-    """A function whose result says which worker has run it."""
+    """A function whose result names the worker that has run it."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -119,7 +119,7 @@ def _run(
     copy: bool,
     name: str | None,
 ) -> dict[str, Any]:
-    """numbers: of nodes; none: all."""
+    """numbers: those of nodes; if empty, all nodes."""
     if not callable(fn):
         raise TypeError(f"run() takes a function, not a {type(fn).__name__}")
     check_timeout(timeout)
@@ -142,7 +142,7 @@ def _run(
     fixed: Any = Fixed(_Named(fn))
     name = name or getattr(fn, "__name__", None) or type(fn).__name__
     futures: list[Future[Any]] = []
-    ended: list[Any] = []  # in the order in which they have
+    ended: list[Any] = []  # in the order in which they ended
     try:
         for _ in range(count):
             one = submitter.submit(
@@ -180,8 +180,8 @@ def _run(
 
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
-    """Until all are done; False at the deadline. A worker whose task waits here takes part in this
-    round, and in those of others."""
+    """Waits until all are done; False at the deadline. A worker whose task waits here takes part in
+    this round, and in those of other callers."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
     if take_part is None:
         return waiting.wait_many(oids, len(oids), deadline)
@@ -209,7 +209,8 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
 
 
 def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
-    """By the workers' names; those that have ended meanwhile are left out. The first exception."""
+    """The results by the workers' names, without workers that have ended meanwhile. Raises the
+    first exception that the function has raised."""
     for one in (*ended, *futures):
         error = one.exception()
         if error is not None and not _is_loss(error):
@@ -219,5 +220,6 @@ def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, 
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Has the worker ended? What the function itself has raised carries the worker's traceback."""
+    """Has the worker ended? What the function itself has raised has a cause, the worker's
+    traceback."""
     return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

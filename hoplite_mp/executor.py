@@ -2,7 +2,7 @@
 
 Why it exists: `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same
 thing over different pools: a `concurrent.futures.Executor` whose arguments may be refs.
-It must never know: how a host is started, how a pool of its own is opened, collectives.
+It must never know: how a host is started, how an executor's own pool is opened, collectives.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
+from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.demands import check_demands
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
-from hoplite_mp.client.memory import check_timeout, whole
+from hoplite_mp.client.memory import whole
 from hoplite_mp.client.option_checks import check_values, refuse_env
+from hoplite_mp.client.queues import SHUT_DOWN
 from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
@@ -36,8 +38,7 @@ __all__ = ["Options", "TaskExecutor"]
 T = TypeVar("T")
 RETRIES_MAX = 127
 COMMON_POOL = 0
-SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
-TIMEOUT_S_MAX = 1e9  # 31 years; more is none
+TIMEOUT_S_MAX = 1e9  # 31 years; a longer one counts as none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Options:
     resources: Demand | None = None
 
     def override(self, changes: dict[str, Any]) -> Options:
-        """The same with some changed; TypeError for names that do not exist."""
+        """These options with some changed; TypeError for names that do not exist."""
         known = {field.name for field in dataclasses.fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:
@@ -79,8 +80,8 @@ class Options:
             if not timeout > 0:
                 raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
             changes["timeout"] = None if timeout > TIMEOUT_S_MAX else float(timeout)
-        restarts = changes.get("restarts")
-        if restarts is not None:
+        if "restarts" in changes:
+            restarts = changes["restarts"]
             changes["restarts"] = whole(restarts)
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
@@ -106,8 +107,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     _pool: int
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
-    _places: Sequence[tuple[int, int]] = ()  # of workers of its own: (node, how many)
-    _pickles_later = False  # as in the standard library: what does not pickle fails the Future
+    _places: Sequence[tuple[int, int]] = ()  # of its own workers: (node, how many)
+    _pickles_later = False  # True: what does not pickle fails the Future, as in the stdlib
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -120,7 +121,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return self._closed or (self._parent is not None and self._parent._was_closed())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library; of a view, it shuts down what the view is of.
+        """As in the standard library; a view shuts down the executor of which it is a view.
 
         Parameters
         ----------
@@ -148,7 +149,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Parameters
         ----------
         fn : callable
-            A function of a module is named, any other one travels by value. An `async def` function
+            A function of a module is sent by name, any other one by value. An `async def` function
             runs in the event loop of its worker.
         *args, **kwargs
             A ref or Future among them, or inside list, tuple, dict or set, is replaced by its
@@ -171,7 +172,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Notes
         -----
         A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
-        more than once. An exception is never retried.
+        more than once. An exception is retried only if it is among `options(retry_exceptions=)`.
 
         Examples
         --------
@@ -193,7 +194,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         retries = options.retries
         runtime = self._runtime
         pool, demand, nodes = self._pool, options.resources, options.node
-        if demand is not None:  # the workers of an executor have theirs for life
+        if demand is not None:  # not for executors, whose workers have theirs for life
             pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
@@ -224,19 +225,20 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             if not self._pickles_later:
                 raise
             return runtime.submitter.fail_at_once(error.reason, options.copy)
-        if self._was_closed() and future.cancel():  # by another thread, which did not see this one
+        if self._was_closed() and future.cancel():  # in another thread, which missed this task
             raise ClosedError(SHUT_DOWN)
         return future
 
     def _why_broken(self, pool: int, fn: Any) -> BaseException:
-        """What its tasks fail with, from the node, which fails this one too."""
+        """The error with which tasks of a broken pool fail. It comes from the node, which fails one
+        more task with it."""
         name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
         probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
         return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Options with the numbers of their nodes. ValueError: one is not there, or runs nothing
-        of this executor."""
+        """Options with numbers in the place of nodes. ValueError: there is no such node, or this
+        executor has workers on others, too."""
         if changes.get("node") is None:
             return changes
         common = self._pool == COMMON_POOL
@@ -249,7 +251,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool for tasks bound to these nodes: the workers of an executor's own are there."""
+        """The pool for tasks bound to these nodes: that of the executor, because all of its own
+        workers are there."""
         return self._pool
 
     def _view(self, options: Options) -> TaskExecutor:
@@ -268,7 +271,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """What waits first: a worker that was interrupted would begin with it."""
+        """Cancels tasks. Those that wait come first, because an interrupted worker would begin one
+        of them."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

@@ -1,9 +1,9 @@
 """Group: peers that call together, and send each other messages.
 
-Why it exists: in synchronous training nobody should ask a manager at each step. This is what a user
-sees of it: how a member joins and leaves, and how a Group is split. The calls themselves are in
-`peer_calls`, the messages in `messaging`.
-It must never know: how a call is made (`calling`), how a message arrives (`inbox`), who starts
+Why it exists: in synchronous training no peer should have to ask a manager at each step. This file
+is what a user sees of a Group: how a member joins and leaves, and how a Group is split. The calls
+themselves are in `peer_calls`, the messages in `messaging`.
+It must never know: how a call is made (`calling`), how a message arrives (`inbox`), what starts
 peers.
 """
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.client.memory import check_timeout
+from hoplite_mp.client.deadlines import check_timeout
+from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "GroupCalls", "join"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
 
@@ -31,11 +34,11 @@ PLACE_MAX = 1 << 31
 class Group(PeerCalls):
     """One member of a Group; made by `Cluster.group`.
 
-    A Group belongs to one thread at a time. Calls are matched by their order: every member makes
-    the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers and
-    bools, of the same shape and dtype on every rank; the other calls carry any object that pickles,
-    each rank its own. Each call has an ``..._async`` form that returns a Future, which can be
-    awaited.
+    A Group belongs to one thread at a time. Calls are matched by their order, so every member has
+    to make the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers
+    and bools, of the same shape and dtype on every rank; the other calls carry any object that
+    pickles, each rank its own. Each call has an ``..._async`` form that returns a Future, which can
+    be awaited.
 
     A call completes among the ranks that live, and all of them get the same result and the same
     `contributors`.
@@ -80,13 +83,14 @@ class Group(PeerCalls):
     contributors: tuple[int, ...]
     """The ranks whose parts are in the result of the last finished call, sorted."""
 
-    _cluster: Any = None  # held as long as this is
+    _cluster: Any = None  # kept alive as long as this Group
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
-        runtime.task_leaves.append(self.close)
+        self._left = False
+        runtime.task_leaves.append(self._leave)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """A Group of the ranks that give the same color.
@@ -110,7 +114,7 @@ class Group(PeerCalls):
         Raises
         ------
         TypeError
-            `color` or `key` is no integer.
+            `color` or `key` is not an integer.
 
         Examples
         --------
@@ -128,12 +132,14 @@ class Group(PeerCalls):
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
-        name = split_name(self.name, self._generation, call, color)
-        return self._of_peers(name, peers_of(given, color))
+        peers = peers_of(given, color)
+        name = split_name(self.name, self._generation, call, color, peers)
+        return self._of_peers(name, peers)
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
-        """A Group of members of this one, given as (rank, identity) in the order of the new ranks,
-        the same on each of them. Nobody waits there for one that leaves this Group first."""
+        """Joins a Group of members of this one, given as (rank, identity) in the order of the new
+        ranks, the same on each of them. The new Group does not wait for a member that leaves this
+        one first."""
         ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
@@ -146,6 +152,55 @@ class Group(PeerCalls):
         made = Group(self._runtime, name, len(peers), place, self.strict, self._timeout)
         made._cluster = self._cluster
         return made
+
+    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
+        """A writable array inside the store, uninitialised, that reductions need not copy.
+
+        Reductions read such an array where it lies, and a call that fills one as its `out` finds
+        its pages in memory. The same is true of arrays of `Cluster.empty` and of large results of
+        earlier calls. Arrays that `Cluster.get` has returned are read where they lie by every call.
+        Only whole arrays are: a part of one is copied, as are arrays that lie elsewhere.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            As for `numpy.empty`.
+        dtype : dtype, optional
+            As for `numpy.empty`, but not `object`. Default: float64.
+        order : {"C", "F"}, optional
+            Row-major or column-major. Default: "C".
+
+        Returns
+        -------
+        numpy.ndarray
+            Of this shape and dtype; its memory is freed with the last array over it. It outlives
+            the Group.
+
+        Raises
+        ------
+        StoreFullError
+            There was no room for `Config.put_wait_s` seconds.
+
+        Notes
+        -----
+        Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
+        belong to the call. If one is written meanwhile, each byte of the change may be in the
+        result or not, and between hosts the call may fail, because a block that was written while
+        it was sent does not match its checksum. No other call is harmed. When the call has
+        returned, no other rank reads the array any more. If a call fails with a HopliteTimeoutError
+        or is interrupted, others may read the array until this rank has made its next call.
+
+        Examples
+        --------
+        >>> with c.group("in place", size=1) as g:
+        ...     x = g.empty(4, np.float32)
+        ...     x[:] = 2
+        ...     y = g.allreduce(x, out=x)
+        >>> y is x, x
+        (True, array([2., 2., 2., 2.], dtype=float32))
+        """
+        self._runtime.memory.check()
+        return self._memory.empty(shape, dtype, order)
 
     def close(self) -> None:
         """Leaves the Group; this happens by itself at the end of the task.
@@ -161,36 +216,51 @@ class Group(PeerCalls):
             ...
         hoplite_mp.ClosedError: group 'closed': ...
         """
-        if self._closed:
+        self._leave(False)
+
+    def _leave(self, failed: bool) -> None:
+        """Leaves the Group, after the calls that were begun in the background. `failed`: the task
+        has raised an exception, so those calls are given up: the other ranks may wait for what this
+        one would have done next, and these calls for the other ranks."""
+        if self._left:
             return
-        if self._thread is not None:
-            self._thread.shutdown()
+        if failed:
+            self._closed = True
+            if self._memory.client.usable:
+                self._tasks.wake(self._runtime.client.slot)
+        if self._thread is not None:  # not waited for by one of its own calls' done-callbacks
+            self._thread.shutdown(wait=not self._is_inside())
         self._closed = True
         self._end_messages()
-        leaves = self._runtime.task_leaves  # a new list: the old one may be on its way through
-        self._runtime.task_leaves = [leave for leave in leaves if leave != self.close]
+        self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
         if self._memory.client.usable:
             self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+        leaves = self._runtime.task_leaves  # a new list: a loop may be running over the old one
+        self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._result = self._part = None
+        if self._hosts is not None:
+            self._hosts.small.close()
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        self.close()
+        self._leave(kind is not None)
 
 
 def join(
     runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
 ) -> Group:
-    """Becomes a member; ValueError for a wrong size, a taken rank, one too many."""
+    """Becomes a member; ValueError for a wrong size, a rank that is taken, or one member too
+    many."""
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
     if len(name) > NAME_CHARS_MAX:
         raise ValueError(f"a group's name of {len(name)} characters: at most {NAME_CHARS_MAX}")
     for what, value in (("size", size), ("rank", rank)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer, type(None))):
+        optional = value is None and what == "rank"
+        if whole(value) is None and not optional:
             raise TypeError(f"{what}={value!r}: it must be an integer")
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group can be that large")

@@ -1,7 +1,8 @@
 """`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
 
-Why it exists: a host takes part as long as this process runs, and says in one line what is wrong.
-It must never know: anything that `Cluster` does not tell.
+Why it exists: a host takes part in a cluster as long as this process runs, which prints in one line
+what is wrong.
+It must never know: anything that `Cluster` does not know.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
 from hoplite_mp.nearby import LISTEN_S, announced, heard
-from hoplite_mp.nodes import node_id
+from hoplite_mp.nodes import WORKERS_MAX, node_id
 from hoplite_mp.stop_request import StopRequest
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.transport.addresses import parse_address, resolve
@@ -33,32 +34,34 @@ if TYPE_CHECKING:
 __all__ = ["join", "up"]
 
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
-# How long a host that was given up looks for its cluster. Higher: longer cuts are bridged.
+# How long a host that was given up looks for its cluster. Higher: longer failures of the network
+# are survived.
 REJOIN_S = 30.0
 # How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
 # Lower: a wrong address is an error sooner.
 WAIT_S = 30.0
-# How often in succession, if each life was shorter than LIVED_S.
+# How often in succession a host joins again if each time it was lost within LIVED_S.
 REJOINS_MAX = 5
 LIVED_S = 120.0
-LOOK_S = 0.2  # for a token file that is not there yet
+LOOK_S = 0.2  # between two tries or checks; also the timeout of a connection in `_refuses`
 
 
 class HostCluster(Cluster):
-    """The cluster as the process that keeps a host's node going: drivers may attach to that."""
+    """The Cluster in the process that keeps a host's node running; drivers may attach to that
+    node."""
 
     _attaches = False
     _stays = True
 
     def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
-        """standby: with listen=, where it is to be; with address=, where the manager is if not
-        there. Others as of Cluster."""
+        """standby: with listen=, where the standby is to be; with address=, where the manager is if
+        it is not at that address. The others are those of Cluster."""
         self._standby = standby
         super().__init__(**options)
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """A cluster that others can join, until a signal ends it. Returns the exit code."""
+    """Runs a cluster that others can join, until a signal ends it. Returns the exit code."""
     ending = _on_signals()
     standby = () if arguments.standby is None else (arguments.standby,)
     try:
@@ -67,7 +70,7 @@ def up(arguments: argparse.Namespace) -> int:
         return _say(error)
     host = cluster._host
     with cluster:
-        address = str(cluster.address)  # as others reach it, whatever it listens at
+        address = str(cluster.address)  # as others reach it, whatever it listens on
         _announce(cluster, address, arguments.no_tls)
         with announced(address, not arguments.no_tls):
             _stay(cluster, ending)
@@ -75,15 +78,16 @@ def up(arguments: argparse.Namespace) -> int:
         return 0
     if not standby or not (host.given_up or host.node_died):
         return int(host.node_died)
-    # Its manager has stepped down, or the others have lost it: they may go on with the standby.
+    # This host's manager has stepped down, or the other hosts have lost it. They may go on with the
+    # standby, so this host tries to join them.
     common = _common(arguments)
     return _take_part(address, standby, common, ending, again=True)
 
 
 def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
-    """One line on stdout, for programs and for pasting; what it is, on stderr."""
+    """Prints one line to stdout, for programs and for pasting, and its explanation to stderr."""
     file = cluster.token_file
-    # The path on the host that joins: it need not be said where `join` looks by itself.
+    # The path on the host that joins. It is left out if `join` looks there by default.
     named = file is not None and file != default_path()
     option = f" --token-file {shlex.quote(str(file))}" if named else ""
     if file is None:
@@ -106,7 +110,7 @@ def _workers(cluster: Cluster) -> str:
 
 
 def join(arguments: argparse.Namespace) -> int:
-    """A node of a running cluster, until that ends. Returns the exit code."""
+    """Runs a node of a running cluster, until that ends. Returns the exit code."""
     if arguments.address is None:
         return _list_nearby()
     ending = _on_signals()
@@ -117,8 +121,8 @@ def join(arguments: argparse.Namespace) -> int:
         common["token"] = sys.stdin.readline().strip()
         threading.Thread(target=_until_the_end_of_input, daemon=True).start()
     else:
-        # Only another host may still have to do something: what is missing on this one is an error
-        # now, unless the user has said that it is to be waited for.
+        # By default `join` waits for other hosts only: what is missing on this host is an error at
+        # once, unless the user has given --wait.
         try:
             path = token_path(arguments.token_file)
             if arguments.wait is not None and path is not None:
@@ -133,7 +137,7 @@ def join(arguments: argparse.Namespace) -> int:
 
 
 def _list_nearby() -> int:
-    """The clusters that this network announces, as the commands that join them."""
+    """Prints the commands that join the clusters which are announced on this network."""
     try:
         found = heard()
     except HopliteError as error:
@@ -153,7 +157,8 @@ def _list_nearby() -> int:
 
 
 def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
-    """Returns when the file is there, or waiting for it has ended; the first look is silent."""
+    """Returns when the file is there, the deadline has passed, or this process is to end. Prints
+    nothing if the file is there at the first check."""
     said = False
     while _missing(path) and time.monotonic() < deadline and not ending.is_set():
         if not said:
@@ -169,7 +174,7 @@ def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
 
 
 def _missing(path: Path) -> bool:
-    """Whatever else is wrong with that path, waiting does not mend."""
+    """Is there no such file? Any other error counts as no, because waiting does not mend it."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -188,11 +193,11 @@ def _take_part(
     left: float = REJOIN_S,
     again: bool = False,
 ) -> int:
-    """One life of this host's node after the other, until the cluster ends. again: this is not the
-    first one. Returns the exit code."""
+    """Joins the cluster, and joins it again each time this host is lost, until the cluster ends.
+    again: even the first time, the host was a member before. Returns the exit code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
-        common["workers"] = cpu_count()
+        common["workers"] = min(cpu_count(), WORKERS_MAX)
     while True:
         if again:
             print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
@@ -243,13 +248,13 @@ def _join(
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
-    """The next life, or why there is none. Where another manager may take over, who does not lead
-    now is asked again."""
+    """Joins the cluster once; returns the error if that fails. If another manager may take over,
+    addresses at which none leads yet are tried until the deadline."""
     deadline = time.monotonic() + left
     while True:
         left = max(LOOK_S, deadline - time.monotonic())
-        config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
         try:
+            config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
             with ending.breaks():
                 return HostCluster(address=address, standby=standby, config=config, **common)
         except KeyboardInterrupt:
@@ -261,10 +266,10 @@ def _join(
 
 
 def _refuses(address: str) -> bool:
-    """Does that host live, and nobody listens there? Then the cluster has ended."""
+    """Does that host answer, but refuse connections? Then its cluster has ended."""
     try:
         endpoints = resolve(parse_address(address))
-    except OSError:  # a name that nobody knows now
+    except OSError:  # the name cannot be resolved now
         return False
     for endpoint in endpoints:
         try:
@@ -273,7 +278,7 @@ def _refuses(address: str) -> bool:
                 sock.connect(endpoint.sockaddr)
         except ConnectionRefusedError:
             continue
-        except OSError:  # cut off
+        except OSError:  # the host cannot be reached
             return False
         return False
     return True
@@ -297,7 +302,7 @@ def _until_the_end_of_input() -> None:
 
 
 def _on_signals() -> StopRequest:
-    """Set by SIGTERM and SIGINT."""
+    """A request that SIGTERM and SIGINT make."""
     ending = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ending.signalled)
@@ -305,7 +310,7 @@ def _on_signals() -> StopRequest:
 
 
 def _stay(cluster: Cluster, ending: StopRequest) -> int:
-    """Until a signal comes or the cluster ends by itself."""
+    """Waits until a signal comes or the cluster ends by itself."""
     host = cluster._host
     while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():
         pass

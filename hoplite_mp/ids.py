@@ -3,9 +3,10 @@
     public id   | home host u64 | local id u64 |                       little-endian
     local id    | table 16 | index 16 | generation 32 |                most significant first
 
-The home host is the one whose control memory holds the object's header; the local id says where.
-A generation counts the uses of one header, so that an old id never names a newer object. This
-module only packs and unpacks: it knows neither whether an object exists nor where its bytes are.
+The home host is the one whose control memory has the object's header; the local id says where in
+that memory. A generation counts the uses of one header, so that an old id never names a newer
+object. This module only packs and unpacks: it knows neither whether an object exists nor where its
+bytes are.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def format_id(public: bytes) -> str:
 
 
 def random_host_id() -> int:
-    """A new host id: never 0, which stands for "no host"."""
+    """A new host id; it is never 0, which stands for "no host"."""
     while not (host := int.from_bytes(os.urandom(8), "little")):
         pass
     return host

@@ -1,10 +1,10 @@
 """Messages that have arrived for one member of a Group, and the receives that wait for them.
 
-Why it exists: the node keeps what other members have sent until it has been received; the member
-asks it for the list of what is new, only when a counter on the board says that there is something,
-and matches it with its receives by (source, tag): in the order in which messages of one source were
-sent, and in the order in which receives were posted.
-It must never know: how a message travels, how a member waits, calls.
+Why it exists: the node keeps what other members have sent until it has been received. The member
+asks its node for the list of new messages, but only when a counter on the board shows that there
+are any. It matches them with its receives by (source, tag): messages of one source in the order in
+which they were sent, receives in the order in which they were posted.
+It must never know: how a message is sent, how a member waits, calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Arrived", "Inbox", "Receive"]
 
 
 class Arrived(NamedTuple):
-    """A message that the node of this host has whole, or can have."""
+    """A message that the node of this host has as a whole, or can fetch."""
 
     number: int  # in the order of arrival at this member
     source: int
@@ -41,10 +41,11 @@ class Receive:
         self.tag = tag
         self.deadline = deadline
         self.found: Arrived | None = None
-        self.ended: tuple[int, ...] = ()  # members at each rank that were over when it was posted
-        # Of a receive that another thread waits for.
+        self.ended: tuple[int, ...] = ()  # `Inbox.ended` when it was posted
+        # For a receive of `recv_async`, for which another thread waits.
         self.future: concurrent.futures.Future[Any] | None = None
         self.with_source = False
+        self.whole_by = deadline  # until when it waits for a group that is not whole
 
     def matches(self, one: Arrived) -> bool:
         return self.source in (None, one.source) and self.tag in (None, one.tag)
@@ -59,7 +60,7 @@ class Receive:
 
 
 class Inbox:
-    """Of one member. Any thread of its process may use it."""
+    """The inbox of one member. Any thread of its process may use it."""
 
     def __init__(
         self, runtime: Runtime, generation: int, rank: int, size: int, board: _tasks.Board
@@ -71,18 +72,19 @@ class Inbox:
         self._board = board
         self._everybody = (1 << size) - 1
         self._lock = threading.Lock()
-        self._asking = threading.Lock()  # one question at a time: answers must not overtake
-        self._news = -1  # the counter on the board when all that it counts was fetched
-        self._seen = 0  # number of the last message that the node has named
-        self._arrived: dict[int, Arrived] = {}  # by number; neither received nor claimed
+        self._asking = threading.Lock()  # one request at a time, so that replies stay in order
+        self._news = -1  # the board's counter up to which everything was fetched
+        self._seen = 0  # number of the last message that the node has listed
+        self._arrived: dict[int, Arrived] = {}  # by number; neither received nor matched
         self._receives: list[Receive] = []  # in the order in which they were posted
-        self._ended: tuple[int, ...] = (0,) * size  # by rank: members all of whose messages came
-        self._gone = 0  # ranks of which nothing will come, as bits
+        self._ended: tuple[int, ...] = (0,) * size  # see `ended`
+        self._gone = 0  # bits of the ranks from which nothing more will come
 
     # -- receives ------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """From now on it is matched with what arrives, after those that were posted before."""
+        """From now on the receive is matched with messages, after the receives that were posted
+        before."""
         self.look()
         with self._lock:
             receive.ended = self._ended
@@ -90,7 +92,8 @@ class Inbox:
             self._match()
 
     def withdraw(self, receive: Receive) -> None:
-        """It does not wait any more; a message that it had been given is there for others."""
+        """The receive no longer waits; a message that was matched with it is there for others
+        again."""
         with self._lock:
             self._receives = [one for one in self._receives if one is not receive]
             found, receive.found = receive.found, None
@@ -100,18 +103,19 @@ class Inbox:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """By rank: members all of whose messages have come."""
+        """By rank: how many members that held it have ended, after all their messages were
+        listed."""
         return self._ended
 
     def first(self, receive: Receive) -> Arrived | None:
-        """What a receive like this one would be given now."""
+        """The message that such a receive would be matched with now."""
         self.look()
         with self._lock:
             return next((one for one in self._arrived.values() if receive.matches(one)), None)
 
     def _match(self) -> None:
         for receive in self._receives:
-            if receive.found is not None:  # a signal may have come between the next two lines
+            if receive.found is not None:  # Ctrl-C may have come between the last two lines
                 self._arrived.pop(receive.found.number, None)
         for receive in self._receives:
             if receive.found is None and not receive.cancelled:
@@ -121,7 +125,7 @@ class Inbox:
                     del self._arrived[found.number]
 
     def why_never(self, receive: Receive) -> str:
-        """Why nothing will come for it any more; "": something may."""
+        """Why no message will match the receive any more; "" if one may."""
         with self._lock:
             gone, ended = self._gone, self._ended
         source = receive.source
@@ -136,16 +140,16 @@ class Inbox:
     # -- the node ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetches the list of what is new, if there is anything."""
+        """Fetches the list of new messages, if there are any."""
         while self._board.news(self._rank) != self._news:
             with self._asking:
-                news = self._board.news(self._rank)  # before the question, so nothing is missed
+                news = self._board.news(self._rank)  # before the request, so nothing is missed
                 if news == self._news:
                     return
                 ask = GroupInbox(self._generation, self._rank, self._seen)
                 arrived, ended, gone, more = self._channel.call(ask).value
                 with self._lock:
-                    for one in arrived:  # a signal in between: they are named again
+                    for one in arrived:  # after Ctrl-C in here, they are listed again
                         self._arrived[one[0]] = Arrived(*one)
                     if arrived:
                         self._seen = arrived[-1][0]
@@ -154,8 +158,9 @@ class Inbox:
                     self._match()
 
     def take(self, receive: Receive) -> Any:
-        """The value of what it was given, this process's own. StoreFullError, HopliteTimeoutError,
-        and what signals raise: the message is still there. PeerLostError: it was lost on the way.
+        """The value of the message that was matched, as this process's own. After StoreFullError,
+        HopliteTimeoutError and KeyboardInterrupt the message is still there. PeerLostError: the
+        rest of it was lost with its sender.
         """
         found = receive.found
         assert found is not None
@@ -170,7 +175,7 @@ class Inbox:
         except (StoreFullError, HopliteTimeoutError):
             self.withdraw(receive)
             raise
-        except Exception:  # it cannot be unpickled here: no more the next time
+        except Exception:  # it cannot be unpickled here, nor could it be later
             self._received(receive, found)
             raise
         except BaseException:

@@ -1,7 +1,7 @@
-"""What the leader of a Group's call makes of all parts, when they are in one shared memory.
+"""Combines all parts of a Group's call, at its leader, when they are in one shared memory.
 
-Why it exists: whatever is wrong with one rank's part is every rank's error; what is right is added
-up once, by whoever leads.
+Why it exists: a mistake in one rank's part must be an error on every rank; correct parts are
+combined only once, by the leader.
 It must never know: boards, when a call begins or is over.
 """
 
@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.contributions import PREFIXES, REDUCTIONS, ROOTED
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.protocol.group_calls import error_of
 from hoplite_mp.reduction import reduce_arrays, result_dtype
+from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
 
-__all__ = ["MISTAKE", "Leading"]
+__all__ = ["MISTAKE", "Leading", "mistake_words"]
 
 MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
+MISTAKE_CHARS_MAX = 8000  # of the message of a mistake, for which every host must have room
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Leading:
-    """Parts are (kind, op, root, values) by rank; those of a mistake (MISTAKE, message, 0, kind of
-    the error)."""
+    """Combines parts: (kind, op, root, values) by rank. The part of a rank that made a mistake is
+    (MISTAKE, message, 0, kind of the error)."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
@@ -37,8 +39,8 @@ class Leading:
         self.name = name
 
     def combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        """A ref to the result, or the refs of the parts. Whatever it raises, the call fails with
-        that for everybody."""
+        """A ref to the result, or the refs of the parts. If it raises an error, the call fails with
+        that on every rank."""
         for part in parts.values():
             if part[0] == MISTAKE:
                 raise error_of(part[3], part[1])
@@ -52,18 +54,25 @@ class Leading:
                 )
         if kind in ROOTED and root not in parts:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
-        if kind == "reduce_scatter" and parts[first_rank][3][0].ndim == 0:
-            raise ValueError("reduce_scatter needs arrays of at least one dimension")
-        if kind in REDUCTIONS:
-            return self._reduced(op, {rank: part[3][0] for rank, part in parts.items()})
-        if kind in PREFIXES:  # each rank folds those that it needs
-            self._result_dtype(op, {rank: part[3][0] for rank, part in parts.items()})
+        if kind in REDUCTIONS or kind in PREFIXES:
+            arrays = {rank: self._array(part[3][0]) for rank, part in parts.items()}
+            if kind == "reduce_scatter" and arrays[first_rank].ndim == 0:
+                raise ValueError("reduce_scatter needs arrays of at least one dimension")
+            if kind in REDUCTIONS:
+                return self._reduced(op, arrays)
+            self._result_dtype(op, arrays)  # only a check: each rank folds the parts that it needs
         if kind in ("broadcast", "scatter"):
             return refs[root]
         return refs
 
+    def _array(self, given: Any) -> Array:
+        """An array that is to be reduced, which may be an object of its own."""
+        if type(given) is ObjectRef:
+            given = self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
+        return given  # type: ignore[no-any-return]
+
     def _result_dtype(self, op: str, arrays: dict[int, Array]) -> np.dtype[Any]:
-        """ValueError: they cannot be reduced with each other."""
+        """The dtype of their reduction. ValueError: they cannot be reduced with each other."""
         first_rank = min(arrays)
         first = arrays[first_rank]
         for rank, array in arrays.items():
@@ -92,3 +101,8 @@ def _describe(part: Any) -> str:
     kind, op, root, _ = part
     detail = ", ".join([repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED))
     return f"{kind}({detail})"
+
+
+def mistake_words(text: str) -> str:
+    """An error's text for messages: not too long, and without lone surrogates."""
+    return text[:MISTAKE_CHARS_MAX].encode(errors="replace").decode()

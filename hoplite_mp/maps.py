@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.chunks import Chunks, Items
+from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import flags_of
 from hoplite_mp.client.mapping import Results, Run
-from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.progress import length_of, open_bar
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["MapCalls"]
 
 T = TypeVar("T")
-# Of map(chunksize=None): enough chunks to balance, few enough to be cheap; those with most items
-# are for items that take next to no time.
+# For map(chunksize=None): enough chunks to balance the load, and few enough to be cheap. The
+# largest chunks are for items that take next to no time.
 CHUNKS_PER_WORKER = 16
 CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 
 
 class MapCalls:
-    """The part of an executor that maps."""
+    """The part of an executor that has `map`."""
 
     _runtime: Runtime
     _pool: int
@@ -63,21 +63,21 @@ class MapCalls:
         fn : callable
             Takes as many arguments as there are iterables.
         *iterables : iterable
-            Ends with the shortest one.
+            The map ends with the shortest one.
         timeout : float, optional
             Seconds from this call, after which asking for a result raises. Default: no limit.
         chunksize : int, optional
-            Items that are sent as one task. Default: chosen from the number of
-            items and workers; chunks grow while those before are done at once.
+            Items that are sent as one task. Default: chosen from the number of items and workers;
+            chunks grow as long as earlier ones are done at once.
         buffersize : int, optional
             How many results may be under way before the iterables are read further. Default: all
             are read at once.
         ordered : bool, optional
             False yields results as they come. Default: in the order of the items.
         progress : bool or str, optional
-            True, or a text to stand before it: a bar of tqdm on stderr or in the notebook, which
-            counts items that are done. It is drawn whenever a result is asked for, and needs the
-            extra `progress`. Default: False.
+            True, or a text to stand before the bar: shows a bar of tqdm on stderr or in the
+            notebook, which counts items that are done. It is drawn whenever a result is asked for,
+            and needs the extra `progress`. Default: False.
 
         Returns
         -------
@@ -111,10 +111,10 @@ class MapCalls:
         total = length_of(iterables) if items.count is None else items.count
         size = size_max = chunksize or 1
         if chunksize is None and items.count and not flags_of(fn):
-            size_max = self._chunksize(items.count)  # what awaits is to run beside others
+            size_max = self._chunksize(items.count)  # async calls run side by side instead
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
-        # What the function carries along is what it is now, for all items.
+        # All items use the function with its closure and globals as they are now.
         fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
         futures: Iterator[tuple[Future[Any], int]]
         if chunked:

@@ -1,8 +1,9 @@
 """One member's side of a Group's calls when members live on several hosts.
 
-Why it exists: there is no memory that all share, so a part goes to the node of this host, small
-ones as bytes, large ones as objects; what the call results in comes back as one object.
-It must never know: who leads, when a call is decided.
+Why it exists: there is no memory that all members share, so a part is sent to the node of this
+host, small ones as bytes, large ones as objects or blocks; the result of the call comes back as one
+object.
+It must never know: which node leads, when a call is decided.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.in_place import own_copy
 from hoplite_mp.contributions import PREFIXES, TARGETED, into, is_plain_array, outs_of
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp.protocol.local import GroupCall, GroupWritten
 from hoplite_mp.reduction import prefix
+from hoplite_mp.small_calls import SmallCalls
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp.client.in_place import InPlace
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
 
@@ -30,29 +37,40 @@ __all__ = ["HostsMember", "Interrupted"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
-FAILURES_MAX = 100  # of one write, by handlers of signals
-# Bytes of an array that are copied into the store between two words to the node. Less: the others
-# begin earlier. More: fewer words, some 50 us each.
+FAILURES_MAX = 100  # how often signal handlers may raise during one write
+# Bytes of an array that are copied into the store before the first message to the node about them.
+# Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
+# because copying is ahead of the network by then, and each message costs the node and its engine
+# some 300 us. The maximum bounds for how long copying keeps a core from the threads that send the
+# first bytes.
 WRITE_ROUND_BYTES = 2 << 20
-# Sections begin so much earlier: nodes cut the payload, head and all, at whole elements.
+WRITE_ROUND_BYTES_MAX = 16 << 20
+# Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
+# elements.
 SECTION_OVERLAP_BYTES = 16 << 10
-# Copying goes on twice as fast as the fastest of so many latest calls took the bytes, and not below
-# twice a gigabit link: as fast as possible, it would take the cores and the memory bandwidth from
-# those who send the first bytes.
+# Copying goes on at twice the speed of the fastest of so many latest calls, but not below that of
+# two gigabit links. At full speed it would take the cores and the memory bandwidth from the threads
+# that send the first bytes.
 CALLS_REMEMBERED = 8
-# What travels inside one packet to the node: kernels take 416 KiB of one unless they are told more.
+# How many bytes of parts are sent inside one packet to the node. By default a kernel accepts
+# packets of up to 416 KiB.
 PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
 
 class Interrupted(Exception):
-    """A signal's handler has raised its cause while a part was handed over; the part is whole."""
+    """A signal handler has raised the cause of this while a part was given; the part is
+    complete."""
 
 
 class HostsMember:
-    """Gives parts, takes results."""
+    """Gives the parts of one member to its node, and takes results."""
 
-    def __init__(self, runtime: Runtime, generation: int, rank: int, size: int) -> None:
+    def __init__(
+        self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
+    ) -> None:
+        self._in_place = in_place
+        self.small = SmallCalls(runtime, board, generation, rank, size)
         self._channel = runtime.channel
         self._cores = runtime.tasks.cores
         self._memory = runtime.memory
@@ -61,10 +79,18 @@ class HostsMember:
         self.size = size
         self._begun, self._written = 0.0, 0  # when the latest call began, bytes that it streamed
         self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
-        self._own: Array | None = None  # a copy of this rank's part of the latest call
+        # What this rank gets back of its own part of the latest call, and whether that is a copy
+        # already.
+        self._own: Array | None = None
+        self._own_is_copy = False
+        self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
 
-    def give(self, call: int, part: tuple[str, str, int, Any]) -> list[ObjectRef[Any]]:
-        """Tells the node of (kind, op, root, values); returns what must live until the commit."""
+    def give(
+        self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool
+    ) -> list[ObjectRef[Any]]:
+        """Sends the part (kind, op, root, values) to the node; returns what must be held until the
+        commit. `lends`: arrays in blocks of this process are read there; `gets`: this rank wants
+        new arrays."""
         kind, op, root, values = part
         refs: list[ObjectRef[Any]] = []
         parts: list[bytes | int | tuple[int, int, int]] = []
@@ -73,33 +99,57 @@ class HostsMember:
         try:
             if kind == MISTAKE:
                 mistake, op, error, values = op, "", values, []
+            early = [serial.encode(one) for one in values[:1]]
+            if len(values) <= 1 and self.small.give(
+                call, kind, op, root, early[0] if early else None
+            ):
+                self._keep_own(kind, root, values, parts, gets)
+                return refs
             for one in values:
-                parts.append(self._part(serial.encode(one), one, parts, refs, writing))
+                encoded = early.pop() if early else serial.encode(one)
+                ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
+                if ref is not None:
+                    refs.append(ref)
+                    parts.append(self._memory.local_id(ref))
+                    continue
+                parts.append(self._part(encoded, one, parts, refs, writing))
         except BaseException:
-            for given in parts:  # blocks that the node has not heard of
+            for given in parts:  # blocks that the node does not know of
                 if isinstance(given, tuple):
                     self._memory.client.give_back(given[0])
             raise
-        self._channel.tell(
-            GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
-        )
+        interrupted: BaseException | None = None
+        try:
+            self._channel.tell(
+                GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
+            )
+        except (HopliteError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError):
+            raise  # it was not sent
+        except BaseException as cause:  # a signal handler's: it may have been sent
+            interrupted = cause
         sections = max(1, self.size - 1 if kind in ("broadcast", "reduce") else self.size)
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
-        interrupted: BaseException | None = None
         for payload, encoded in writing:
             interrupted = self._write(payload, encoded, sections) or interrupted
         if interrupted is not None:
             raise Interrupted from interrupted
-        # While the others' parts are on their way: what this rank gets back of its own. A value
-        # that is no array it gets from the node like any other: it is to be unpickled anew.
-        self._own = None
-        mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
-        if values and kind in PREFIXES:
-            self._own = values[0]  # the result is another array
-        elif values and mine:
-            own = values[self.rank if kind in TARGETED else 0]
-            self._own = np.array(own) if is_plain_array(own) else None
+        self._keep_own(kind, root, values, parts, gets)
         return refs
+
+    def _keep_own(
+        self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
+    ) -> None:
+        """Keeps what this rank gets back of its own part. A value that is no array comes from the
+        node like those of other ranks, because it has to be unpickled anew."""
+        self._own, self._own_is_copy = None, False
+        mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
+        at = self.rank if kind in TARGETED else 0
+        if values and (kind in PREFIXES or mine) and is_plain_array(values[at]):
+            self._own = values[at]
+            # A block that this rank has written comes back, and `out` is filled at the end.
+            # Otherwise the array is copied now, while the parts of the others are on their way.
+            if mine and gets and not (parts and isinstance(parts[at], tuple)):
+                self._own, self._own_is_copy = own_copy(self._memory, values[at]), True
 
     def _part(
         self,
@@ -109,7 +159,8 @@ class HostsMember:
         refs: list[ObjectRef[Any]],
         writing: list[tuple[int, serial.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value as the node takes it, after those parts; `refs`, `writing`: what is left."""
+        """One value in the form in which it is sent to the node, after `parts`. Adds to `refs` what
+        must be held, and to `writing` what is still to be copied."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -117,14 +168,14 @@ class HostsMember:
         memory = self._memory
         if (
             not is_plain_array(value)
-            # A fold over hosts reorders columns, which needs all of them.
+            # A fold over hosts reorders a column-major array, for which it needs all of it.
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
             refs.append(memory.put_encoded(encoded))
             return memory.local_id(refs[-1])
         payload = memory.allocate(encoded.nbytes).detach()
-        memory.client.write(payload, encoded.head, [], [])
+        memory.client.write(payload, encoded.head.ljust(encoded.offsets[0], b"\0"), [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
             writing.append((payload, encoded))
             return payload, encoded.nbytes, encoded.offsets[0]
@@ -132,11 +183,13 @@ class HostsMember:
         return payload, encoded.nbytes, encoded.nbytes
 
     def _write(self, payload: int, encoded: serial.Encoded, sections: int) -> BaseException | None:
-        """Copies the elements a round at a time, and tells the node. Every round has a part of
-        each of the sections, of which the nodes own one each: so all of them begin at once.
+        """Copies the elements a round at a time, and tells the node of each round. Each node of the
+        call owns one of the sections, and every round has a part of each section, so all nodes
+        begin at once.
 
-        Returns what a signal handler has raised meanwhile: others may be reading, so all is
-        written before it is raised. A round is written before it is told, and never again."""
+        Returns what a signal handler has raised meanwhile; it is raised when all is written,
+        because others may be reading. Invariant: bytes of which the node was told are never written
+        again."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         nbytes = buffer.nbytes
         step = max(1, WRITE_ROUND_BYTES // sections)
@@ -146,23 +199,25 @@ class HostsMember:
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         due = time.monotonic()
         interrupted: BaseException | None = None
-        ranges: list[tuple[int, int]] = []  # written, and not yet told
+        ranges: list[tuple[int, int]] = []  # written, but the node was not told yet
         failures = 0
-        while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
+        while True:
             try:
-                if not ranges:
-                    if pace:
-                        time.sleep(max(0.0, due - time.monotonic()))
-                        due += step * sections / pace
-                    ranges, at = self._round(payload, buffer, offset, at, ends, step)
-                self._channel.tell(GroupWritten(payload, ranges))
-                ranges = []
+                while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
+                    if not ranges:
+                        if pace:
+                            time.sleep(max(0.0, due - time.monotonic()))
+                            due += step * sections / pace
+                        ranges, at = self._round(payload, buffer, offset, at, ends, step)
+                        step = min(2 * step, max(1, WRITE_ROUND_BYTES_MAX // sections))
+                    self._channel.tell(GroupWritten(payload, ranges))
+                    ranges = []
+                return interrupted
             except BaseException as error:
                 failures += 1
-                if failures > FAILURES_MAX:  # it is no signal
+                if failures > FAILURES_MAX:  # it is no signal handler
                     raise
                 interrupted = error
-        return interrupted
 
     def _round(
         self,
@@ -173,25 +228,27 @@ class HostsMember:
         ends: list[int],
         step: int,
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Writes the next bytes of each section; (their ranges, where the sections are now)."""
+        """Writes the next bytes of each section; returns (their ranges, where the sections are
+        now)."""
         ranges, now = [], []
         for begin, end in zip(at, ends, strict=True):
             upto = min(begin + step, end)
             if begin < upto:
                 self._memory.client.write(payload, b"", [buffer[begin:upto]], [offset + begin])
                 ranges.append((offset + begin, offset + upto))
-                os.sched_yield()  # what moves the first bytes goes first
+                os.sched_yield()  # threads that send the first bytes go first
             now.append(max(begin, upto))
         return ranges, now
 
     def finished(self) -> None:
-        """The call is committed."""
+        """Called when the call is committed: remembers its speed."""
         if self._written:
             self._rates.append(self._written / (time.monotonic() - self._begun))
             self._written = 0
 
     def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
-        """What a call returns, out of what the node has made of it."""
+        """What a call returns, made from `data`, the node's result."""
+        self._adopted.clear()
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":
@@ -201,25 +258,40 @@ class HostsMember:
             return into(np.array_split(total, self.size)[self.rank], out)
         own, self._own = self._own, None
         if kind in ("broadcast", "scatter"):
+            target = self.rank if kind == "scatter" else -1
             if own is not None:
-                return own if out is None else into(own, out)
-            return self._taken(data[root, self.rank if kind == "scatter" else -1], out)
+                return self._mine(own, data.get((root, target)), out)
+            return self._taken(data[root, target], out)
         if kind in PREFIXES:
             return self._folded(kind, op, own, data, out)
         target = self.rank if kind == "alltoall" else -1
         outs = outs_of(kind, out, self.size)
+        if own is not None and any(_overlaps(own, one) for one in outs):
+            own = own.copy()  # it would be overwritten before it is read
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
             if source == self.rank and own is not None:
-                gathered[source] = own if outs[source] is None else into(own, outs[source])
+                gathered[source] = self._mine(own, data.get((source, target)), outs[source])
             elif (source, target) in data:
                 gathered[source] = self._taken(data[source, target], outs[source])
         return gathered
 
+    def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
+        """What this rank gets back of its own part: `out` filled, or the block that it has written
+        for the others, which the node gives back unless members on this host read it, or a copy."""
+        if isinstance(given, tuple) and out is None:
+            return self._taken(given, None)  # type: ignore[no-any-return]
+        if isinstance(given, tuple):
+            self._adopt(given)  # freed when this object is
+        if out is not None:
+            return into(own, out)  # type: ignore[no-any-return]
+        return own if self._own_is_copy else own_copy(self._memory, own)
+
     def _folded(
         self, kind: str, op: str, own: Array | None, data: Any, out: Array | None
     ) -> Array | None:
-        """This rank's result of a scan: what the ranks before it give, and for a scan its own."""
+        """This rank's result of a scan or exscan: the fold of what the ranks before it give, and in
+        a scan of its own part, too."""
         arrays = [self._seen(data[rank, -1]) for rank in range(self.rank) if (rank, -1) in data]
         if kind == "scan":
             assert own is not None, "it has given it"
@@ -234,33 +306,57 @@ class HostsMember:
         """An array that is only read, so it is not copied."""
         memory = self._memory
         if isinstance(given, tuple):
-            mem = memoryview(memory.client.block(*given))
+            mem = memoryview(self._adopt(given))
         elif isinstance(given, bytes):
             mem = memoryview(given)
         else:
             mem = memory.payload(memory.local_id(given), FOREVER_NS)
         return np.asarray(serial.decode(mem, make_ref=memory.make_ref))
 
+    def _adopt(self, given: tuple[int, int, int]) -> Any:
+        """A block of the result, which the node has leased to this rank's process; it is freed with
+        the object that this returns."""
+        payload, nbytes, _ = given
+        block: Any = self._memory.client.block(payload, nbytes)
+        self._adopted.add(payload)
+        return block
+
+    def drop(self, data: Any) -> None:
+        """Frees what `take`, which has raised an error or was not called, has left of this rank's
+        blocks in a result, which also has those of other ranks on this host."""
+        for one in data.values() if isinstance(data, dict) else data or ():
+            if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
+                self._adopt(one)
+        self._adopted.clear()
+
     def _taken(self, given: Any, out: Array | None) -> Any:
         """A value of this process's own, or `out` filled: from a payload, from an object that
-        several here read, or from a block that is this process's from now on."""
+        several members on this host read, or from a block that is this process's own from now
+        on."""
         if isinstance(given, bytes):
             return self._decoded(memoryview(given), out)
         if not isinstance(given, tuple):
             return self._decoded(
                 self._memory.payload(self._memory.local_id(given), FOREVER_NS), out
             )
-        payload, nbytes = given
-        block: Any = self._memory.client.block(payload, nbytes)
+        block, payload = self._adopt(given), given[0]
         info = serial.describe_array(memoryview(block)) if out is None else None
         if info is None or serial.payload_kind(memoryview(block)) != serial.ARRAY:
             return self._decoded(memoryview(block), out)
+        block.prefix = info.offset
+        self._memory.results.add(payload)
         dtype = serial.named_dtype(info.dtype_name)
         order: Any = info.order
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
     def _decoded(self, mem: memoryview, out: Array | None) -> Any:
-        """`into` copies an array; the buffers of anything else are copied while it is read."""
+        """A value from its bytes. `into` copies an array; the buffers of anything else are copied
+        while it is decoded."""
         array = serial.payload_kind(mem) == serial.ARRAY
         value = serial.decode(mem, make_ref=self._memory.make_ref, writable=not array)
         return into(value, out) if array or out is not None else value
+
+
+def _overlaps(own: Array, out: Any) -> bool:
+    """Might filling `out` change this array?"""
+    return isinstance(out, np.ndarray) and np.may_share_memory(own, out)

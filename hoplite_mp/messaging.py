@@ -1,9 +1,9 @@
-"""What members of a Group send to each other, outside of the order of calls.
+"""Messages that members of a Group send to each other, outside of the order of calls.
 
 Why it exists: `send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object
 of the store that the nodes hold until it is received, so `send` never waits for the receiver, and
 what does not fit into memory is spilled like any other object.
-It must never know: how a message travels, which nodes there are.
+It must never know: how nodes pass a message on, which nodes there are.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
 from hoplite_mp.calling import Calling
-from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
+from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp.client.memory import whole
 from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
+from hoplite_mp.protocol.fields import SOURCES_MAX
 from hoplite_mp.protocol.local import TAG_MAX, GroupSend
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["Messages"]
+
+
+# How many refs of a message are named in the request to the node; 16 bytes each in a packet of at
+# most 416 KiB by default.
+REFS_IN_PACKET_MAX = 4096
 
 
 class Messages(Calling):
@@ -35,17 +42,16 @@ class Messages(Calling):
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
         self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board)
-        self._later: list[Receive] = []  # those that the thread waits for, in order
+        self._later: list[Receive] = []  # what the thread waits for, in order
         self._later_lock = threading.Lock()
         self._later_thread: threading.Thread | None = None
-        self._whole_by: int | None = None  # until then it waits for the group to be whole
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
-        """Sends an object to a rank, this one too.
+        """Sends an object to a rank, which may be this one.
 
         Returns when x may be used again: the message is kept, in the store or its spill file, until
-        it is received. It goes when the receiver leaves or dies. Messages from one rank to another
-        arrive in the order in which they were sent.
+        it is received. It is dropped when the receiver leaves or dies. Messages from one rank to
+        another arrive in the order in which they were sent.
 
         Parameters
         ----------
@@ -54,7 +60,7 @@ class Messages(Calling):
         to : int
             The rank that receives it.
         tag : int, optional
-            From 0; `recv` can ask for it. Default: 0.
+            A number from 0, which `recv` can ask for. Default: 0.
 
         Raises
         ------
@@ -83,8 +89,14 @@ class Messages(Calling):
         ref = self._memory.put_encoded(encoded)
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)
-        ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, refs)
+        if len(refs) > SOURCES_MAX:
+            raise ValueError(f"a message with {len(refs)} refs: at most {SOURCES_MAX}")
+        many = len(refs) > REFS_IN_PACKET_MAX
+        pinned = self._memory.payload(oid, FOREVER_NS) if many else None
+        asked = None if many else refs
+        ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, asked)
         why = self._runtime.channel.call(ask).value
+        del pinned
         if why:
             raise PeerLostError(f"group {self.name!r}: {why}")
 
@@ -97,7 +109,7 @@ class Messages(Calling):
     ) -> Any:
         """Waits for a message and returns it.
 
-        Of one source the message that was sent first is received first.
+        Of several messages from one source, the one that was sent first is received first.
 
         Parameters
         ----------
@@ -113,16 +125,16 @@ class Messages(Calling):
         Returns
         -------
         object
-            This process's own; arrays are writable.
+            The value, this process's own; arrays are writable.
 
         Raises
         ------
         HopliteTimeoutError
-            Nothing has come in time.
+            No message has arrived in time.
         PeerLostError
             The source (or, without one, every other rank) has left or died, and what it had sent
-            has been received. Of a dead rank whose host lives that is everything for which its
-            `send` has returned.
+            has been received. If a rank has died but its host lives, that includes every message
+            whose `send` has returned.
         RuntimeError
             Only this rank could send what it waits for.
 
@@ -135,8 +147,8 @@ class Messages(Calling):
         >>> g.close()
         """
         receive = self._receive(source, tag, timeout)
-        self._post(receive)
         try:
+            self._post(receive)
             self._wait(
                 lambda: self._arrives(receive), receive.deadline, lambda: f"{receive} has not come"
             )
@@ -161,19 +173,19 @@ class Messages(Calling):
         Parameters
         ----------
         x, to, tag
-            As of `send`.
+            As for `send`.
         source, recv_tag, timeout, with_source
-            As of `recv`.
+            As for `recv`.
 
         Returns
         -------
         object
-            As of `recv`.
+            As for `recv`.
 
         Raises
         ------
         ValueError, PeerLostError, StoreFullError, HopliteTimeoutError
-            As of `send` and `recv`.
+            As for `send` and `recv`.
 
         Examples
         --------
@@ -183,7 +195,7 @@ class Messages(Calling):
         >>> c.get(c.spmd(peer, 2))
         ['from 1', 'from 0']
         """
-        self._receive(source, recv_tag, timeout)  # what is wrong with it is known before it is sent
+        self._receive(source, recv_tag, timeout)  # raises for wrong arguments before sending
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)
 
@@ -195,19 +207,19 @@ class Messages(Calling):
         Parameters
         ----------
         source, tag
-            As of `recv`.
+            As for `recv`.
         timeout : float, optional
             Seconds to wait; 0 only looks. Default: that of the Group.
 
         Returns
         -------
         (source, tag) : tuple of int, or None
-            None if nothing has come in time.
+            None if no message has arrived in time.
 
         Raises
         ------
         PeerLostError, RuntimeError
-            As of `recv`.
+            As for `recv`.
 
         Examples
         --------
@@ -218,7 +230,6 @@ class Messages(Calling):
         >>> g.close()
         """
         receive = self._receive(source, tag, timeout)
-        self._post(receive, probes=True)
         found: list[Any] = []
 
         def look() -> bool:
@@ -231,6 +242,7 @@ class Messages(Calling):
             return False
 
         try:
+            self._post(receive, probes=True)
             self._wait(look, receive.deadline, lambda: f"{receive} has not come")
         except HopliteTimeoutError:
             return None
@@ -252,7 +264,7 @@ class Messages(Calling):
         Parameters
         ----------
         source, tag, timeout, with_source
-            As of `recv`.
+            As for `recv`.
 
         Returns
         -------
@@ -270,21 +282,28 @@ class Messages(Calling):
         """
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        # The thread that waits for it does not count as blocked: the task may go on meanwhile.
+        # The thread that waits for it does not count as blocked, because the task may go on
+        # meanwhile.
         future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
         receive.future = future
         self._check()
-        with self._later_lock:
-            self._inbox.post(receive)
-            self._later.append(receive)
-            if self._whole_by is None:
-                self._whole_by = time.monotonic_ns() + self._whole_ns()
-            if self._later_thread is None:
-                self._later_thread = threading.Thread(
-                    target=self._serve, name="hoplite_mp messages", daemon=True
-                )
-                self._later_thread.start()
-        self._tasks.wake(self._runtime.client.slot)  # the thread may have to wait less long now
+        try:
+            with self._later_lock:
+                self._inbox.post(receive)
+                self._later.append(receive)
+                if receive.deadline == FOREVER_NS:
+                    receive.whole_by = time.monotonic_ns() + self._whole_ns()
+                if self._later_thread is None:
+                    thread = threading.Thread(
+                        target=self._serve, name="hoplite_mp messages", daemon=True
+                    )
+                    thread.start()  # it waits for the lock; without a thread, this raises
+                    self._later_thread = thread
+        except BaseException:  # nobody gets this Future, so its message is for others
+            future.cancel()
+            self._settle(receive, None)
+            raise
+        self._tasks.wake(self._runtime.client.slot)  # its deadline may be earlier now
         return future
 
     # -- how they wait -------------------------------------------------------------------------
@@ -297,7 +316,7 @@ class Messages(Calling):
             self._admitted()  # raises if this member was given up
 
     def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
-        """One that is not posted yet. ValueError, TypeError for what it cannot be."""
+        """A Receive that is not posted yet. ValueError, TypeError: an argument is wrong."""
         deadline = deadline_ns(self._timeout if timeout is None else timeout)
         rank = None if source is None else self._rank(source, "source")
         return Receive(rank, None if tag is None else _tag(tag), deadline)
@@ -311,7 +330,8 @@ class Messages(Calling):
         return number
 
     def _post(self, receive: Receive, *, probes: bool = False) -> None:
-        """The first one waits for the group to be whole, as the first call does."""
+        """Posts a receive, or prepares it for `probe`. The first one waits until the group is
+        whole, as the first call does."""
         self._check()
         if self.calls is None:
             left = None
@@ -333,7 +353,7 @@ class Messages(Calling):
         return False
 
     def _check_senders(self, receive: Receive) -> None:
-        """Raises if nobody can send what is waited for."""
+        """Raises an error if no member can send what the receive waits for."""
         why = self._inbox.why_never(receive)
         if why:
             raise PeerLostError(f"group {self.name!r}: {why}")
@@ -347,7 +367,8 @@ class Messages(Calling):
     # -- receives of another thread ------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Waits for all that recv_async has posted, and ends when there is nothing left."""
+        """The thread: waits for all receives that recv_async has posted, and ends when there are
+        none left."""
         while True:
             with self._later_lock:
                 waiting = list(self._later)
@@ -369,11 +390,11 @@ class Messages(Calling):
                 self._serve_one(receive)
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
-        """Waits until the group is whole, as the first call does; False: there is something else
-        to do before. Those whose time is over meanwhile fail."""
-        assert self._whole_by is not None, "set before anything is posted"
-        deadline = min(self._whole_by, *(receive.deadline for receive in waiting))
-        limit = self._whole_limit() if deadline == self._whole_by else "timeout= of a receive"
+        """Waits until the group is whole, as the first call does. False: something else has to be
+        done before. Receives whose time is over meanwhile fail."""
+        first = min(waiting, key=lambda receive: receive.whole_by)
+        deadline = first.whole_by
+        limit = "timeout= of a receive" if first.deadline == deadline else self._whole_limit()
 
         def look() -> bool:
             self._check()
@@ -385,7 +406,7 @@ class Messages(Calling):
         except HopliteTimeoutError as error:
             now = time.monotonic_ns()
             for receive in waiting:
-                if now >= min(self._whole_by, receive.deadline):
+                if now >= receive.whole_by:
                     self._settle(receive, error)
             return False
         for receive in waiting:
@@ -394,7 +415,7 @@ class Messages(Calling):
         if not self._admitted():
             return False
         self._begin()
-        for receive in waiting:  # who has left before the group was whole is not missed
+        for receive in waiting:  # members that left before the group was whole do not count
             receive.ended = self._inbox.ended
         return True
 
@@ -433,7 +454,7 @@ class Messages(Calling):
         future.set_result((value, sender) if receive.with_source else value)
 
     def _settle(self, receive: Receive, error: BaseException | None) -> None:
-        """It does not wait any more."""
+        """The receive no longer waits; if there is an error, its Future fails with that."""
         with self._later_lock:
             if receive in self._later:
                 self._later.remove(receive)
@@ -444,7 +465,8 @@ class Messages(Calling):
             future.set_exception(error)
 
     def _end_messages(self) -> None:
-        """This member has left: what waits in the thread fails."""
+        """Called when this member has left: receives for which the thread waits fail, and it
+        ends."""
         thread = self._later_thread
         if thread is not None and thread is not threading.current_thread():
             if self._memory.client.usable:

@@ -1,10 +1,10 @@
 """Which clusters are on this network: announced by `hoplite-mp up`, listed by `hoplite-mp join`.
 
 Why it exists: an address is easy to mistype. The announcement is multicast DNS (RFC 6762, RFC 6763)
-by the package zeroconf, which is an extra: where it is missing, nothing is announced. An
-announcement is a hint and nothing else: it carries no secret, whoever is on the network can make or
-read one, and the token is still needed to join what it names. This module must never know what a
-cluster is beyond its address.
+by the package zeroconf, which is an extra; without it nothing is announced. An announcement is only
+a hint: it contains no secret, any host on the network can make or read one, and the token is still
+needed to join the cluster that it names.
+It must never know: what a cluster is beyond its address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVICE = "_hoplite-mp._tcp.local."
-# How long `join` listens. Higher: slow or busy networks are heard. Lower: the list comes sooner.
+# How long `join` listens. Higher: announcements on slow or busy networks arrive in time. Lower: the
+# list comes sooner.
 LISTEN_S = 3.0
 MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or name the address"
 
@@ -39,8 +40,8 @@ class Heard(NamedTuple):
 
 @contextlib.contextmanager
 def announced(address: str, tls: bool) -> Iterator[bool]:
-    """Others hear of the cluster as long as the block runs; False: they do not, because zeroconf is
-    not installed, the address is loopback, or this network has no multicast."""
+    """Announces the cluster as long as the block runs. Yields False if it cannot, because zeroconf
+    is not installed, the address is loopback, or this network has no multicast."""
     ip = _ip(address)
     try:
         import zeroconf
@@ -61,7 +62,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             node = stack.enter_context(zeroconf.Zeroconf(interfaces=[str(ip)]))
-            # The name has the port in it, so whoever else has announced it is no longer there.
+            # The name has the port in it, so a process that has announced it before no longer runs.
             node.register_service(info, cooperating_responders=True)
         except (OSError, zeroconf.Error):
             yield False
@@ -71,7 +72,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Where others reach it, or None if only this host does."""
+    """The IP address at which others reach it, or None if only this host does."""
     for endpoint in resolve(parse_address(address)):
         ip = ipaddress.ip_address(endpoint.sockaddr[0].partition("%")[0])
         if not ip.is_loopback and not ip.is_unspecified:
@@ -80,7 +81,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def heard(seconds: float = LISTEN_S) -> list[Heard]:
-    """The clusters that were announced while this listened, sorted by address."""
+    """Listens for so long; returns the clusters that were announced, sorted by address."""
     try:
         import zeroconf
     except ImportError:
@@ -115,7 +116,8 @@ def heard(seconds: float = LISTEN_S) -> list[Heard]:
 
 
 def _heard(ip: str, port: int, said: dict[str, str | None]) -> Heard:
-    """What a stranger has announced: only printable text of a bounded length is taken over."""
+    """What a stranger has announced. Of its text, at most 64 characters of each field are read, and
+    only letters, digits and ".-_" are taken over."""
 
     def text(key: str) -> str:
         return "".join(c for c in (said.get(key) or "?")[:64] if c.isalnum() or c in ".-_")

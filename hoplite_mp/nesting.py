@@ -1,7 +1,7 @@
-"""Nestings of refs, as `get` takes them.
+"""Nested containers of refs, as `get` takes them.
 
-Why it exists: refs stand in lists of lists, in dicts by name; their values are wanted in the same
-places.
+Why it exists: programs have refs in lists of lists and in dicts by name, and want the values in the
+same places.
 It must never know: how a value is read.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NESTS", "as_ref", "in_nest"]
 
-NESTS = (list, tuple, dict)  # exact types: what a subclass means by its items it alone knows
+NESTS = (list, tuple, dict)  # exact types, because only a subclass knows what its items mean
 
 
 def as_ref(one: Any) -> ObjectRef[Any]:
@@ -28,7 +28,8 @@ def as_ref(one: Any) -> ObjectRef[Any]:
 
 
 def in_nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same nesting, with `leaf` of everything that is none; in order, keys as they are."""
+    """The same nesting, with `leaf(x)` in the place of each x that is none of NESTS; items are
+    taken in order, and keys stay as they are."""
     kind = type(value)
     if kind is list:
         return [in_nest(one, leaf) for one in value]

@@ -1,6 +1,7 @@
-"""The nodes of a cluster as a user sees them: who is there, and what each counts.
+"""The nodes of a cluster as a user sees them: which ones there are, and their counters.
 
-Why it exists: the cluster's face asks its node; what comes back is numbers, and becomes words here.
+Why it exists: a Cluster asks its node, which replies with numbers; here they become the objects and
+names that users know.
 It must never know: how nodes learn of each other.
 """
 
@@ -53,8 +54,9 @@ __all__ = [
     "working_places",
 ]
 
-RESOURCE_COUNTERS = "resource:", "free:"  # what a node's counters of them begin with
-# Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
+RESOURCE_COUNTERS = "resource:", "free:"  # how the names of a node's counters of them begin
+# Interval of checks whether nodes have left. Lower: more round trips to the node. Higher: the
+# caller waits longer than it has to.
 LEAVING_LOOK_S = 0.02
 
 
@@ -75,7 +77,7 @@ class Node:
     memory_used, memory_total : int
         Bytes of its store that are in use, and the store's limit.
     resources, resources_free : dict
-        What it has for `options(resources=)`, by name, and how much of that nobody has.
+        What it has for `options(resources=)`, by name, and how much of that is free.
 
     Examples
     --------
@@ -103,7 +105,7 @@ class Node:
 
 
 def resource_words(node: Node) -> list[str]:
-    """["gpu 1 of 2"]: what nobody has, of what there is."""
+    """["gpu 1 of 2"]: how much is free, of how much there is."""
     return [
         f"{name} {node.resources_free.get(name, 0):g} of {amount:g}"
         for name, amount in node.resources.items()
@@ -116,9 +118,9 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """Where the cluster's standby is to be, best first; the number of the node on whose host that
-    is, -1 if that has not joined; whether it leads the cluster by now; whether there is a manager
-    at all, as far as this host's node knows."""
+    """As far as this host's node knows: (addresses where the cluster's standby is to be, the best
+    first; the number of the node on the standby's host, -1 if that has not joined; whether the
+    standby leads the cluster by now; whether there is a manager at all)."""
     standing = runtime.channel.call(Standing()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
@@ -146,7 +148,7 @@ class NodeCalls:
 
     @property
     def here(self) -> Node:
-        """The node of this process; in a task, of the worker that runs it.
+        """The node of this process; in a task, that of the worker that runs the task.
 
         Raises
         ------
@@ -187,13 +189,14 @@ class NodeCalls:
         grow(self._runtime, n, node)
 
     def remove_node(self, node: Any) -> None:
-        """Lets a node, or several, leave in order, and returns when they are gone.
+        """Lets a node, or several, leave the cluster properly, and returns when they are gone.
 
         A node that leaves takes no more tasks. Tasks that run there are run to their end, and
         objects that only this node holds, results or `put`, are fetched by the nodes whose
-        processes hold refs to them; what nobody else refers to goes with it. Its actors finish the
-        calls made so far; later calls raise ActorLostError. `hoplite-mp join` ends there with exit
-        code 0, and a program that is connected through that node loses its cluster.
+        processes hold refs to them. Objects to which no other node has refs are dropped with it.
+        Its actors finish the calls made so far; later calls raise ActorLostError. `hoplite-mp join`
+        ends there with exit code 0, and a program that is connected through that node loses its
+        cluster.
 
         Parameters
         ----------
@@ -273,9 +276,9 @@ class NodeCalls:
         """A context manager that writes a timeline of what the cluster does meanwhile.
 
         The file is for ui.perfetto.dev. It has tasks by worker, transfers of objects between nodes,
-        collectives, calls of Groups, and spilling. What still runs at the end is in it, up to
-        there. Values up to 64 KiB travel inside messages and are not in it. The file appears at the
-        end, as a whole, also after an exception in the block.
+        collectives, calls of Groups, and spilling. What still runs at the end is recorded up to
+        that time. Values up to 64 KiB travel inside messages and are not in it. The file appears at
+        the end, as a whole, also after an exception in the block.
 
         Parameters
         ----------
@@ -305,12 +308,12 @@ class NodeCalls:
         8
         """
         trace = Trace(self._runtime, path)
-        trace.cluster = self  # held as long as that is
+        trace.cluster = self  # kept alive as long as the trace
         return trace
 
 
 def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Takes the resources out of a node's counters: what there is, and what nobody has."""
+    """Takes the resources out of a node's counters; returns (what there is, what is free)."""
     found: tuple[dict[str, int], dict[str, int]] = {}, {}
     for into, prefix in zip(found, RESOURCE_COUNTERS, strict=True):
         for name in [name for name in counts if name.startswith(prefix)]:
@@ -319,8 +322,8 @@ def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
-    """Living nodes in order of joining. `memory`: with what others use of theirs, which costs a
-    round trip to all of them; else that is 0."""
+    """Living nodes in order of joining. `memory`: with how much memory other nodes use, which costs
+    a round trip to all of them; otherwise that is 0."""
     runtime.memory.check()
     found = [
         Node(node_id(number), *[*rest, as_amounts(all_), as_amounts(free)])
@@ -334,14 +337,14 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
 
 
 def with_counts(node: Node, counts: dict[str, int]) -> Node:
-    """The same with what its counters say is in use."""
+    """The same node, with what is in use and what is free according to its counters."""
     _, free = take_amounts(dict(counts))
     amounts = as_amounts(tuple(free.items()))
     return dataclasses.replace(node, memory_used=counts["bytes_used"], resources_free=amounts)
 
 
 def own_node(runtime: Runtime) -> Node:
-    """That of this process's host."""
+    """The node of this process's host. NodeLostError: it is no longer in the cluster."""
     own = node_id(runtime.tasks.node_number)
     for node in list_nodes(runtime):
         if node.id == own:
@@ -350,15 +353,15 @@ def own_node(runtime: Runtime) -> Node:
 
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float]]:
-    """(node id, host, seconds ago) of the hosts that this host's node has seen go, lost or in
-    order; the last ones."""
+    """(node id, host, seconds ago) of the latest nodes that were lost or have left, as far as this
+    host's node has seen it."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
     return [(node_id(number), host, seconds) for number, host, seconds in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
-    """Those of every node that answers, by number, since its start."""
+    """The counters of every node that answers, by its number, since its start."""
     runtime.memory.check()
     runtime.submitter.drain()
     runtime.memory.collect()
@@ -371,7 +374,8 @@ def node_numbers(
     """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
     ValueError for one that has never been there.
 
-    `one`: the call that takes at most one node. `workers`: they must have some, and be staying.
+    `one`: names the call, if it takes exactly one node. `workers`: the nodes must have some, and
+    not be leaving.
     """
     if nodes is None:
         return []
@@ -399,7 +403,7 @@ def node_numbers(
 
 
 def _was_there(name: Any, newest: int) -> bool:
-    """Numbers are given in order of joining."""
+    """Was there ever a node of that name? Numbers are given in order of joining."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
     return digits.isdecimal() and int(digits) <= newest
 
@@ -407,22 +411,24 @@ def _was_there(name: Any, newest: int) -> bool:
 def named_places(
     runtime: Runtime, node: Any, default: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """(number, workers) of the nodes that are named, or else of the default's."""
+    """(number, workers) of the nodes that `node` names, or otherwise of those in `default`."""
     numbers = list(default or ()) if node is None else node_numbers(runtime, node)
     have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
     return [(number, have.get(node_id(number), 0)) for number in numbers]
 
 
 def working_places(runtime: Runtime) -> list[tuple[int, int]]:
-    """(number, workers) of all that have workers; this host if there are none."""
+    """(number, workers) of all nodes that have workers; of this node, with one, if there are
+    none."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
-    """Where the further ones of so many copies go: after this node in order of joining, so that
-    not all go to the same; first those with workers, which do not end with a program. keep: nodes
-    that have one already, if they live."""
+    """The nodes for all but the first of so many copies: first those in `keep` that live, which
+    have one already; then nodes with workers, because these do not end with a program; then the
+    others. Each time in order of joining, beginning after this node, so that not all copies go to
+    the same nodes."""
     count = whole(copies)
     if count is None or count < 1:
         raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
@@ -450,7 +456,7 @@ def grow(runtime: Runtime, n: Any, node: Any) -> None:
     runtime.channel.call(AddWorkers(count, number))
     sizes = runtime.pool_sizes
     if number != own:
-        sizes.pop(0, None)  # others have workers
+        sizes.pop(0, None)  # other nodes have workers
     elif 0 in sizes:
         sizes[0] += count
 
@@ -469,6 +475,7 @@ def shrink(runtime: Runtime, node: Any) -> None:
     for number in numbers:
         runtime.channel.call(DrainNode(number))
     names = {node_id(number) for number in numbers}
-    # Not one call that waits: other threads of this process need the channel meanwhile.
+    # Repeated calls instead of one that waits, because other threads of this process need the
+    # channel meanwhile.
     while names & {one.id for one in list_nodes(runtime)}:
         time.sleep(LEAVING_LOOK_S)

@@ -1,7 +1,7 @@
 """The calls of a Cluster that store, read and drop objects.
 
 Why it exists: put, get and wait are what every program begins with; they check their arguments and
-hand on to the memory of this process.
+pass them on to the memory of this process.
 It must never know: how bytes are stored, where tasks run.
 """
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import deadline_ns
+from hoplite_mp.client.memory import whole
 from hoplite_mp.collectives import as_refs, keep_copies
 from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_ref, in_nest
@@ -74,7 +75,8 @@ class ObjectCalls:
         >>> c.get(ref)
         array([0, 1, 2, 3])
         """
-        # A small value needs nobody else: without this its ref would name what nobody can be given.
+        # A small value is stored without the node. So without this check, `put` could return a ref
+        # to an object that no other process can ever read.
         self._runtime.memory.check_lost()
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
@@ -91,9 +93,9 @@ class ObjectCalls:
         Parameters
         ----------
         shape : int or tuple of int
-            As of `numpy.empty`.
+            As for `numpy.empty`.
         dtype : dtype, optional
-            As of `numpy.empty`, but not `object`. Default: float64.
+            As for `numpy.empty`, but not `object`. Default: float64.
         order : {"C", "F"}, optional
             Row-major or column-major. Default: "C".
 
@@ -105,7 +107,7 @@ class ObjectCalls:
         Raises
         ------
         StoreFullError
-            As of `put`.
+            As for `put`.
 
         Examples
         --------
@@ -169,7 +171,7 @@ class ObjectCalls:
             return read(ref)
         if type(refs) not in NESTS:
             return [read(ref) for ref in as_refs(refs)]
-        return in_nest(in_nest(refs, as_ref), read)  # all are refs before anything is waited for
+        return in_nest(in_nest(refs, as_ref), read)  # checks all before it waits for any
 
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None
@@ -206,8 +208,8 @@ class ObjectCalls:
         memory.check()
         given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
         oids = [memory.local_id(ref) for ref in as_refs(given)]
-        wanted = len(oids) if num is None else num
-        if not 0 <= wanted <= len(oids):
+        wanted = len(oids) if num is None else whole(num)
+        if wanted is None or not 0 <= wanted <= len(oids):
             raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
         if wanted:
             submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
@@ -219,7 +221,7 @@ class ObjectCalls:
         """Drops objects now, without waiting for the last ref.
 
         A later `get` raises ObjectLostError; tasks and reductions that still need the object see a
-        failed source. Arrays that show its memory keep it.
+        failed source. Arrays that lie in its memory keep it.
 
         Parameters
         ----------

@@ -1,13 +1,14 @@
-"""The calls that all members of a Group make together, each with its form that returns a Future.
+"""The calls that all members of a Group make together, each also in a form that returns a Future.
 
-Why it exists: one method for each kind of call is what a user sees of `calling`, and where it says
-what each of them takes and returns.
+Why it exists: a user sees `calling` as one method for each kind of call, whose docstring says what
+it takes and returns.
 It must never know: how a call is made, how a member joins or leaves.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextvars
 import functools
 import inspect
 import threading
@@ -31,25 +32,29 @@ R = TypeVar("R")
 Array = np.ndarray[Any, np.dtype[Any]]
 IN_BACKGROUND = """`{name}` in the background; the arguments are the same.
 
-Calls that were begun are made in their order by one thread of the Group.
+Calls that were begun are made in their order by one thread of the Group. Do not write to the arrays
+that are given before the Future is done: see the Notes of `empty`.
 
 Returns
 -------
 concurrent.futures.Future
     Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
-    does not cancel the call.
+    does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
+    left one out would give each later part to another call.
 """
 
 
-_inside = threading.local()  # .now: this is the thread that makes the calls in the background
+_inside = threading.local()  # .group: the Group whose calls this thread makes in the background
 
 
-def _marked(future: ThreadFuture[Any], call: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    _inside.now = True
+def _marked(
+    group: PeerCalls, future: ThreadFuture[Any], call: Callable[..., Any], args: Any, kwargs: Any
+) -> None:
+    _inside.group = group
     try:
         future.fill(call, args, kwargs)
     finally:
-        _inside.now = False
+        _inside.group = None
 
 
 def _in_background(
@@ -86,7 +91,7 @@ class PeerCalls(Messages):
         x : array or number
             The same shape and dtype on every rank.
         op : str or numpy.ufunc, optional
-            As of `Cluster.reduce`. Default: "sum".
+            As for `Cluster.reduce`. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
 
@@ -98,7 +103,7 @@ class PeerCalls(Messages):
         Raises
         ------
         ValueError, TypeError, PeerLostError, StoreFullError
-            As of `Group`.
+            As for `Group`.
 
         Notes
         -----
@@ -125,7 +130,7 @@ class PeerCalls(Messages):
         Parameters
         ----------
         x, op, out
-            As of `allreduce`.
+            As for `allreduce`.
         root : int, optional
             The rank that receives the result. Default: 0.
 
@@ -137,7 +142,7 @@ class PeerCalls(Messages):
         Raises
         ------
         PeerLostError
-            The root is dead; else as of `allreduce`.
+            The root is dead; otherwise as for `allreduce`.
 
         Examples
         --------
@@ -200,8 +205,8 @@ class PeerCalls(Messages):
         Returns
         -------
         list or None
-            By rank, None in the place of a dead rank; where None may be an x, too, `contributors`
-            tells which ranks are dead. None on the other ranks.
+            At the root a list by rank, with None in the place of a dead rank; if None may also be
+            an x, `contributors` tells which ranks are dead. None on the other ranks.
 
         Raises
         ------
@@ -252,7 +257,7 @@ class PeerCalls(Messages):
         Parameters
         ----------
         x, op, out
-            As of `allreduce`.
+            As for `allreduce`.
 
         Returns
         -------
@@ -289,7 +294,7 @@ class PeerCalls(Messages):
         Raises
         ------
         ValueError
-            Another number of parts than `size`.
+            The number of parts is not `size`.
 
         Examples
         --------
@@ -322,7 +327,7 @@ class PeerCalls(Messages):
         Raises
         ------
         ValueError
-            Another number of parts than `size`.
+            The number of parts is not `size`.
         PeerLostError
             The root is dead.
 
@@ -342,7 +347,7 @@ class PeerCalls(Messages):
         Parameters
         ----------
         x, op, out
-            As of `allreduce`.
+            As for `allreduce`.
 
         Returns
         -------
@@ -366,7 +371,7 @@ class PeerCalls(Messages):
         Parameters
         ----------
         x, op, out
-            As of `allreduce`.
+            As for `allreduce`.
 
         Returns
         -------
@@ -411,14 +416,22 @@ class PeerCalls(Messages):
     barrier_async = _in_background(barrier)
 
     def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> ThreadFuture[Any]:
-        """Calls are matched by their order, so one thread makes them in order."""
+        """Makes a call in the background. Calls are matched by their order, so one thread makes all
+        of them, in the context of the task that has begun it."""
+        self._check_member()
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        future: ThreadFuture[Any] = ThreadFuture()  # that thread counts as blocked, where it waits
-        self._thread.submit(_marked, future, call, args, kwargs)
+        future: ThreadFuture[Any] = ThreadFuture()  # that thread itself counts as blocked
+        future.set_running_or_notify_cancel()
+        run = contextvars.copy_context().run
+        self._thread.submit(run, _marked, self, future, call, args, kwargs)
         return future
 
+    def _is_inside(self) -> bool:
+        """Is this the thread that makes this Group's calls in the background?"""
+        return getattr(_inside, "group", None) is self
+
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
-        if self._thread is not None and not getattr(_inside, "now", False):
+        if self._thread is not None and not self._is_inside():
             return self._background(call, args, {}).result()
         return call(*args)

@@ -1,8 +1,8 @@
-"""Processes of their own on a cluster: `c.executor()`, `c.spmd()`, and what they are given.
+"""Executors with worker processes of their own on a cluster: `c.executor()` and `c.spmd()`.
 
-Why it exists: an executor of its own is an executor like any other (executor.py) whose pool is
-opened and closed by its owner, and whose workers may have an environment and resources for life.
-It must never know: how workers are started, who shares out resources.
+Why it exists: such an executor is like any other (executor.py), but its owner opens and closes its
+pool, and its workers may have an environment and resources for life.
+It must never know: how workers are started, how resources are shared out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.demands import refuse_demands
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
-from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.memory import FOREVER_NS, whole
+from hoplite_mp.client.losing import Underway, UnlessEnded
+from hoplite_mp.client.memory import whole
 from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.executor import TaskExecutor
 from hoplite_mp.nodes import named_places, working_places
@@ -48,8 +49,8 @@ _log = logging.getLogger("hoplite_mp")
 class PoolExecutor(TaskExecutor):
     """`c.executor()`: workers of its own on a cluster."""
 
-    _finisher: threading.Thread | None = None
-    _cluster: Any = None  # held as long as this is
+    _finisher: Callable[[], object] | None = None  # waits until another thread has ended the pool
+    _cluster: Any = None  # kept alive as long as this executor
     _dropped: weakref.finalize[Any, Any]
 
     def __init__(
@@ -61,7 +62,7 @@ class PoolExecutor(TaskExecutor):
         places: Sequence[tuple[int, int]],
     ) -> None:
         self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
-        self._setup = setup  # the initializer's object is held as long as workers may start
+        self._setup = setup  # holds the initializer's object as long as workers may start
 
     def options(self, **changes: Any) -> TaskExecutor:
         """The same workers with other defaults; see `Cluster.options`."""
@@ -77,16 +78,27 @@ class PoolExecutor(TaskExecutor):
         if cancel_futures:
             with UnlessEnded():
                 self._cancel_pending(False)
-        if ending:  # already, behind the caller's back
+        if ending:  # it is ending in the background already
             if wait and self._finisher is not None:
-                self._finisher.join()
+                self._finisher()
         elif wait:
-            _close_pool(self._runtime, self._pool)
+            underway = Underway()
+            self._finisher = underway.wait
+            try:
+                _close_pool(self._runtime, self._pool)
+            except BaseException:  # as at an exception in the `with` block: the processes must end
+                with UnlessEnded():
+                    self._cancel_pending(True)
+                    self._close(False)
+                raise
+            finally:
+                underway.over()
         else:
-            self._finisher = threading.Thread(
+            finisher = threading.Thread(
                 target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
             )
-            self._finisher.start()
+            self._finisher = finisher.join
+            finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if kind is None:
@@ -100,7 +112,8 @@ class PoolExecutor(TaskExecutor):
         return None
 
     def _hand_over(self) -> int:
-        """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
+        """Gives the pool to an owner that ends the whole cluster; returns its number. The
+        initializer's object stays held."""
         self._dropped.detach()
         self._runtime.setups.append(self._setup)
         return self._pool
@@ -110,8 +123,8 @@ class PoolExecutor(TaskExecutor):
 
 
 def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
-    """First this process's queue to it: as soon as the node hears of the end, the number of that
-    pool may be another one's, with tasks in a queue of its own."""
+    """Ends a pool. This process's queue to it is closed first: as soon as the node is told of the
+    end, the pool's number may be that of another pool, to which this process has a queue, too."""
     if runtime.client.usable:
         runtime.submitter.close_queue(pool)
         runtime.channel.tell(ClosePool(pool, kill))
@@ -120,7 +133,7 @@ def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
 def _close_pool(runtime: Runtime, pool: int) -> None:
     """Ends a pool when this process's tasks in it are done."""
     submitter = runtime.submitter
-    with UnlessEnded():  # the cluster has ended meanwhile
+    with UnlessEnded():  # the cluster may end meanwhile
         queues = submitter.queues.all_to(pool)
         while oids := [
             oid for oid, task in list(submitter.pending.items()) if task.queue in queues
@@ -131,8 +144,8 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
 
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
-    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
-    initializer's object, which workers that still start need."""
+    """Runs `_close_pool` in a thread of its own, at any time, also while the interpreter ends.
+    `setup`: held until then, because workers that still start need the initializer's object."""
     try:
         _close_pool(runtime, pool)
     except Exception:
@@ -141,12 +154,12 @@ def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
 
 
 def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
-    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
-    waits for nothing, and takes no lock."""
+    """Called when the program has dropped that executor. The garbage collector may call this
+    anywhere, so it waits for nothing, and takes no lock."""
     if os.getpid() == pid and runtime.client.usable:
         with contextlib.suppress(
             RuntimeError
-        ):  # no thread can be started: it goes with its cluster
+        ):  # no thread can be started: the pool ends with its cluster
             _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
@@ -159,8 +172,8 @@ def open_pool(
     options: Options,
     numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool of its own, on these nodes or else on this host; if each worker has resources,
-    where these are."""
+    """Starts a pool for one executor, on these nodes or otherwise on this host; if its workers have
+    resources, on nodes that have these."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(refusal(workers))
@@ -183,7 +196,7 @@ def open_pool(
         alone = all(number == own for number, _ in places)
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
-        setup = ref, initargs  # locks and queues go with the object that was passed
+        setup = ref, initargs  # locks and queues live as long as the object that was passed
 
     def own_it(pool: int) -> PoolExecutor:
         runtime.pool_sizes[pool] = count
@@ -207,7 +220,8 @@ def _start(
     env: Environment = (),
     demand: Demand | None = None,
 ) -> T:
-    """Workers of their own: what `owner` makes of their pool's number closes that pool."""
+    """Starts workers in a pool of their own. `owner` makes, of the pool's number, the object that
+    closes the pool."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -235,7 +249,8 @@ def spmd(
     args: tuple[Any, ...],
     weights: Sequence[tuple[int, int]],
 ) -> list[Future[T]]:
-    """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
+    """Starts peers in a pool of their own, which closes with the last of them, spread over (node,
+    weight)."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -254,7 +269,7 @@ def spmd(
         peers = _start(runtime, places, 0, 0, True, own_it, env=env, demand=demand)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # it does not pickle, say: no peer is left waiting for the others
+    except BaseException:  # for example, it does not pickle: no peer may wait for the others
         for future in futures:
             future.cancel(force=True)
         for one in opened:
@@ -268,7 +283,7 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with UnlessEnded():  # else it has gone with its cluster
+        with UnlessEnded():  # otherwise the pool has ended with its cluster
             _end_pool(runtime, peers._pool)
 
     for future in futures:
@@ -277,7 +292,7 @@ def spmd(
 
 
 class PoolCalls(TaskExecutor):
-    """The part of `Cluster` that starts processes of their own."""
+    """The part of `Cluster` that starts executors and peers in processes of their own."""
 
     def executor(
         self,
@@ -296,9 +311,9 @@ class PoolCalls(TaskExecutor):
         Parameters
         ----------
         max_workers : int, optional
-            How many workers, 1 to 200. Default: as many as CPUs here, or, with `node=`, as many as
-            those nodes have workers; with `options(resources=)` at most as many as there is enough
-            for.
+            How many workers, 1 to 200. Default: the number of CPUs here, or, with `node=`, of
+            workers of those nodes; with `options(resources=)` at most as many as the resources
+            suffice for.
         initializer : callable, optional
             Runs in each worker before its first task, and in each worker that replaces a dead one.
         initargs : tuple, optional
@@ -306,8 +321,8 @@ class PoolCalls(TaskExecutor):
         max_tasks_per_child : int, optional
             After so many tasks a worker is replaced by a new one. Default: never.
         **options
-            As of `options`. `node`: one or several nodes that share the workers evenly. Default:
-            this host; with `resources`, then the others that have them.
+            As for `options`. `node`: one or several nodes that share the workers evenly. Default:
+            this host; with `resources`, then the other nodes that have them.
 
         Returns
         -------
@@ -372,7 +387,8 @@ class PoolCalls(TaskExecutor):
             `submit`; `by_ref(ref)` hands over the ref.
         node : Node, str, or a list of them, optional
             Where the peers run. Default: all nodes that have workers, in proportion to these; with
-            `options(resources=)` this host as far as it has them, then the others that do.
+            `options(resources=)` this host as far as it has them, then the other nodes that have
+            them.
 
         Returns
         -------
@@ -393,8 +409,10 @@ class PoolCalls(TaskExecutor):
         >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
         [10.0, 10.0]
         """
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
+        number = whole(size)
+        if number is None or not 1 <= number <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
+        size = number
         self._runtime.memory.check()
         places = named_places(self._runtime, node, self._options.node)
         weights = [(number, 1) for number, _ in places]
@@ -405,7 +423,7 @@ class PoolCalls(TaskExecutor):
 
     @property
     def assigned(self) -> dict[str, list[int]]:
-        """Which ones of its `resources` this task, executor's worker or actor has been given.
+        """Which units of its `resources` this task, executor's worker or actor has been given.
 
         Returns
         -------

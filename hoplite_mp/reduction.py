@@ -1,9 +1,9 @@
-"""Adding up arrays on one host: the compiled kernel where there is one, numpy's function elsewhere.
+"""Reduces arrays on one host: by a compiled kernel if there is one, otherwise by numpy's function.
 
-Why it exists: the node (collectives on refs) and the leader of a Group call do the same sum, and
-must do it to the same bits. Source of the meaning: functools.reduce(np.add, arrays), dtype kept;
-"mean" is the sum divided by the count, float64 for integers.
-It must never know: where the arrays lie, who takes part.
+Why it exists: the node (collectives on refs) and the leader of a Group's call make the same
+reductions, and must get the same bits. The result is defined as that of functools.reduce(np.add,
+arrays) with the dtype kept; "mean" is the sum divided by the count, float64 for integers.
+It must never know: where the arrays lie, which ranks take part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kernel_dtype(name: str) -> str | None:
 
 
 def has_kernel(op: str, name: str) -> str | None:
-    """The kernel's dtype name if it can do that operation."""
+    """The kernel's dtype name if there is a kernel for that operation, otherwise None."""
     kernel = kernel_dtype(name)
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 
@@ -80,7 +80,7 @@ def result_dtype(op: str, name: str) -> str:
 
 
 def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) -> None:
-    """`out` = the reduction of arrays of one shape and dtype, all C-contiguous."""
+    """Fills `out` with the reduction of arrays of one shape and dtype, all C-contiguous."""
     name = serial.dtype_name(arrays[0].dtype)
     kernel = None if name is None else has_kernel(op, name)
     if kernel is None:

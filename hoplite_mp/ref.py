@@ -1,9 +1,9 @@
-"""ObjectRef: the name of an object, and its hold on it.
+"""ObjectRef: the name of an object, together with something that keeps the object alive.
 
-A ref is sixteen bytes and something that keeps the object alive. The second part is opaque here:
-the client room makes a *hold* whose deallocation drops the ref, and this module only carries it. So
+A ref has two parts: sixteen bytes, and a *hold* that keeps the object alive. The hold is opaque
+here: the client room makes it, its deallocation drops the ref, and this module only carries it. So
 a ref can be made, compared, hashed, printed and pickled in any process, with or without a cluster;
-what needs one goes through `runtime_hooks`, which the client room fills in.
+what needs a cluster goes through `runtime_hooks`, which the client room fills in.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ T = TypeVar("T")
 ID_BYTES = 16
 
 
-# Named by text, because it stands above this module.
+# The name of a module that must not be imported above, because it is on a higher floor.
 CLIENT = "hoplite_mp.client.runtime"
 
 
 class RuntimeHooks:
-    """What a ref asks of the cluster of this process; the defaults stand for "there is none".
+    """What a ref needs from the cluster of this process; the defaults are for a process without
+    one.
 
     A ref may be unpickled in a process that has loaded nothing else of this library, and then only
-    the client knows whether an engine brings this process into a cluster: so it is loaded first.
+    the client knows whether an engine brings this process into a cluster. So the defaults load the
+    client first.
     """
 
     __slots__ = ("attach", "attach_held", "awaited", "contributors", "hold_for", "words")
@@ -36,9 +38,9 @@ class RuntimeHooks:
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
     attach_held: Callable[[bytes, int, float], object]  # of bytes for which a node holds it
-    hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # which node, so many seconds
+    hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # (node, seconds)
     awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
-    words: Callable[[ObjectRef[Any]], str]  # known here without asking anybody; never raises
+    words: Callable[[ObjectRef[Any]], str]  # what this process knows of it; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
@@ -74,10 +76,11 @@ class ObjectRef(Generic[T]):
     """The name of an object in the cluster.
 
     A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks
-    in the place of the value. The object lives as long as any process holds a ref to it, whoever
-    put it. `await ref` gives the value. A ref that was pickled by anything but this library holds
-    nothing while it is bytes; inside `integrations.ray` and `integrations.dask` the sender's node
-    holds the object for `Config.foreign_hold_s` after pickling.
+    in the place of the value. The object lives as long as any process holds a ref to it, whichever
+    process has put it. `await ref` gives the value. A ref that was pickled by anything but this
+    library does not keep the object alive while it is only bytes; inside `integrations.ray` and
+    `integrations.dask` the sender's node holds the object for `Config.foreign_hold_s` after
+    pickling.
 
     Examples
     --------
@@ -139,7 +142,7 @@ class ObjectRef(Generic[T]):
         return hash(self._id)
 
     def __repr__(self) -> str:
-        """Also what kind of object it is, how large and where, as far as this process knows."""
+        """With the kind of the object, its size and where it is, as far as this process knows."""
         words = runtime_hooks.words(self)
         return f"ObjectRef({self.id}: {words})" if words else str(self)
 
@@ -171,25 +174,26 @@ _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
 class Carried(NamedTuple):
-    """In place of a hold, in a process that passes a ref on and is in no cluster: until when the
-    bytes may be loaded is for who loads them."""
+    """In place of a hold, in a process that passes a ref on and is in no cluster. It is pickled
+    again with the ref, for the process that needs to know how long a node holds the object."""
 
     node: int
     seconds: float
 
 
 def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
-    """How a ref is written where it holds nothing."""
+    """How a ref is pickled if nothing holds its object meanwhile."""
     return _attach, (ref._id,)
 
 
 def _attach(object_id: bytes) -> ObjectRef[Any]:
-    """Rebuild a ref that a foreign pickler carried: it takes a hold of its own, if it still can."""
+    """Rebuilds a ref from the bytes of a foreign pickler; it gets a hold of its own if it still
+    can."""
     return ObjectRef(object_id, runtime_hooks.attach(object_id))
 
 
 def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
-    """The same from bytes for which that node has held the object. ObjectLostError: it is gone."""
+    """The same, for bytes for which that node has held the object. ObjectLostError: it is gone."""
     hold = runtime_hooks.attach_held(object_id, node, seconds)
     return ObjectRef(object_id, Carried(node, seconds) if hold is None else hold)
 
@@ -212,12 +216,12 @@ def by_ref(x: T) -> ByRef[T]:
     Parameters
     ----------
     x : object
-        A ref, a Future, or anything that has some inside.
+        A ref, a Future, or anything that contains some.
 
     Returns
     -------
     ByRef
-        To be given as an argument of a task. The task receives `x` itself; a Future inside it
+        To be passed as an argument of a task. The task receives `x` itself; a Future inside it
         arrives as its ref.
 
     Examples

@@ -1,19 +1,19 @@
 """The rule by which bulk bytes move, without moving any: the twin of the compiled engine.
 
-Why it exists: who plans or simulates transfers must play with the same rule as what runs. There is
-one: *a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c` does it
-with bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` lets random programs run
-in both and compares.
+Why it exists: code that plans or simulates transfers must follow the same rule as the engine. There
+is one rule: *a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c`
+applies it to bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` runs random
+programs in both and compares them.
 
     cell    bytes [0, watermark) are valid and final
     pull    copies the next block of another cell, as soon as all of it is there; a shorter cell
-            wants the beginning
-    fold    computes the next block of its cell, as soon as all sources have come as far
+            gets only the beginning
+    fold    computes the next block of its cell, as soon as all sources have come that far
 
 Where blocks end is fixed by the size of a cell (`block_bytes_for`, `goal`), so the watermarks that
 a cell can ever show do not depend on time; only when it shows them does.
 
-What it must never know: links, time, hosts (a cell's name may say where it is), what bytes mean.
+It must never know: links, time, hosts (a cell's name may say where it is), what bytes mean.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
 
 
 def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
-    """The same for who wants the bytes up to `end` of that cell: it gets no more."""
+    """The same for a reader that wants that cell's bytes up to `end`: it gets no more."""
     return min(end, goal(nbytes, watermark, block_bytes))
 
 
@@ -77,7 +77,7 @@ class Rule:
     def cell(
         self, name: Hashable, nbytes: int, filled: int = 0, block_bytes_max: int = 256 * 1024
     ) -> None:
-        """A new cell; `block_bytes_max` is that of the engine where it lies."""
+        """Adds a cell; `block_bytes_max` is that of the engine where it lies."""
         if name in self._cells:
             raise ValueError(f"there is a cell {name!r}")
         if not 0 <= filled <= nbytes:
@@ -85,7 +85,7 @@ class Rule:
         self._cells[name] = _Cell(nbytes, filled, block_bytes_for(nbytes, block_bytes_max))
 
     def pull(self, name: Hashable, source: Hashable) -> None:
-        """Fill a cell from another, which need not be there yet; in place of an earlier pull."""
+        """Fills a cell from another, which need not be there yet. Replaces an earlier pull."""
         cell = self._cells[name]
         if cell.sources:
             raise ValueError(f"a fold fills {name!r}")
@@ -94,7 +94,8 @@ class Rule:
     def fold(
         self, name: Hashable, sources: Sequence[tuple[Hashable, int]], item_bytes: int
     ) -> None:
-        """Fill a cell, elements of `item_bytes`, from (cell, bytes of its elements) in order."""
+        """Fills a cell, of elements of `item_bytes`, from (cell, bytes of its elements) in
+        order."""
         cell = self._cells[name]
         if cell.source is not None or cell.sources:
             raise ValueError(f"something else fills {name!r}")
@@ -109,7 +110,8 @@ class Rule:
         return self._cells[name].watermark
 
     def contributors(self, name: Hashable) -> object:
-        """Who is in the cell: a tree of names, folds as tuples in the order of their sources."""
+        """What the cell is made of: a tree of names, with folds as tuples in the order of their
+        sources."""
         cell = self._cells[name]
         if cell.source is not None:
             return self.contributors(cell.source)
@@ -118,7 +120,8 @@ class Rule:
         return name
 
     def advance(self) -> list[tuple[Hashable, int]]:
-        """One step of every cell that can make one, all at the same moment: (cell, watermark)."""
+        """Makes one step of every cell that can, all at the same moment; returns (cell,
+        watermark)."""
         steps = [(name, self._next(cell)) for name, cell in self._cells.items()]
         made = [(name, end) for name, end in steps if end > self._cells[name].watermark]
         for name, end in made:
@@ -126,7 +129,7 @@ class Rule:
         return made
 
     def run(self) -> list[tuple[Hashable, int]]:
-        """All steps until nothing can move any more."""
+        """Makes and returns all steps, until nothing can move any more."""
         trace: list[tuple[Hashable, int]] = []
         while steps := self.advance():
             trace += steps

@@ -1,7 +1,7 @@
-"""Which Groups come out of one: who is in which, in which order, and what they are called.
+"""The Groups into which a Group is split: their members in order, and their names.
 
-Why it exists: every member derives the same from what all have given, so that nobody has to be
-asked; only who is a member of the new Group the manager still says.
+Why it exists: every member derives the same from what all have given, so that it need not ask any
+other process. Only the manager, however, makes a process a member of a new Group.
 It must never know: boards, processes, how a member joins.
 """
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["check_split", "peers_of", "split_name"]
 
-NAME_SHARE_CHARS = 100  # of the name of the Group that is split, in those of its parts
+NAME_SHARE_CHARS = 100  # how much of a Group's name is in the names of its parts
 LIMIT = 1 << 62
 
 
 def check_split(color: Any, key: Any) -> None:
-    """TypeError, ValueError: these are no color and no key."""
+    """TypeError, ValueError: one of them is not allowed."""
     for name, value in (("color", color), ("key", key)):
         if name == "color" and value is None:
             continue
@@ -35,8 +35,8 @@ def check_split(color: Any, key: Any) -> None:
 
 
 def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
-    """(rank, identity) of those who gave that color, in the order of the new ranks. `given`: by
-    rank (color, key, identity), None for the dead."""
+    """(rank, identity) of the ranks that gave that color, in the order of the new ranks. `given`:
+    by rank (color, key, identity), None for the dead."""
     same = [
         (one[1], rank, one[2])
         for rank, one in enumerate(given)
@@ -45,7 +45,12 @@ def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
     return [(rank, identity) for _, rank, identity in sorted(same)]
 
 
-def split_name(name: str, generation: int, call: int, color: int) -> str:
-    """What no other Group of the cluster is called: a generation's number is used once, and so is
-    the number of a call in it."""
-    return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}"
+def split_name(
+    name: str, generation: int, call: int, color: int, peers: Sequence[tuple[int, Any]]
+) -> str:
+    """A name that no other Group of the cluster has, because a generation's number is used once,
+    and so is the number of a call in it. The ranks of `peers` are part of the name, in hexadecimal,
+    because a call is decided again without a host that is lost or leaves: members on that host may
+    have read the first decision, and have made a Group of more members of it."""
+    ranks = sum(1 << rank for rank, _ in peers)
+    return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

@@ -1,7 +1,8 @@
-"""A signal asks this process to end.
+"""Lets a signal ask this process to end.
 
-Why it exists: the process is to end in order, after what it is doing now, and the wait for the
-signal must not be able to hang. It must never know: what ends.
+Why it exists: the process is to end properly, after what it is doing now, and the wait for the
+signal must not be able to hang.
+It must never know: what ends.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ __all__ = ["StopRequest"]
 
 
 class StopRequest:
-    """The end of this process, which a signal asks for: in order, not by an exception, but for
-    what may be given up half way.
+    """A signal's request that this process end. It is no exception, except inside `breaks`, where
+    code may be given up half way.
 
-    It is no threading.Event, because a signal's handler must not set one: the handler runs in the
-    thread that waits, which may hold the event's lock at that moment, and would wait for itself."""
+    It is not a threading.Event, because a signal's handler must not set one: the handler runs in
+    the thread that waits, which may hold the event's lock at that moment, and would wait for
+    itself."""
 
     def __init__(self) -> None:
         self._asked = False
         self._breaks = False
-        self._wake = os.eventfd(0)  # readable for ever once the end was asked for
+        self._wake = os.eventfd(0)  # readable for ever once the end was requested
 
     def __del__(self) -> None:
         os.close(self._wake)
@@ -40,7 +42,8 @@ class StopRequest:
         os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout: float) -> bool:
-        """Until the end was asked for, or `timeout` seconds are over. Was it asked for?"""
+        """Waits until the end is requested, or for `timeout` seconds. Returns whether it is
+        requested."""
         select.select([self._wake], [], [], timeout)
         return self._asked
 
@@ -53,7 +56,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def breaks(self) -> Iterator[None]:
-        """What is done in here is not waited for."""
+        """A signal interrupts this block with KeyboardInterrupt, instead of waiting for its end."""
         self._breaks = not self.is_set()
         try:
             yield

@@ -1,7 +1,7 @@
-"""stream: what a generator yields in a worker, as refs, while it runs.
+"""stream: the items that a generator yields in a worker, as refs, while it runs.
 
-Why it exists: a task has one result, at its end. Where results come one by one, or together would
-not fit, a generator function says it best.
+Why it exists: a task has one result, at its end. If results come one by one, or would not fit into
+memory together, a generator function is the natural form.
 It must never know: links, workers, how a lost generator is run again.
 """
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.kinds import FLAG_STREAM, is_async
 from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.queues import SHUT_DOWN
 from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.executor import COMMON_POOL, SHUT_DOWN, Options, TaskExecutor
+from hoplite_mp.executor import COMMON_POOL, Options, TaskExecutor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -53,7 +54,7 @@ class StreamCalls(TaskExecutor):
         fn : callable
             Yields items.
         *args, **kwargs
-            As of `submit`.
+            As for `submit`.
 
         Returns
         -------

@@ -1,1 +1,1 @@
-"""`hoplite-mp bench`: what this host, or a running cluster, does with the library."""
+"""`hoplite-mp bench`: how fast the library is on this host, or in a running cluster."""

@@ -1,7 +1,7 @@
 """Benchmarks of one host: ours, ProcessPoolExecutor, memcpy and numpy, in turns in one run.
 
-Why it exists: numbers from another machine say little about this one; a ratio to what everybody has
-says more. Each result is looked at, so that nothing is fast because it was not done.
+Why it exists: numbers from another machine say little about this one; a ratio to software that
+every host has says more. Each result is checked, so that no work is fast because it was left out.
 It must never know: other hosts, how rows are shown.
 """
 
@@ -33,26 +33,28 @@ __all__ = ["host_rows", "workers_of"]
 
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
-WORKERS_MIN = 2  # else nothing is parallel
-# More do not make single calls faster, and starting as many Pythons takes long.
+WORKERS_MIN = 2  # with one, nothing runs in parallel
+# More workers do not make single calls faster, and to start so many processes takes long.
 WORKERS_MAX = 16
-CALLS = 50  # of one contestant before the next one has its turn
+CALLS = 50  # so many calls of one contestant, then the next one has its turn
 QUEUED = 1000
-# One wait. Nothing here takes a hundredth of it on a host that works.
+# For one wait. On a host that works, none takes a hundredth of this.
 WAIT_S_MAX = 60.0
 POOL = "ProcessPoolExecutor"
-# What each of them gets of the whole time. By value the pool takes long, so a few rounds take that.
+# The share of each benchmark in the whole time. "arguments" has the largest one, because the pool
+# is slow with arguments by value.
 SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
 
 
 def workers_of(asked: int | None) -> int:
-    """How many workers both get."""
+    """How many workers the cluster and the pool get."""
     return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
 
 
 def host_rows(effort: Effort, workers: int) -> Iterator[Row]:
-    """Every row, as soon as it is measured. HopliteError; TimeoutError if something takes long."""
-    context = multiprocessing.get_context("spawn")  # forking a process with threads is no option
+    """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
+    long."""
+    context = multiprocessing.get_context("spawn")  # a process with threads must not be forked
     with Cluster(workers=workers) as cluster, ProcessPoolExecutor(workers, context) as pool:
         for executor in (cluster, pool):
             _wake(executor, workers)
@@ -65,7 +67,8 @@ def host_rows(effort: Effort, workers: int) -> Iterator[Row]:
 
 
 def _wake(executor: Any, workers: int) -> None:
-    """Every worker has run something: it is there and has its imports."""
+    """Returns when every worker has run a task, so that all are started and have imported their
+    modules."""
     pids: set[int] = set()
     deadline = time.monotonic() + WAIT_S_MAX
     while len(pids) < workers:
@@ -76,7 +79,7 @@ def _wake(executor: Any, workers: int) -> None:
 
 
 class _Fresh:
-    """An array whose content is another one each time, in the same warm memory."""
+    """An array with new content each time, always in the same memory, which is warm."""
 
     def __init__(self) -> None:
         size = BLOCK_BYTES // 4
@@ -91,11 +94,11 @@ class _Fresh:
         return self.array
 
     def check(self, probe: Floats) -> None:
-        """It must come from the array as it is now."""
+        """Checks that the elements are those of the array as it is now."""
         _same(probe, tasks.probe(self.array))
 
     def memcpy(self) -> float:
-        """Seconds that a copy of the block into warm memory takes: the measure of the rest."""
+        """The seconds that a copy of the block into warm memory takes, as a reference."""
         began = time.perf_counter()
         ctypes.memmove(self.copy.ctypes.data, self.array.ctypes.data, BLOCK_BYTES)
         return time.perf_counter() - began
@@ -152,7 +155,7 @@ def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[Row]:
 
     def put() -> float:
         array = fresh.next()
-        held[0] = None  # its predecessor's memory is free for it
+        held[0] = None  # the put can use the memory of the previous object
         began = time.perf_counter()
         held[0] = cluster.put(array)
         return time.perf_counter() - began

@@ -1,8 +1,8 @@
 """Benchmarks between the hosts of a running cluster, seen from this one.
 
-Why it exists: what a network gives a program is not what its links promise; here it is measured by
-the calls that programs make.
-It must never know: how rows are shown, what other hosts are made of.
+Why it exists: a program gets less from a network than its links promise; this file measures how
+much, by the calls that programs make.
+It must never know: how rows are shown, the hardware of other hosts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
-CALLS = 20  # at one node before the next one has its turn
-WAIT_S_MAX = 120.0  # one wait; 64 MiB take 5.4 s at 100 Mbit/s
+CALLS = 20  # so many calls on one node, then the next one has its turn
+WAIT_S_MAX = 120.0  # for one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
 
 def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[Row]:
-    """Every row, as soon as it is measured. HopliteError; TimeoutError if something takes long."""
+    """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
+    long."""
     own = node_id(cluster._runtime.tasks.node_number)
     nodes = [node for node in cluster.nodes if node.id != own]
     working = [node for node in nodes if node.workers]
@@ -77,7 +78,7 @@ def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
 
 def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
-    """A new object each time; where it has arrived, a task looks at it if there are workers."""
+    """Sends a new object each time. If the node has workers, a task there checks the object."""
     size = BLOCK_BYTES // 4
     base = (np.arange(size) % 1009).astype(np.float32)
     counter = itertools.count()
@@ -104,7 +105,7 @@ def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
 
 def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
-    """Each node has one array; every round makes new ones outside the timed part."""
+    """Each node has one array; each round makes new arrays before its timed part."""
     size = BLOCK_BYTES // 4
     wanted = sum(tasks.probe(_made(size, number)) for number in range(len(nodes)))
 
@@ -123,7 +124,7 @@ def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]
         return seconds
 
     (times,) = in_turns(effort, allreduce)
-    # What each link carries at least, each way: 2 (n - 1) / n of the array.
+    # Each link carries at least this in each direction: 2 (n - 1) / n of the array.
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"
     return [
@@ -137,7 +138,7 @@ def _made(size: int, number: int) -> Floats:
 
 
 def _ready(cluster: Cluster, refs: list[Any]) -> None:
-    """Waits for all of them; their own error if one has failed, TimeoutError after long."""
+    """Waits until all are done; TimeoutError after WAIT_S_MAX."""
     _, missing = cluster.wait(refs, timeout=WAIT_S_MAX)
     if missing:
         raise TimeoutError(f"{len(missing)} of {len(refs)} were not ready after {WAIT_S_MAX:g} s")

@@ -1,7 +1,7 @@
 """`hoplite-mp bench` from its options to its exit code.
 
-Why it exists: the folder `benchmarks/` of the repository is not installed; who has only the package
-wants to see what it does on his hosts, too.
+Why it exists: the folder `benchmarks/` of the repository is not installed, but users who have only
+the package want to know how fast it is on their hosts, too.
 It must never know: how anything is measured.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-# Starting and warming up come on top, and where the least number of rounds takes longer, that.
+# To start and to warm up takes further time, and the least number of rounds may take longer.
 WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
-INTERRUPTED = 130  # as a shell has it
+INTERRUPTED = 130  # the exit code that shells use
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """Measures and shows a table. Returns the exit code."""
+    """Measures, and prints a table. Returns the exit code."""
     about: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
     effort = QUICK if arguments.quick else WHOLE
     rows: list[Row] = []
     try:
         if arguments.json is not None:
-            arguments.json.touch()  # who cannot write there learns it before, not after
+            arguments.json.touch()  # so that an error in writing is known before it measures
         for row in _measure(arguments, effort, about):
             rows.append(row)
             print(f"measured: {row.title}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Rows of measured numbers, how they are measured, and how they are shown.
 
-Why it exists: medians of turns taken one after the other, and one meaning of "ratio" for all rows:
-how many times as fast we are as what stands beside it.
+Why it exists: all rows are measured in the same way, in turns, and "ratio" has one meaning for all
+of them: how many times as fast this library is as the reference.
 It must never know: what is measured.
 """
 
@@ -34,7 +34,7 @@ SMALLER_IS_FASTER = {"s"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One line. unit: "s", "1/s" or "B/s"; reference: what the other value is of."""
+    """One line. unit: "s", "1/s" or "B/s"; reference: the name of what the other value measures."""
 
     title: str
     value: float
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the reference; None where there is none."""
+        """How many times as fast as the reference; None if there is none."""
         if self.reference_value is None:
             return None
         if self.unit in SMALLER_IS_FASTER:
@@ -61,20 +61,19 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:
-    """How long something is measured: for so many seconds, but so many rounds at least."""
+    """How long something is measured: for `seconds`, but at least `rounds_min` rounds."""
 
     seconds: float
     rounds_min: int
 
     def part(self, share: float) -> Effort:
-        """What one row gets of it."""
+        """The effort for one benchmark, which has that share of the time."""
         return dataclasses.replace(self, seconds=self.seconds * share)
 
 
 def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
-    """The seconds that each contestant says it took, round by round, each in its turn: what else
-    happens on the host meets them alike. One round before them warms up and does not count.
-    """
+    """The seconds that each contestant reports, round by round. They take turns, so that whatever
+    else happens on the host affects them alike. The first round warms up and is discarded."""
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]
@@ -86,7 +85,7 @@ def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least that share of all is not above."""
+    """The smallest value such that at least that share of all values is not above it."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -110,7 +109,7 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _shown(value: float, unit: str) -> str:
-    """With three digits that tell something."""
+    """With a unit, and three significant digits."""
     if unit == "1/s":
         return f"{value:,.0f} /s".replace(",", " ")
     if unit == "B/s":
@@ -126,7 +125,8 @@ def _digits(value: float) -> str:
 
 
 def write(path: Path, rows: Sequence[Row], **about: Any) -> None:
-    """A JSON file: where and with what it was measured, and the rows. OSError."""
+    """Writes a JSON file with the rows, and with the machine and software that were measured.
+    OSError."""
     content = {
         "hoplite_mp": __version__,
         "python": platform.python_version(),

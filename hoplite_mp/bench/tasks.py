@@ -1,7 +1,7 @@
-"""What the workers run, ours and those of the standard library.
+"""The tasks of the benchmarks, for our workers and for those of the standard library.
 
 Why it exists: spawned workers import it by name, so it is a module of its own that imports little.
-It must never know: who measures what.
+It must never know: what is measured by them.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-STRIDE = 4099  # one element of so many shows whether the bytes are right, and costs next to nothing
+STRIDE = 4099  # one of so many elements is checked, which costs next to nothing
 
 
 def echo(value: Any) -> Any:
-    """The no-op; what it returns shows that each call was made."""
+    """The no-op. Its result shows that the call was made."""
     return value
 
 
 def pid_after(pause: float) -> int:
-    """Who runs this, after a pause in which the other workers take their tasks."""
+    """The worker's pid, after a pause in which the other workers take their tasks."""
     time.sleep(pause)
     return os.getpid()
 
 
 def probe(array: Floats) -> Floats:
-    """Some elements."""
+    """Some of the elements."""
     return array[::STRIDE].copy()
 
 
 def get_and_probe(ref: Any) -> tuple[float, Floats]:
-    """Seconds of a get in this process, and some elements of what it gave."""
+    """(seconds of a get in this process, some elements of the array)."""
     began = time.perf_counter()
     array = current().get(ref)
     return time.perf_counter() - began, probe(array)
 
 
 def make(size: int, number: int) -> Floats:
-    """An array in this host's store, with small whole numbers: their sums are exact."""
+    """An array in this host's store, with small whole numbers, whose sums are exact."""
     array = current().empty(size, np.float32)
     array[:] = np.arange(size, dtype=np.int64) % 1009 + number
     return array

@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.taking import take_over
 from hoplite_mp.protocol.actors import (
     ActorRestarts,
@@ -78,7 +78,7 @@ class CallNumber(NamedTuple):
 
     caller: bytes  # the calling process
     turn: int  # number among that process's calls of such actors
-    seen: int  # the caller has the results of all calls before this one
+    seen: int  # the caller has the results of all its calls with a smaller `turn` than this
 
 
 class Actors:
@@ -88,10 +88,12 @@ class Actors:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         self._lock = threading.RLock()  # reentrant, because pickling arguments may call actors
-        # Local ids of the last actors made here that are not detached.
+        # Local ids of the identities of the newest actors that this process has made, except
+        # detached ones.
         self._opened: dict[int, None] = {}
         self._caller = os.urandom(CALLER_BYTES)
-        # Numbers calls of actors with checkpoints. Never reused, even if entries below are dropped.
+        # Numbers calls of actors with checkpoints. A number is never reused, even if its entry in
+        # `_unseen` is dropped.
         self._turns = itertools.count(1)
         # Local id of an identity -> its calls whose results may not have arrived yet: number of the
         # call -> local id of the task (0: not submitted yet).
@@ -142,8 +144,8 @@ class Actors:
             env=env,
             demand=demand,
         )
-        # Only a node itself knows how much it has given away. Each is asked whether there is room
-        # now; if no node has room, the actor waits on the first.
+        # Only the node itself knows how much of its resources is in use. So each candidate is asked
+        # whether there is room now; if no node has room, the actor waits on the first.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)
@@ -176,8 +178,8 @@ class Actors:
         return None if hold is None else self._known(hold)
 
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], About] | None:
-        """A ref to that identity, and what its handles know. None if the actor that claimed the
-        name could not start."""
+        """A ref to the identity on which `hold` is a hold, and what the actor's handles know. None
+        if the actor that claimed the name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
@@ -278,8 +280,9 @@ class Actors:
         return future
 
     def handle_dropped(self) -> None:
-        """Collects dropped handles soon. Takes no lock, because the garbage collector may call it
-        anywhere."""
+        """Called when a handle is dropped: lets the collector soon process calls that have ended,
+        because each of them holds the actor until then. Takes no lock, because the garbage
+        collector may call this anywhere."""
         if self._runtime.submitter.pending:
             self._runtime.submitter.collector.notice()
 

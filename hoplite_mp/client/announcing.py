@@ -21,8 +21,8 @@ __all__ = ["Watch", "watch", "withdraw"]
 class Watch:
     """An entry among the tasks that wait for an object (`Submitting.waits`).
 
-    `tell` is called when the object is done, or can never be because its cluster has ended; in any
-    thread, and perhaps more than once. It must neither raise nor block.
+    `tell` is called when the object is done, or when it can never be done because its cluster has
+    ended. It may be called in any thread, and more than once. It must neither raise nor block.
     """
 
     __slots__ = ("missing", "oid", "tell")
@@ -34,8 +34,8 @@ class Watch:
 
 
 def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
-    """Starts a watch; it fires at once if the object is done. The caller must hold the object
-    meanwhile."""
+    """Starts a watch; it fires at once if the object is done. The caller must hold the object as
+    long as the watch exists."""
     memory = submitter.memory
     memory.check()
     made = Watch(oid, tell)
@@ -43,17 +43,18 @@ def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
         with submitter.waits_lock:
             first = not submitter.waits
             submitter.begin_wait(oid, made)
-        # Check after it is listed, because the completion may have been processed before that.
+        # Check only now that the watch is listed: if the completion was processed before that, no
+        # other thread will notify the watch.
         if submitter.tasks.done(oid) or memory.lost is not None:
             submitter.release(oid)
             submitter.wake_told()
         else:
             submitter.collector.start()
-            # Later watches are noticed by a change of the event word, on which the collector then
-            # sleeps.
+            # Later watches need no notice: while there is any watch, the collector sleeps on the
+            # event word, which the completion of a watched object changes.
             if first:
                 submitter.collector.notice()
-    except BaseException:  # after Ctrl-C an entry may be left behind, which the collector must find
+    except BaseException:  # Ctrl-C may leave an entry in the list, which the collector must find
         submitter.collector.look_again()
         raise
     return made

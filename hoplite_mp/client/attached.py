@@ -1,9 +1,10 @@
 """Attaches a driver to a node that its host already has, as one more client of that node.
 
 Why it exists: a host has one store and one set of workers; a second node on it would copy every
-object and need four more processes. Only the manager knows which cluster an address leads to, so it
-is asked first; then the node is found by the cluster's id (`transport/rendezvous.py`), and both
-sides prove the token once more. No process is started, so attaching takes a few milliseconds.
+object and need four more processes. Only the manager knows to which cluster an address leads, so
+the driver asks the manager first; then it finds the node by the cluster's id
+(`transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
+attaching takes a few milliseconds.
 It must never know: who started the node, what other drivers do.
 """
 
@@ -118,7 +119,8 @@ def _prove(
 
 
 def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
-    """Receives what the node gives this process. ConnectionError if it gives nothing."""
+    """Receives the node's answer and the descriptors that come with it. ConnectionError if the node
+    has closed the connection, or sent another number of descriptors."""
     flags = socket.MSG_CMSG_CLOEXEC
     data, fds, _, _ = socket.recv_fds(life, TOLD_BYTES_MAX, DESCRIPTORS, flags)
     try:
@@ -145,7 +147,7 @@ class AttachedHost(Host):
         control_fd, store_fd, event_fd, rpc_fd, output_fd = fds
         self.workers = 0  # the host's workers are shared, and their number may change
         self.limit = told.memory_bytes
-        # Settings that must agree in all clients are the node's.
+        # Settings that must be equal in all clients of a node are taken from the node.
         self._config = dataclasses.replace(
             config,
             memory_bytes=told.memory_bytes,
@@ -164,8 +166,8 @@ class AttachedHost(Host):
                 os.close(fd)
         self.runtime.submitter.audience = told.audience
         self._joined = address
-        # Arrays may be read after the cluster's end, so pins last until nothing in this process
-        # needs them.
+        # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
+        # process's pins, stays open until nothing in this process uses the shared memory.
         life.setblocking(False)
         watched = Watched(life.fileno()), Watched(event_fd)
         ends = weakref.finalize(self.runtime.client, _end_life, os.getpid(), life, *watched)
@@ -194,8 +196,8 @@ class AttachedHost(Host):
             # nothing here may still change the shared memory.
             self.runtime.close()
         self._join_reader()  # the node sends the last lines and closes its end
-        # Shut it down, because a forked child may also have the socket, and closing this one would
-        # not end the connection then.
+        # Shut the socket down: if a forked child has it, too, closing it here would not end the
+        # connection.
         with contextlib.suppress(OSError):
             if self._output_line.there():
                 self.output.shutdown(socket.SHUT_RDWR)

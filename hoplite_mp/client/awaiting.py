@@ -3,7 +3,7 @@
 Why it exists: `await future` and `await ref` must neither block the loop nor cancel the task that
 they wait for. The code that processes completions puts waiters into the loop's inbox, which wakes
 the loop once for all objects that were done together. A value that can be read immediately is then
-read in the loop; one that is elsewhere, or takes long to read, in one of a few threads.
+read in the loop; a value that is elsewhere, or takes long to read, is read in one of a few threads.
 It must never know: how completions are found, the public API. Only this module imports asyncio, and
 it is imported when a program first awaits.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hoplite_mp import serial
 from hoplite_mp.client.announcing import watch, withdraw
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp.headers import AWAY, is_cancelled
 
@@ -205,10 +205,10 @@ async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
 
 
 def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
-    """Can it be read without asking another process, and without copying much?"""
+    """Can the object be read without asking another process, and without copying much?"""
     client = submitter.client
     if not client.usable:
-        return True  # what is left is in memory, or an error
+        return True  # reading finds a value in this process's memory, or raises at once
     got = client.view(oid)
     if isinstance(got, int):
         return got not in AWAY

@@ -43,13 +43,13 @@ class OwnCalls:
         self._pool = pool
         self._places = places
         self._thread = threading.get_ident()  # the thread that runs calls, if one runs at a time
-        self._loop = 0  # the thread of the calls' event loop
+        self._loop = 0  # the thread of the event loop in which calls run; 0: there is none
         self._async_flag = 0
         self._waiting: dict[int, int] = {}  # call -> number of waits that it is in
         self._lock = threading.Lock()
 
     def loop_runs_in(self, thread: int, async_flag: int) -> None:
-        """Calls with that flag run in the event loop of that thread."""
+        """From now on, calls with `async_flag` run in the event loop of `thread`."""
         self._loop, self._async_flag = thread, async_flag
 
     def _first_of(self, oids: list[int]) -> int:

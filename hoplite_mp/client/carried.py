@@ -3,8 +3,9 @@
 Why it exists: a function sent by value brings its globals, closure and defaults to every worker,
 and what is large among them is usually an array. The array is put like any other object and the
 function refers to it; as long as the array is unchanged nothing is copied or sent again. To detect
-a change, the stored copy is compared with the array itself: only the pages that were written, where
-the kernel can tell, else all of it. No digest is needed, which could collide.
+a change, the stored copy is compared with the array itself: only the pages that were written if the
+kernel can tell which these are, otherwise the whole array. So no digest is needed, which could
+collide.
 It must never know: functions, tasks, how a stream names objects beside it.
 """
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from hoplite_mp import _pages, _shm
 from hoplite_mp.client import written
-from hoplite_mp.client.memory import FOREVER_NS, Memory, format_bytes
+from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.memory import Memory, format_bytes
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE
 from hoplite_mp.serial import is_bytes_alone, raw_bytes
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Carried", "Copy", "Kept", "Look"]
 
-# So many checks in a row: a watched array was mostly rewritten, or an unwatched one unchanged.
+# An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
+# found unchanged at so many checks without a watch is watched again.
 REWRITTEN_LOOKS = 3
 NAMED_MAX = 1000  # how many global variables are warned about
 SAME_LOOKS_MAX = 8  # how many copies of the same size a new array is compared with
@@ -53,8 +56,9 @@ class Copy:
 
 class Kept:
     """What is known of the array at one place in memory; lives as long as a function that was sent
-    with it. It has no reference to the array, not even a weak one, because numpy refuses to resize
-    an array that is referred to. None is needed: the memory is what is watched and compared."""
+    with it. It has no reference to an array that can be written to, not even a weak one, because
+    numpy refuses to resize an array that is referred to. It needs none, because the memory is
+    watched and compared, not the array object."""
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
@@ -64,14 +68,15 @@ class Kept:
         self.gone = gone
         self.number = next(_numbers)
         self.copy: Copy | None = None
-        # Checks in a row after which the opposite choice, to watch or not, would have been cheaper.
+        # At how many checks the opposite choice, to watch or not, would have been cheaper.
         self.looks = 0
-        # Set if the array is one that nobody can write to.
+        # A weak reference to the array if nobody can write to its memory.
         self.frozen: weakref.ref[Array] | None = None
 
     def __del__(self) -> None:
         if self.watch is not None:
-            # Leave the watch to `_forget`, because this may run anywhere.
+            # `_forget` closes the watch, because the garbage collector may run this anywhere, for
+            # example in the middle of a look.
             self.gone.append(self.watch)
 
 
@@ -89,8 +94,8 @@ class Carried:
         self.bytes_compared = 0  # bytes that were read to find changes
 
     def copy_of(self, array: Array) -> tuple[Copy, Kept]:
-        """The copy that equals the array now, and its Kept. The Kept differs for another array, and
-        after this array became another view of its memory."""
+        """The copy that equals the array now, and the array's Kept. Each array has a Kept of its
+        own, and gets a new one when its address, shape, strides or dtype has changed."""
         with written.lock:
             self._forget()
             kept = self._kept_of(array)
@@ -98,8 +103,8 @@ class Carried:
             if now is not None and kept.frozen is not None:
                 return now, kept
             watch = kept.watch
-            # `look` write-protects the pages before they are read here, so a write that happens
-            # meanwhile is found by the next look.
+            # `look` write-protects the pages before they are read here, so the next look finds a
+            # write that happens meanwhile.
             ranges = None if watch is None else watch.look()
             if now is None or (ranges != [] and self._differs(array, now, ranges)):
                 now = kept.copy = self._same(array) or self._put(array)
@@ -112,7 +117,7 @@ class Carried:
             return now, kept
 
     def named(self, module: str, name: str, array: Array) -> None:
-        """Warns once for each global variable what it costs."""
+        """Warns, once for each global variable, what it costs that functions carry its array."""
         key = module, name
         if key in self._named or len(self._named) >= NAMED_MAX:
             return
@@ -229,8 +234,8 @@ class Carried:
 
 
 class Look:
-    """One pass over everything that a function carries. Each array is compared once, however often
-    it occurs, so that what is written is what was compared."""
+    """One pass over everything that a function carries. Each array is compared only once, however
+    often it occurs, so the function is pickled with the same copies that its comparison found."""
 
     def __init__(self, carried: Carried) -> None:
         self._carried = carried
@@ -239,11 +244,11 @@ class Look:
 
     @property
     def kept(self) -> list[Kept]:
-        """To be held as long as the same arrays may be checked again."""
+        """The caller holds these as long as the same arrays may be checked again."""
         return [kept for _, kept in self._seen.values()]
 
     def used_by(self, fn: Any) -> None:
-        """Everything checked so far is used by this function."""
+        """Keeps what is known of all arrays checked so far as long as this function lives."""
         self._carried.hold(fn, self.kept)
 
     def keeps(self, array: Array) -> bool:

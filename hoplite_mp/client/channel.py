@@ -2,8 +2,8 @@
 
 Why it exists: a few things cannot be answered from shared memory. Each message is one packet, so an
 interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
-recognised by their number. Before each request it is checked that the descriptor is still the line,
-because user code may have closed it and opened a file of its own under the same number.
+recognised by their number. Before each request the Channel checks that its descriptor is still its
+socket, because user code may have closed it and opened a file of its own under the same number.
 It must never know: what is asked.
 """
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Channel"]
 
 PACKET_BYTES_MAX = 1 << 20
+TOO_LARGE = (
+    f"at most {PACKET_BYTES_MAX} bytes fit into one, fewer if the system's net.core.wmem_max is "
+    "small; pass fewer options, names or refs at once"
+)
 TAKEN_AWAY = (
     "this process has closed the file descriptor over which it speaks to the node of its host "
     "(os.closerange?), so it does not take part in the cluster any more"
@@ -43,17 +47,19 @@ class Channel:
     """Requests to the node over a SEQPACKET socketpair."""
 
     def __init__(self, sock: socket.socket, first: int = 0) -> None:
-        """first: requests are numbered from here, because another client may have had the slot
-        before."""
+        """first: requests are numbered from here on, so that their numbers differ from those of an
+        earlier client in the same slot."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
-        # Called when the descriptor is no longer the line.
+        # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        # An RLock because that knows its owner (see `_check_not_inside`); it is never taken twice.
+        # An RLock, because an RLock knows which thread has it (see `_check_not_inside`). No thread
+        # takes it twice.
         self._lock = threading.RLock()
         self._number = first
-        # Number of the last reply that has arrived; the node takes back what a lost later one gave.
+        # Number of the last reply that this process has read. Each request carries it, so that the
+        # node takes back what it gave in a later reply that was never read (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
@@ -61,12 +67,12 @@ class Channel:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: Ask) -> None:
-        """Sends a request that has no reply."""
+        """Sends a request that has no reply. ValueError: it is too large."""
         try:
             self._check_not_inside()
             with self._lock:
                 self._look()
-                self._sock.send(self._encoder.encode(Request(0, self._seen[0], ask)))
+                self._sock.send(self._packet_of(Request(0, self._seen[0], ask)))
         except OSError as error:
             raise self._lost(error) from error
 
@@ -76,12 +82,12 @@ class Channel:
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
     ) -> Any:
-        """Sends a request and returns its Reply; `descriptors` are passed along. ValueError carries
-        the node's complaint; NodeLostError: the request concerns another node, which is gone.
+        """Sends a request and returns its Reply; `descriptors` are passed along. ValueError says
+        why the node has refused; NodeLostError: the request concerns another node, which is gone.
 
-        `take(value, number, seen)` makes an owner of what the node gave, which is returned, and
-        records in the same step that the reply was seen; otherwise Ctrl-C between the two would
-        leave it without an owner.
+        `take(value, number, seen)` makes an object that owns what the node gave, and records in the
+        same step that the reply was seen; otherwise Ctrl-C between the two steps would leave it
+        without an owner. `call` then returns that object instead of the Reply.
         """
         try:
             self._check_not_inside()
@@ -89,7 +95,7 @@ class Channel:
                 self._look()
                 self._number += 1
                 number = self._number
-                packet = self._encoder.encode(Request(number, self._seen[0], ask))
+                packet = self._packet_of(Request(number, self._seen[0], ask))
                 if descriptors:
                     socket.send_fds(self._sock, [packet], descriptors)
                 else:
@@ -111,9 +117,15 @@ class Channel:
             raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
         return reply
 
+    def _packet_of(self, request: Request) -> bytes:
+        packet = self._encoder.encode(request)
+        if len(packet) > PACKET_BYTES_MAX:
+            raise ValueError(f"a request of {len(packet)} bytes to the node: {TOO_LARGE}")
+        return packet
+
     def _check_not_inside(self) -> None:
-        """A finalizer run by the garbage collector, or a signal handler, may get here in the middle
-        of a call of its own thread, and would wait for that call for ever."""
+        """RuntimeError in a finalizer or a signal handler that has interrupted a call of its own
+        thread, because it would wait for that call for ever."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(INSIDE)
 
@@ -127,6 +139,8 @@ class Channel:
             return self._ended()
         if isinstance(error, errors.NodeLostError):
             return error
+        if error.errno == errno.EMSGSIZE:
+            return ValueError(f"a request to the node: {TOO_LARGE}")
         if not self.line.there():
             self.taken_away()
             return errors.NodeLostError(TAKEN_AWAY)
@@ -138,8 +152,8 @@ class Channel:
         return errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
-        """Ends the line, also if a forked child has the socket; a call in another thread ends,
-        too."""
+        """Ends the line, even if a forked child has the socket, too. A call that another thread is
+        making ends with an error."""
         self._closed = True
         close_socket(self._sock, self.line)
 

@@ -76,7 +76,7 @@ class Chunks:
         self._send = send
         self._size = size
         self._size_max = size_max
-        # A task of the present size, whose duration is measured.
+        # A task of the present size whose duration is being measured; None: there is none.
         self._watched: Future[Any] | None = None
         self._since = 0.0  # when it was sent
 

@@ -1,10 +1,10 @@
 """The collector: a thread that processes completions when no call waits for them.
 
 Why it exists: a result is processed by the thread that waits for it or submits next. Callbacks, the
-standard library's waiters and dependencies between tasks have no such thread; for them this one
-runs, and otherwise sleeps. It survives errors of callbacks and a full store. The threads that wake
-it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread of the
-standard library, whose inner locks an interrupt can leave locked for ever.
+standard library's waiters and dependencies between tasks have no such thread, so the collector runs
+for them; otherwise it sleeps. It survives errors of callbacks and a full store. The threads that
+wake it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread
+of the standard library, whose inner locks an interrupt can leave locked for ever.
 It must never know: what processing a result means.
 """
 
@@ -63,15 +63,17 @@ class Collector:
                 self._tell(-1)
 
     def tell_armed(self, tell: Callable[[int], None]) -> None:
-        """Calls tell(1) when the first waiter of the standard library, which includes await,
-        begins, and tell(-1) when the last one ends."""
+        """From now on, calls tell(1) when the first waiter of the standard library begins (a
+        callback, `concurrent.futures.wait`, `asyncio.wrap_future`; an `await` of a Future is none),
+        and tell(-1) when the last one ends."""
         with self._lock:
             if self._tell is None and self._armed:
                 tell(1)
             self._tell = tell
 
     def look_again(self) -> None:
-        """Some completions were taken but perhaps not processed, so everything must be checked."""
+        """Called when completions were taken but perhaps not processed: makes the thread check
+        everything that is pending."""
         self._look_again = True
         self.start()
         self.notice()
@@ -84,18 +86,20 @@ class Collector:
                     self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
-        """Starts no thread: the code that runs this process looks after completions itself."""
+        """No thread is ever started, because the code that runs this process processes completions
+        itself."""
         self._thread = AWAY
         self._ended.put(None)
 
     def notice(self) -> None:
-        """Wakes the thread from an unlimited sleep, because there is something to process from time
-        to time."""
+        """Wakes the thread from a sleep without a deadline, because from now on it must look for
+        completions from time to time."""
         if self._woken.empty():
             self._woken.put(None)
 
     def look_soon(self) -> None:
-        """Makes sure that completions nobody waits for are processed within drain_interval_s."""
+        """Makes sure that completions for which nobody waits are processed within
+        drain_interval_s."""
         self.start()
         if self._resting:
             self.notice()
@@ -106,13 +110,13 @@ class Collector:
         self._submitter.tasks.wake(self._submitter.client.slot)
 
     def stop(self) -> None:
-        """Ends the thread; waits for that, unless the caller is that thread, or it is busy in a
-        callback."""
+        """Ends the thread. Unless the caller is that thread, waits until it has ended, but at most
+        STOP_PATIENCE_S, because it may be busy in a callback."""
         self._closed = True
         if self._thread and self._thread != threading.get_ident():
             self.wake()
             with contextlib.suppress(queue.Empty):
-                self._ended.get(timeout=STOP_PATIENCE_S)
+                self._ended.put(self._ended.get(timeout=STOP_PATIENCE_S))  # also for later calls
 
     def _run(self) -> None:
         try:
@@ -149,13 +153,14 @@ class Collector:
         if self._look_again:
             self._look_again = False
             submitter.look_at_all()
-            if self._look_again:  # it cannot be processed now
+            if self._look_again:  # something cannot be processed now
                 self._sleep(interval)
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
             return
-        # Set first: whoever adds something from here on is seen by the check, or sees the flag.
+        # Set before the check: a thread that adds something from here on either is seen by the
+        # check, or sees the flag and wakes this thread.
         self._resting = True
         if submitter.pending or memory.inner:
             self._resting = False

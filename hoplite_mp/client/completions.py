@@ -1,8 +1,8 @@
 """Futures and refs in the order in which they become done, for threads and event loops.
 
-Why it exists: a thread that wants the next of many must not check all of them each time; `map`,
-`as_completed` and progress bars all need this. Each item is watched; when it is done its number is
-put into a queue, from which the items are taken in that order.
+Why it exists: `map`, `as_completed` and progress bars want the next of many items that is done, and
+must not check all of them each time. So each item is watched; when it is done its number is put
+into a queue, from which the items are taken in that order.
 It must never know: what callers do with the items.
 """
 
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp import _tasks
 from hoplite_mp.client.announcing import watch
+from hoplite_mp.client.deadlines import check_timeout, deadline_ns
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import FOREVER_NS, check_timeout
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp.errors import HopliteTimeoutError
@@ -108,7 +108,7 @@ class Completions(Generic[T]):
     def _watch(self, item: Any, number: int) -> None:
         if isinstance(item, Future):
             if item._state != "PENDING":
-                self._ended.put(number)  # whatever has become of its cluster
+                self._ended.put(number)  # also if its cluster has ended meanwhile
                 self._wake(None)
                 return
             submitter, oid = item._submitter, item._oid
@@ -122,11 +122,13 @@ class Completions(Generic[T]):
             return
         submitter.memory.check()
         self._submitters[submitter] = None
-        # The watch must not keep this object alive, which may be dropped before everything is done.
+        # The watch has only a weak reference to this object, which may be dropped before everything
+        # is done.
         watch(submitter, oid, functools.partial(_tell, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
-        """Wakes all that wait here, together with others that are notified at the same time."""
+        """Wakes everyone that waits for these items: at once, or if there is a submitter, when that
+        wakes all waiters that it has notified (`wake_told`)."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -151,7 +153,7 @@ class Completions(Generic[T]):
                     continue
                 self._known.pop(item, None)
                 last = not self._items
-            if last:  # other waiters have nothing left to wait for
+            if last:  # wake the other waiters, because nothing is left to wait for
                 self._ended.put(_NUDGE)
                 self._wake(None)
             return item
@@ -184,7 +186,8 @@ class Completions(Generic[T]):
     # -- waiting -------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Processes completions. Is there an item to take now, or nothing left to wait for?"""
+        """Processes completions. True if an item can be taken now, or nothing is left to wait
+        for."""
         for submitter in list(self._submitters):
             if submitter.client.usable:
                 submitter.drain()
@@ -209,19 +212,20 @@ class Completions(Generic[T]):
     def _own_waits(
         self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a wait in an actor. RuntimeError if it would wait for later calls of the same
+        """Surrounds a wait in an actor. RuntimeError if the wait is for later calls of the same
         actor."""
         with contextlib.ExitStack() as stack:
             for submitter in submitters:
                 if submitter.waiting.own_calls is not None:
-                    stack.enter_context(submitter.waiting.own_waits(self._oids(), awaits))
+                    oids = self._oids(submitter)
+                    stack.enter_context(submitter.waiting.own_waits(oids, awaits))
             return stack.pop_all()
 
     def _wait_for_news(self, submitters: list[Submitting]) -> None:
         if self._look():
             return
         if self._others or len(submitters) != 1:
-            self._wait_in_queue()
+            self._wait_counted(submitters)
             return
         (submitter,) = submitters
         tasks, waiting = submitter.tasks, submitter.waiting
@@ -235,7 +239,7 @@ class Completions(Generic[T]):
                     return
                 submitter.memory.check()
                 left = self._left()
-                until = FOREVER_NS if left is None else time.monotonic_ns() + int(left * 1e9)
+                until = deadline_ns(left)
                 if not counted:
                     until = min(until, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
@@ -250,9 +254,20 @@ class Completions(Generic[T]):
             if blocked:
                 waiting.count_blocked(-1)
 
+    def _wait_counted(self, submitters: list[Submitting]) -> None:
+        """`_wait_in_queue`, in which a worker counts as blocked."""
+        of_workers = [one.waiting for one in submitters if one.waiting.run_in_place is not None]
+        for waiting in of_workers:
+            waiting.count_blocked(1)
+        try:
+            self._wait_in_queue()
+        finally:
+            for waiting in of_workers:
+                waiting.count_blocked(-1)
+
     def _wait_in_queue(self) -> None:
-        """Waits for news from the collectors: for items of several clusters, or of the standard
-        library."""
+        """Waits until something is put into the queue, at most SLICE_S. For items of several
+        clusters or of the standard library, which no single event word announces."""
         left = self._left()
         with contextlib.suppress(queue.Empty):
             self._ahead.append(
@@ -289,8 +304,15 @@ class Completions(Generic[T]):
                 handle.cancel()
             del self._loops[waiter]
 
-    def _oids(self) -> list[int]:
-        return [item._oid for item in list(self._items.values()) if isinstance(item, Future)]
+    def _oids(self, submitter: Submitting) -> list[int]:
+        """The local ids of what is waited for, as far as that cluster has it."""
+        items = list(self._items.values())
+        oids = [
+            one._oid for one in items if isinstance(one, Future) and one._submitter is submitter
+        ]
+        if len(self._submitters) == 1:
+            oids += [submitter.memory.local_id(one) for one in items if isinstance(one, ObjectRef)]
+        return oids
 
 
 def _tell(

@@ -1,8 +1,8 @@
 """Resources that a process asks for: which demands are valid, and which nodes can meet them.
 
 Why it exists: a demand that no node can ever meet is an error at the call, and workers and actors
-with resources go where these are. The node of this host knows what there is; its answer is cached
-until the cluster's nodes change.
+that need resources are placed on nodes that have them. The node of this host knows which resources
+each node has; its answer is cached until the cluster's nodes change.
 It must never know: who holds what, when a task begins.
 """
 
@@ -53,8 +53,8 @@ class Demands:
         self._version = -1
 
     def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
-        """(node, workers, how often the demand fits, how often just now) in order of joining, but
-        this host first."""
+        """(node, workers, how many such demands the node can meet at the same time, how many more
+        it can meet now) in order of joining, but this host first."""
         self._runtime.memory.check()
         found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
         own = self._runtime.tasks.node_number
@@ -62,12 +62,12 @@ class Demands:
         return found
 
     def common_workers(self) -> int:
-        """The number of workers that run anybody's tasks, over all nodes."""
+        """The number of workers of the common pool, over all nodes."""
         return sum(workers for _, workers, *_ in self._places(()))
 
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the named nodes on which such a task can run; None if none are named and it can
-        run somewhere. ValueError: nowhere."""
+        """Those of the named nodes on which a task with that demand can run; None if no nodes are
+        named and it can run on some node. ValueError: it can run on none."""
         version = self._runtime.submitter.queues.ranked.resources_version
         if version != self._version or len(self._known) > KNOWN_MAX:
             self._known, self._version = {}, version
@@ -102,7 +102,7 @@ class Demands:
     def places_for_workers(
         self, demand: Demand, count: int, numbers: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """(node, workers) for so many processes with that demand each: spread over the named nodes;
+        """(node, workers) for `count` processes with that demand each: spread over the named nodes;
         if none are named, as many on each node as fit, this host first. ValueError: they do not all
         fit."""
         fits = {number: times for number, _, times, _ in self._places(demand)}
@@ -132,8 +132,9 @@ class Demands:
         return max(1, min(count, sum(fits)))
 
     def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
-        """Candidate nodes for an actor, first those with room now, then those that have the
-        resources at all; named nodes take turns at being first. ValueError: nowhere."""
+        """Candidate nodes for an actor: first those that can meet the demand now, then the others
+        that have the resources. Named nodes take turns at being first. ValueError: no node has
+        them."""
         known = [
             (number, now)
             for number, _, times, now in self._places(demand)
@@ -146,8 +147,8 @@ class Demands:
         return _turned(able, turn) + _turned(others, turn) if nodes else able + others
 
     def assigned(self) -> dict[str, list[int]]:
-        """Indices of resources that were assigned to the task that runs here, or to this process
-        for life."""
+        """The indices of the resources that were assigned to the task that runs here, or to this
+        process for its whole life."""
         call = current_call.get()
         oid = self._runtime.running if call is None else call.oid
         found = self._runtime.channel.call(AssignedAsked(oid)).value
@@ -155,6 +156,6 @@ class Demands:
 
 
 def _turned(numbers: list[int], turn: int) -> list[int]:
-    """The list rotated, so that another number is first."""
+    """The list, rotated so that the number at index `turn` (modulo its length) is first."""
     first = turn % len(numbers) if numbers else 0
     return numbers[first:] + numbers[:first]

@@ -1,8 +1,8 @@
 """File descriptors of this library: given high numbers, and checked before each use.
 
-Why it exists: code that makes daemons closes all descriptors, including ours, and the numbers are
-then reused for its own files. So ours get high numbers, which are rarely closed or reused, and
-`Watched` knows whether its number is still the same file.
+Why it exists: code that makes daemons closes all descriptors, including ours, and the kernel then
+gives their numbers to that code's own files. So ours get high numbers, which are rarely closed or
+reused, and `Watched` knows whether its number still stands for the same file.
 It must never know: what is sent.
 """
 
@@ -16,7 +16,7 @@ import socket
 
 from hoplite_mp import _shm
 
-__all__ = ["Watched", "close_socket", "lift", "lift_socket"]
+__all__ = ["Watched", "close_socket", "fill_standard_descriptors", "lift", "lift_socket"]
 
 # Our numbers begin here, or at half of the process's limit. Higher: less likely to be closed by
 # code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller table.
@@ -45,8 +45,8 @@ def lift_socket(sock: socket.socket) -> socket.socket:
 
 
 def close_socket(sock: socket.socket, line: Watched) -> None:
-    """Ends the connection for the other side, even if a forked child has the socket, too. If the
-    number is another file's by now, that file is left alone."""
+    """Ends the connection for the other side, even if a forked child has the socket, too. Leaves
+    the descriptor alone if its number belongs to another file by now."""
     if line.there():
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -65,11 +65,21 @@ class Watched:
         self.fd, self.device, self.number = fd, found.st_dev, found.st_ino
 
     def there(self) -> bool:
-        """Is it still the same file? Costs one system call."""
+        """Does the number still stand for the same file? Costs one system call."""
         return _shm.same_file(self.fd, self.device, self.number)
 
     def close(self) -> None:
-        """Closes it, unless the number is another file's by now."""
+        """Closes the descriptor, unless its number belongs to another file by now."""
         if self.there():
             with contextlib.suppress(OSError):
                 os.close(self.fd)
+
+
+def fill_standard_descriptors() -> None:
+    """Opens /dev/null as standard input, output or error if the program has closed these. Otherwise
+    a file of ours would get such a number, and the supervisor puts its own in these places."""
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:
+        os.set_inheritable(number, True)  # the supervisor is in the same need
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)

@@ -19,7 +19,8 @@ FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray.workers"}
 
 
 def enter_by_engine() -> bool:
-    """Has an engine just brought this process into a cluster? Raises why it could not."""
+    """Asks the engines that this process has loaded to bring it into a cluster; True if one did.
+    Raises the front end's error if joining that cluster failed."""
     for engine, front_end in FRONT_ENDS.items():
         if engine in sys.modules and importlib.import_module(front_end).enter():
             return True

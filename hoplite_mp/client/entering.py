@@ -1,7 +1,8 @@
 """How a process enters a cluster: with a host of its own, or through the node that its host has.
 
-Why it exists: a cluster of one host, one that others join, one that is joined, and one of which
-this host is already part are four ways to the same thing: a runtime that puts, gets and submits.
+Why it exists: a process may start a cluster of one host, start one that others join, join one with
+a node of its own, or attach to the node that its host has in one already. All four ways lead to the
+same thing: a runtime that puts, gets and submits.
 It must never know: the public API above it.
 """
 
@@ -44,10 +45,11 @@ def enter(
 ) -> tuple[Host, Network | None]:
     """Returns the host, and its network if there is one; arguments as of `Cluster`.
 
-    attaches: use the node of this host, if it has one of the cluster. joins: otherwise start a
-    node; else NoNodeHere. stays: this process runs for the sake of its node, so drivers of this
-    host may rely on it. standby: with listen=, where the standby is to be; with address=, further
-    addresses at which the manager may be. Raises why the cluster could not be joined.
+    attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
+    one; without `joins`, raise NoNodeHere. stays: this process runs for the sake of its node, so
+    drivers of this host may attach to it. standby: with listen=, where the standby is to be; with
+    address=, further addresses at which the manager may be. If the cluster could not be joined,
+    raises the reason.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -76,13 +78,17 @@ def enter(
         if not joins:
             raise NoNodeHere(f"this host has no node of the cluster at {address}")
         network.open()
-    host = Host(workers, config.memory_bytes, config, network)
+    try:
+        host = Host(workers, config.memory_bytes, config, network)
+    except BaseException:
+        network.close()  # so that a second attempt finds the port free
+        raise
     _await_standing(host)
     return host, network
 
 
 def _await_standing(host: Host) -> None:
-    """Waits until the node has joined. Raises why it could not."""
+    """Waits until the node has joined. If it could not, raises the reason."""
     try:
         standing = host.runtime.channel.call(Standing()).value
         if isinstance(standing[0], str):

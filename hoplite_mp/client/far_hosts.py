@@ -1,9 +1,9 @@
 """Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 
-Why it exists: nobody should need a second terminal. Each host gets one process of
-Config.hosts_command, which runs `hoplite-mp join` there. The token is sent through its standard
-input, never through arguments; the end of that input ends the node, so a broken connection leaves
-nothing behind.
+Why it exists: nobody should need a second terminal. For each host this process runs
+Config.hosts_command once, which runs `hoplite-mp join` there. The token is sent through the
+command's standard input, never as an argument. The end of that input ends the node, so a broken
+connection leaves nothing behind.
 It must never know: what nodes do once they have joined.
 """
 
@@ -30,7 +30,7 @@ ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
 class FarHosts:
-    """One process for each host."""
+    """The processes that run Config.hosts_command, one for each host."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
         """addresses: for each host, the address that it joins. ConfigError: the command cannot be
@@ -56,14 +56,14 @@ class FarHosts:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                # Ctrl-C must reach only the program, which ends them in order
+                # Ctrl-C must reach only the program, which then ends these processes in order.
                 start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(f"hosts_command={template!r} cannot be run: {error}") from error
         self.processes[host] = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` reports why
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; `wait` reports why
             process.stdin.write(token.encode("utf-8", "surrogatepass") + b"\n")
             process.stdin.flush()
 
@@ -93,8 +93,8 @@ class FarHosts:
         return text or "it said nothing"
 
     def end(self) -> None:
-        """Called after the end of the cluster, which also ends these processes; what remains is
-        killed."""
+        """Called after the end of the cluster, which also ends these processes; kills those that
+        have not ended within END_PATIENCE_S."""
         for process in self.processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """Refs that another engine carries as bytes: before pickling one, the node must hold the object.
 
-Why it exists: acquire before release. The engine may keep the bytes for long and load them late,
-often or never, while the process that pickled the ref may drop it at once, or end. So before the
-bytes are handed out, the node of this host takes a lease on the object for Config.foreign_hold_s
-(leases: Gray and Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do
-that.
+Why it exists: an object must be acquired for the process that loads the ref before the process that
+pickled it releases it. The engine may keep the bytes for long and load them late, often or never,
+while the process that pickled the ref may drop it at once, or end. So before the bytes are handed
+out, the node of this host takes a lease on the object for Config.foreign_hold_s (leases: Gray and
+Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do that.
 It must never know: which engine that is, how long the node holds it.
 """
 
@@ -40,8 +40,9 @@ class ForeignRefs:
         passes_on: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """node: returns the number of this host's node. passes_on: this process loads refs on
-        behalf of others, which are to learn themselves if an object is gone."""
+        """node: returns the number of this host's node. passes_on: this process loads refs only to
+        pass them on, so loading a ref to an object that is gone raises nothing here; the processes
+        that receive it get the error."""
         self.passes_on = passes_on
         self._memory = memory
         self._node = node
@@ -50,8 +51,9 @@ class ForeignRefs:
         self._held: dict[int, tuple[float, float]] = {}
 
     def hold_for(self, ref: ObjectRef[Any]) -> tuple[int, float] | None:
-        """(number of the node that holds the object from now on, for so many seconds). None if the
-        object, or this process's cluster, is gone; whoever loads the ref learns that then."""
+        """(number of the node that holds the object from now on, for how many seconds). None if the
+        object, or this process's cluster, is gone; then the process that loads the ref gets the
+        error."""
         memory = self._memory
         # In a cluster that has ended, pickling a ref is no error; loading it is one.
         with contextlib.suppress(HopliteError):
@@ -60,8 +62,7 @@ class ForeignRefs:
             told, seconds = self._held.get(oid, (begun, 0.0))
             if begun - told < seconds / 2:
                 # The node still holds it, and will read this request before the lease is over, so
-                # its reply need not be waited for.
-                # be waited for.
+                # there is no need to wait for a reply.
                 memory.channel.tell(HoldForeign(oid))
             else:
                 seconds = float(memory.channel.call(HoldForeign(oid)).value)
@@ -80,7 +81,7 @@ class ForeignRefs:
 
 
 def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLostError:
-    """The error for whoever loads a ref too late."""
+    """The error for a process that loads a ref too late."""
     return ObjectLostError(
         f"{ref} is gone: node h{node} held it for {seconds:g} s after it was pickled "
         "(Config.foreign_hold_s), unless that node has left before, and nobody else held it when "

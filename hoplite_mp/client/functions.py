@@ -1,8 +1,8 @@
 """Functions on their way to workers: each is sent once, as long as it does not change.
 
-Why it exists: a function that readers can import is sent as a name. One that is sent by value
-carries its defaults, its closure and the globals that it uses, and those may change between two
-calls; then it must be pickled again. Pickling takes ten times as long as the rest of a submit, so
+Why it exists: a function that readers can import is sent as a name. A function that is sent by
+value carries its defaults, its closure and the globals that it uses, and if those change between
+two calls it must be pickled again. Pickling takes ten times as long as the rest of a submit, so
 what the function carries is compared first, and bytes that have not changed are not sent again.
 It must never know: tasks, workers.
 """
@@ -38,10 +38,11 @@ _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
 _ABSENT = object()
-# Marks a function that needs nothing held, but whose object is to be freed soon after its task.
+# In place of what a task must hold for its function: nothing, but the function's object is to be
+# freed soon after the task is done.
 NOTHING = object()
-# What was sent last for a function: (the object; what it carried, or None if a change of that could
-# go unnoticed; its digest; what is known of its large arrays).
+# Function -> what was last sent for it: (the object; what the function carried, or None if a change
+# of that could go unnoticed; the digest of the bytes; what is known of its large arrays).
 Known = weakref.WeakKeyDictionary[
     Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
 ]
@@ -50,7 +51,7 @@ Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
 FORMS_MAX = 64  # how many (chunked, exceptions) have tables of their own
-_BY_NAME: list[Any] = []  # carried along by a function that readers import: nothing
+_BY_NAME: list[Any] = []  # what a function that readers import carries: nothing
 
 
 class Functions:
@@ -81,11 +82,12 @@ class Functions:
     def send(
         self, fn: Any, chunked: bool = False, again: Exceptions = ()
     ) -> tuple[ObjectRef[Any], Any]:
-        """Returns the function as an object in the store; and, if that object is to be freed soon
-        after the task is done, what to hold until then, because nobody else holds refs that the
-        function carries. Without refs nothing is held, so that objects to which the function is
-        bound are freed when their owner drops them. `chunked`: as a function of columns of
-        arguments. `again`: the task is tried again after these exceptions."""
+        """Stores the function, unless the same bytes are stored already. Returns a ref to them, and
+        what the task must hold until it is done: the function and what it carries if that includes
+        refs, which perhaps nobody else holds; otherwise NOTHING, so that objects to which the
+        function is bound are freed when their owner drops them. None instead of either: the
+        function's object need not be freed soon after the task. `chunked`: send it as a function of
+        columns of arguments. `again`: the task is tried again after these exceptions."""
         kind = type(fn)
         if kind is Fixed:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
@@ -123,12 +125,14 @@ class Functions:
         return ref, (fn, now) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
-        """Puts it together with the objects beside it, which live as long as it does."""
+        """Puts the function together with refs to the objects beside it, which therefore live as
+        long as it does."""
         return self._memory.put((encoded, beside) if beside else encoded)
 
 
 class Fixed:
-    """A function for one call that makes many tasks: sent as it is when the first task is made."""
+    """A function for one call that makes many tasks: it is sent once, with what it carries when the
+    first task is made."""
 
     def __init__(self, fn: Any, chunked: bool = False, again: Exceptions = ()) -> None:
         self.fn = fn
@@ -146,8 +150,8 @@ def _in_form(fn: Any, chunked: bool, again: Exceptions) -> Any:
 
 
 class Tried:
-    """Wraps a function of which some exceptions count like the death of its worker; unpickled as a
-    Tried, whose `again` the worker reads."""
+    """Wraps a function whose task is tried again after some exceptions, as after the death of its
+    worker. It is unpickled as a Tried, from which the worker reads `again`."""
 
     def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn
@@ -184,9 +188,9 @@ class Chunked:
         return [await self.fn(*args) for args in rows_of(columns)]
 
     def with_tries(self, may: Callable[[int], bool], anew: Callable[[], Columns]) -> Any:
-        """To be called in place of this object. may: may an item that has failed so often be tried
-        again? anew: reads the columns again as they were sent, because an item may have changed its
-        arguments."""
+        """Returns a function to be called in place of this object. may(failures): may an item that
+        has failed so often be tried again? anew: reads the columns again as they were sent, because
+        an item may have changed its arguments."""
         if is_async(self.fn):
             return functools.partial(self._one_by_one_tried, may, anew)
         return functools.partial(self._tried, may, anew)

@@ -1,21 +1,22 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
 Why it exists: the header's state word is the truth, and a Future only reads it. What a standard
-Future creates at once (a condition, lists) is created here when it is first used; that use also
-tells the submitter that a thread must watch for this result.
+Future creates at once (a condition, lists) is created here when it is first used; from then on the
+collector must look for this result.
 It must never know: how tasks are sent, who runs them.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import weakref
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
+from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import STATE, is_cancelled
 from hoplite_mp.ref import ObjectRef
@@ -23,24 +24,42 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hoplite_mp.client.ports import Submitting
+    from hoplite_mp.client.ports import Submitting, Waits
 
 __all__ = ["Future"]
 
 T = TypeVar("T")
-# Guards the creation of a Future's condition against its completion. Reentrant, because the garbage
-# collector may run inside, and what it drops (a map, say) may cancel other Futures.
+# Taken while a Future's condition is created and while a Future is completed, because one must see
+# the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
+# example) may cancel other Futures.
 _making = threading.RLock()
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 
 
 class _Lent(weakref.ref[Any]):
-    """A weak reference to an array in the store that `result` has returned; while the array lives
-    `result` returns it again. A strong reference would pin its bytes, and a list of Futures could
-    fill the store."""
+    """A weak reference to an array in the store that `result` has returned; as long as the array
+    lives, `result` returns it again. A strong reference would pin the array's bytes, so a list of
+    Futures could fill the store."""
 
     __slots__ = ()
+
+
+class _Waiters(list[Any]):
+    """Who waits for a Future in `concurrent.futures.wait` or `as_completed`. In a worker: as long
+    as somebody does, the worker counts as blocked."""
+
+    def __init__(self, waiting: Waits) -> None:
+        super().__init__()
+        self._waiting = waiting
+
+    def append(self, waiter: Any) -> None:
+        super().append(waiter)
+        self._waiting.count_blocked(1)
+
+    def remove(self, waiter: Any) -> None:
+        super().remove(waiter)
+        self._waiting.count_blocked(-1)
 
 
 class Future(concurrent.futures.Future[T]):
@@ -73,8 +92,8 @@ class Future(concurrent.futures.Future[T]):
 
     @property
     def unread(self) -> bool:
-        """Does this process not have the result for good? It was not fetched yet, or is in the
-        store."""
+        """Does this process still need the store to read the result? True if the result was not
+        fetched yet, or is an array that lies in the store."""
         if self._error is not None:
             return False
         return self._value is _NOTHING or type(self._value) is _Lent
@@ -89,7 +108,8 @@ class Future(concurrent.futures.Future[T]):
                 self._submitter.memory.check()
             with _making:
                 if self._made is None:
-                    self._waiters: list[Any] = []
+                    waiting = self._submitter.waiting
+                    self._waiters: list[Any] = _Waiters(waiting) if waiting.run_in_place else []
                     self._done_callbacks: list[Any] = []
                     self._made = threading.Condition()
                     if self._state is _PENDING:
@@ -103,8 +123,8 @@ class Future(concurrent.futures.Future[T]):
             self._tell()
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Completes this Future, and wakes its waiters. True: the caller must then call its
-        callbacks. `error`: the result will never come, because of this."""
+        """Completes this Future, and wakes its waiters. True: the caller must then call `_tell`,
+        for the callbacks. `error`: why there will never be a result."""
         with _making:
             if self._state is not _PENDING:
                 return False
@@ -115,7 +135,7 @@ class Future(concurrent.futures.Future[T]):
                 self._state = _CANCELLED if cancelled else _FINISHED
                 return False
         with made:
-            if self._state is not _PENDING:  # two threads have seen that it is done
+            if self._state is not _PENDING:  # another thread has completed it meanwhile
                 return False
             self._state = _CANCELLED if cancelled else _FINISHED
             for waiter in self._waiters:
@@ -194,12 +214,13 @@ class Future(concurrent.futures.Future[T]):
         force : bool, optional
             True also interrupts a task that runs: the Future is cancelled at once, the worker gets
             a KeyboardInterrupt and, if it has not ended after `Config.cancel_grace_s` seconds, is
-            killed and replaced. Default: False, as in the standard library.
+            killed and replaced. Default: False, as in the standard library. A call of an actor
+            that runs is never interrupted: `Actor.kill` ends the actor.
 
         Returns
         -------
         bool
-            False if the task runs (without `force`) or has ended.
+            False if the task runs (without `force`, or as a call of an actor) or has ended.
 
         Examples
         --------
@@ -283,7 +304,7 @@ class Future(concurrent.futures.Future[T]):
         return self._error
 
     def _fetch(self, timeout: float | None) -> Any:
-        """The value; or None, and then `_error` is what the task raised."""
+        """The value; or None if the task raised an exception, which is then in `_error`."""
         if self._error is not None:
             return None
         if (value := self._value) is not _NOTHING:
@@ -310,9 +331,9 @@ class Future(concurrent.futures.Future[T]):
             return None
         try:
             value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, MemoryError):  # the next attempt may succeed
             raise
-        except BaseException as error:  # a class that cannot be rebuilt here, say: its error
+        except BaseException as error:  # the value cannot be unpickled here, for example
             self._error = error
             return None
         self._value = _Lent(value) if kind == serial.ARRAY and not self._writable else value
@@ -329,7 +350,8 @@ class Future(concurrent.futures.Future[T]):
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
         if state == "finished":
-            state += self._raised()
+            with contextlib.suppress(ClosedError):  # in a forked child, for example
+                state += self._raised()
         return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
 
     def _raised(self) -> str:
@@ -357,7 +379,8 @@ class Future(concurrent.futures.Future[T]):
     def __reduce__(self) -> Any:
         raise TypeError("a Future does not pickle; send its .ref")
 
-    # The header decides the result, not these methods, which the standard library's executors call.
+    # The standard library's executors call these methods; here a worker sets the result in the
+    # header.
     def set_result(self, result: Any) -> None:
         raise concurrent.futures.InvalidStateError("the result of a task is set by its worker")
 

@@ -3,8 +3,8 @@
 Why it exists: the standard library's objects of these kinds refuse to be pickled except while a
 process is spawned, because they are file descriptors, or names that live as long as the object.
 Here an initializer's arguments are pickled as if for a spawned process. Their descriptors are
-numbered and sent along with the request for the pool; each of its workers inherits them, including
-those that are started later.
+numbered and sent along with the request for the pool; each worker of the pool inherits them, also
+one that is started later.
 It must never know: how descriptors travel, what pools are.
 """
 
@@ -54,7 +54,7 @@ class Inheritance:
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[None]:
-        """What this thread pickles inside is for processes that inherit the descriptors."""
+        """A context in which this thread pickles for processes that inherit the descriptors."""
         context: Any = sys.modules.get("multiprocessing.context")
         if context is None:  # then no such objects exist
             yield

@@ -10,7 +10,10 @@ It must never know: who closes, what a result is.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,9 +29,39 @@ if TYPE_CHECKING:
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.client.pending import Settles
 
-__all__ = ["keep_results"]
+__all__ = ["Unread", "keep_results"]
 
 ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
+UNREAD_MIN = 1024  # Futures that are kept in mind before those that were read are sorted out
+
+
+class Unread:
+    """The finished Futures of one process that perhaps nobody has read. Any thread may add one at
+    any time, so nothing here rebuilds the list: each step of a deque is atomic."""
+
+    def __init__(self) -> None:
+        self._all: deque[weakref.ref[Settles]] = deque()
+        self._max = UNREAD_MIN
+
+    def add(self, future: Settles) -> None:
+        """A Future has finished."""
+        self._all.append(weakref.ref(future))
+        if len(self._all) > self._max:
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Forgets Futures that are gone, or whose result has been read."""
+        with contextlib.suppress(IndexError):  # another thread sorts out, too
+            for _ in range(len(self._all)):
+                one = self._all.popleft()
+                future = one()
+                if future is not None and future.unread:
+                    self._all.append(one)
+        self._max = max(UNREAD_MIN, 2 * len(self._all))
+
+    def futures(self) -> list[Settles]:
+        """All of them."""
+        return [future for one in self._all.copy() if (future := one()) is not None]
 
 
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:

@@ -29,7 +29,7 @@ __all__ = [
 
 FLAG_ASYNC: int = _tasks.ASYNC_FLAG
 FLAG_STREAM = 16  # its items are a stream
-# In a task's flags: above it, how many such tasks one worker may run at a time.
+# The bits of a task's flags from this one up say how many such tasks one worker may run at a time.
 CONCURRENCY_SHIFT = 16
 CONCURRENCY_MAX = 0xFFFF
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType

@@ -26,9 +26,16 @@ import msgspec
 from hoplite_mp import _shm, errors, ids
 from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
-from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
+from hoplite_mp.client.descriptors import (
+    Watched,
+    close_socket,
+    fill_standard_descriptors,
+    lift,
+    lift_socket,
+)
 from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
@@ -45,7 +52,7 @@ __all__ = ["Host"]
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
-SPANS_SHARE = 2  # the spans of all processes take at most 1/2 of the store
+SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
 # Descriptors in the process that starts a host: for each worker both ends of its line and of its
 # two output pipes; and all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
@@ -70,12 +77,13 @@ class Host:
         network: Network | None = None,
     ) -> None:
         cores = cpu_count()
-        self.workers = cores if workers is None else workers
+        self.workers = min(cores, WORKERS_MAX) if workers is None else workers
         limit = memory or config.memory_bytes or total_bytes() // 3
         config = _with_spans_that_fit(config, limit, self.workers)
         _check_descriptors(self.workers)
         _check_spill_dir(config)
         self.limit = limit
+        fill_standard_descriptors()
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -139,7 +147,7 @@ class Host:
         self._watch()
 
     def _watch(self) -> None:
-        """Starts a thread that reads the node's output, whose end is the node's end."""
+        """Starts a thread that reads the node's output; where that ends, the node has ended."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
@@ -192,7 +200,8 @@ class Host:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Fails everything that is pending, even if `end()` was interrupted half way."""
+        """Fails everything that is pending. Called by the thread that reads the output, so it also
+        runs if `end()` was interrupted half way."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -230,11 +239,11 @@ class Host:
             self.runtime.tasks.wake_pool_all()
         try:
             with contextlib.suppress(OSError):
-                # Otherwise user code has closed the line; the supervisor notices that, and ends.
+                # If user code has closed the line, the supervisor notices it and ends everything.
                 if self._line.there():
                     self.supervisor.send(dump(Shutdown()))
             self._wait_gone()
-        finally:  # even after Ctrl-C nothing stays half closed: the processes end by themselves
+        finally:  # also after Ctrl-C: closes all lines, on which the processes end by themselves
             with contextlib.suppress(OSError):
                 if self.output.fileno() >= 0 and self._output_line.there():
                     self.output.shutdown(socket.SHUT_RDWR)
@@ -267,7 +276,7 @@ class Host:
             # Its children die with it (PDEATHSIG).
             self._kill()
             self.process.wait()
-        except BaseException:  # after Ctrl-C nobody would wait for them again
+        except BaseException:  # after Ctrl-C nobody waits for the processes again
             self._kill()
             raise
 
@@ -277,9 +286,9 @@ class Host:
 
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
-    """Every process that puts needs a span of its own. In a small store spans are made smaller, so
-    that half of the store is left for large objects and for workers that stand in for blocked
-    ones."""
+    """Every process that puts needs a span of its own. In a small store spans are halved, down to a
+    minimum, until half of the store is left for large objects and for workers that stand in for
+    blocked ones. ConfigError if not even the smallest spans fit."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -305,8 +314,8 @@ def _check_spill_dir(config: Config) -> None:
 
 
 def _check_descriptors(workers: int) -> None:
-    """Checks that the descriptors needed at the start are allowed; a lack of them later only causes
-    a delay."""
+    """ConfigError if this process may not open as many descriptors as the start needs. Descriptors
+    that are missing later only cause a delay, so they are not counted."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -321,7 +330,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
-    path = [p if p else os.getcwd() for p in sys.path]
+    path = [p if p else os.getcwd() for p in sys.path if isinstance(p, str)]  # as imports do
     start = msgspec.structs.replace(start, sys_path=[])
     body = dump(start)
     listed = json.dumps([*path, *([] if root in path else [root])]).encode()
@@ -330,11 +339,11 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     os.lseek(info, 0, os.SEEK_SET)
     options: list[str] = [f"-W{w}" for w in sys.warnoptions]
     try:
-        return subprocess.Popen(
-            [sys.executable, *options, boot, str(info)],
-            pass_fds=[*fds, info],
-            stdin=subprocess.DEVNULL,
-            start_new_session=False,
-        )
+        return run_boot([sys.executable, *options, boot, str(info)], [*fds, info])
     finally:
         os.close(info)
+
+
+def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+    """Executes that command; the new process has those descriptors under the same numbers."""
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)

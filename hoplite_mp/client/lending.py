@@ -1,10 +1,10 @@
 """Large arrays that a series of calls passes repeatedly are stored once.
 
-Why it exists: a library that sends the same array with every task (joblib) means one array, and
-promises that its tasks only read it. Copies are made as for the globals of functions (`carried`):
-an array is identified by its memory, which the kernel watches, so neither a changed array nor a new
-one at an old one's address is mistaken for a stored one. Where the kernel cannot watch, an array is
-compared once for each call of the library.
+Why it exists: a library such as joblib sends the same array with every task, and promises that its
+tasks only read it, so one stored copy serves them all. Copies are made as for the globals of
+functions (`carried`): the kernel watches an array's memory, so neither a changed array nor a new
+one at an old one's address is mistaken for the stored one. Where the kernel cannot watch, an array
+is compared once for each call of the library.
 It must never know: that library, tasks, how a stream names an array.
 """
 
@@ -34,14 +34,13 @@ class Lending:
         self._call: object = None
 
     def begin(self, call: object) -> None:
-        """Another call of the library begins, since which arrays may have changed."""
+        """The library begins another call; arrays may have changed since the one before."""
         if call != self._call:
             self._call = call
             self._compared.clear()
 
     def end(self) -> None:
-        """Stores nothing for these calls any longer; copies live on only in tasks that still
-        run."""
+        """Releases all copies. Only tasks that still run may hold them from here on."""
         self._held.clear()
         self._compared.clear()
 

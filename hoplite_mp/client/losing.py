@@ -1,14 +1,16 @@
 """Fails everything that a process waits for, when its node is gone or its cluster was closed.
 
 Why it exists: a task that is submitted at that very moment must fail, too. So the end is a state,
-`Memory.lost`, set once and before anything is emptied; a thread that adds something pending checks
-it afterwards, and empties again if it is set. Whichever of the two comes last fails the Future.
+`Memory.lost`, which is set once, and before the first task is failed. A thread that adds a pending
+task checks it afterwards and, if it is set, fails everything that is pending once more. So
+whichever of the two threads comes last fails that task's Future.
 It must never know: why a node ends, who watches it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.pending import Settles
     from hoplite_mp.client.ports import Submitting
 
-__all__ = ["UnlessEnded", "abandon"]
+__all__ = ["Underway", "UnlessEnded", "abandon"]
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -38,9 +40,10 @@ class UnlessEnded:
 
 
 def abandon(submitter: Submitting, error: BaseException) -> None:
-    """Fails everything that is not done with `error`, or with the first error if there have been
-    several; what is done keeps its result. Callbacks are called after every Future has ended,
-    because one of them may wait for another Future."""
+    """Fails everything that is not done: with the error in `Memory.lost`, or with `error` if there
+    is none yet. Whatever is done keeps its result, unless its completion cannot be processed.
+    Callbacks are called when all Futures have ended, because a callback may wait for another
+    Future."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
@@ -52,7 +55,7 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
             future = one.future
             if future is not None and future._settle(False, True, memory.lost_again()):
                 ended.append(future)
-            # Last, so that entries are found again if Ctrl-C interrupts this.
+            # Remove the entry last, so that it is found again if Ctrl-C interrupts this.
             pending.pop(oid, None)
             one.holds, one.needs = None, []
         if not finished_too and pending:
@@ -67,3 +70,20 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
             interrupt = problem
     if isinstance(interrupt, KeyboardInterrupt):
         raise interrupt
+
+
+class Underway:
+    """An end that one thread is making. Other threads can wait for it. That thread itself, which
+    may run callbacks meanwhile, cannot."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._over = threading.Event()
+
+    def over(self) -> None:
+        """The end has been made, or has failed."""
+        self._over.set()
+
+    def wait(self) -> None:
+        if threading.get_ident() != self._thread:
+            self._over.wait()

@@ -1,8 +1,8 @@
 """Tracks which parts of the store this process has mapped, and which it wrote through the file.
 
 Why it exists: a large write through a mapping costs one copy, but the first write to a place also
-pays for the page faults. So a place is first written through the file, and through a mapping when
-it is written again.
+pays for page faults. So the first write to a place goes through the file, and a second one through
+a mapping.
 It must never know: what is written.
 """
 

@@ -47,7 +47,7 @@ class Run:
         self._ordered = ordered
         # If ordered: Futures in order, the next one first.
         self._ahead: deque[Future[Any]] = deque()
-        # If completions are followed: those not known to be done.
+        # If completions are followed: Futures that are not known to be done -> number of items.
         self._under_way: dict[Future[Any], int] = {}
         self._ends: Completions[Future[Any]] | None = None
         try:
@@ -75,7 +75,7 @@ class Run:
         return bool(self._ahead or self._under_way)
 
     def next(self) -> Future[Any]:
-        """The next Future; it need not be done unless completions are followed."""
+        """The next Future. It is done if completions are followed; otherwise it need not be."""
         if self._ends is None:
             return self._ahead.popleft()
         try:
@@ -196,9 +196,9 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
 def _poppers(
     results: Generator[list[Any], None, None], turns: list[list[int]]
 ) -> Generator[Iterator[Any], None, None]:
-    """Yields for each chunk an iterator that removes the items from it, so nothing here holds what
-    the reader was given. No Python code runs for an item; the iterator ends when the list in
-    `turns` is used up or cleared."""
+    """Yields for each chunk an iterator that removes items from the chunk as it gives them out, so
+    nothing here holds an item that the reader was given. No Python code runs for an item; the
+    iterator ends when the list in `turns` is used up or cleared."""
     for chunk in results:
         chunk.reverse()
         turns[:] = [[-1] * len(chunk)]
@@ -232,7 +232,7 @@ class _InLoop(Generic[T]):
         except asyncio.CancelledError:
             if self._future is not None and self._future.cancelled():
                 self._end()
-            raise  # else only this step was cancelled, and may be repeated
+            raise  # unless the task was cancelled, only this step was, and it may be repeated
         except BaseException:  # the end, or a task's error
             self._end()
             raise

@@ -8,7 +8,8 @@ It must never know: tasks, futures, plans.
 
 from __future__ import annotations
 
-import numbers
+import contextlib
+import operator
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import CancelledError
@@ -18,6 +19,7 @@ import numpy as np
 
 from hoplite_mp import _shm, ids, serial
 from hoplite_mp.client.array_marks import checked_order, freeze
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.mapped import POPULATE_BYTES_MIN, Mapped
 from hoplite_mp.client.taking import take_over
 from hoplite_mp.contributions import shortened
@@ -46,15 +48,11 @@ if TYPE_CHECKING:
     from hoplite_mp.config import Config
 
 __all__ = [
-    "FOREVER_NS",
     "Memory",
-    "check_timeout",
-    "deadline_ns",
     "format_bytes",
     "whole",
 ]
 
-FOREVER_NS = 1 << 62
 PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
 PREFIX_SMALL = 256
 SPILLING_LOOK_S = 0.001
@@ -62,26 +60,6 @@ SIZE_BYTES_MAX = 1 << 62
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WaitOne = Callable[[int, int], None]
-
-
-def deadline_ns(timeout: float | None) -> int:
-    """A timeout in seconds as a time of the monotonic clock; None: never; <= 0: a poll."""
-    check_timeout(timeout)
-    if timeout is None:
-        return FOREVER_NS
-    if timeout <= 0:
-        return 0
-    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
-
-
-def check_timeout(timeout: Any) -> None:
-    """TypeError if it is not a number of seconds, ValueError for NaN."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
-        raise TypeError(f"timeout={timeout!r}: it must be seconds as a number, or None")
-    if timeout != timeout:
-        raise ValueError("timeout=nan: it must be seconds, or None")
 
 
 def whole(value: Any) -> int | None:
@@ -115,9 +93,11 @@ class Memory:
         self.pending: Container[int] = ()  # results of this process that were not processed yet
         self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
-        self.attached = 0  # refs unpickled otherwise than by `decode`, as in functions
+        self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         self.mapped = Mapped(client)
+        # Payloads of blocks that hold results of Groups' calls, which their owner may write.
+        self.results: set[int] = set()
 
     # -- refs ----------------------------------------------------------------------------------
 
@@ -129,7 +109,7 @@ class Memory:
             )
 
     def check_lost(self) -> None:
-        """As check(), but once the node is gone raises the error that says so."""
+        """As check(); if the node is gone, raises the error that says why."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
@@ -189,7 +169,7 @@ class Memory:
         if self.client.news():
             self.collect()
         if type(value) is np.ndarray:
-            block = self.block_of(value)
+            block = self.block_to_publish(value)
             if block is not None:
                 return self._publish_block(value, block)
         return self.put_encoded(serial.encode(value, self.keep))
@@ -210,16 +190,15 @@ class Memory:
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
         """Stores plain values, of which the one at `place` is a text, without waiting for room. If
-        there is none, the text is cut until everything fits beside the header, because an error
-        that reports a full store must not need room itself."""
+        there is none, not even in the reserve for errors, the text is cut until everything fits
+        beside the header, because an error that reports a full store must not need room itself."""
         encoded = serial.encode(values)
-        if encoded.nbytes > _shm.INLINE_BYTES_MAX:
-            lease = self.client.lease_small(encoded.nbytes)
-            if lease is not None:
-                self.client.write(lease.payload, encoded.head, encoded.buffers, encoded.offsets)
-                hold = self.client.put(lease, encoded.nbytes, False)
+        if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
+            with contextlib.suppress(StoreFullError):
+                hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
                 return ObjectRef(self.public_id(hold.oid), hold)
-            encoded = serial.encode(shortened(values, place))
+        if encoded.nbytes > _shm.INLINE_BYTES_MAX:
+            encoded = shortened(values, place)
         return self.put_encoded(encoded)
 
     def write(self, encoded: serial.Encoded, error: bool = False, what: str = "put") -> _shm.Lease:
@@ -235,9 +214,10 @@ class Memory:
         return lease
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block, returned to the node with the last reference to the result unless it
-        becomes an object. StoreFullError if there is no room for put_wait_s. written: the caller
-        writes all pages at once and maps them in a better way, so they are not mapped here."""
+        """A LEASED block, which is returned to the node when the last reference to the Lease goes,
+        unless it has become an object. StoreFullError if there is no room for put_wait_s. written:
+        the caller writes all pages at once and decides how to map them, so they are not mapped
+        here."""
         lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
             lease = self.client.lease_small(nbytes)
@@ -280,8 +260,8 @@ class Memory:
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Asks for a block, or for a span, which is added to those of this process. None if there
-        is none yet and the caller should try again."""
+        """Asks the node for a block, or for a span, which is added to those of this process. None
+        after a span was added, or if there is no room yet; the caller should then try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -296,8 +276,12 @@ class Memory:
 
     def give_empty_spans(self) -> None:
         spans = self.client.take_empty_spans()
-        if spans:
-            self.channel.tell(GiveSpans(spans))
+        try:
+            if spans:
+                self.channel.tell(GiveSpans(spans))
+        except BaseException:  # Ctrl-C, or a finalizer asks: the node still counts them as ours
+            list(map(self.client.add_span, spans))
+            raise
 
     def collect(self) -> None:
         """Frees objects that nobody holds any more, and drops the refs inside them."""
@@ -305,7 +289,7 @@ class Memory:
             self.inner.pop(oid, None)
 
     def delete(self, ref: ObjectRef[Any]) -> None:
-        """Deletes an object for everybody; waits if the node is just spilling it."""
+        """Deletes an object for all processes; waits if the node is spilling it at this moment."""
         oid = self.local_id(ref)
         if ids.unpack_id(ref._id)[0] != self.client.home:
             self.channel.tell(DropForeign(oid))
@@ -321,7 +305,7 @@ class Memory:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError(f"an array of {kind} holds Python objects: the store cannot hold it")
-        dims = tuple(int(n) for n in (shape if hasattr(shape, "__iter__") else (shape,)))
+        dims = tuple(operator.index(n) for n in (shape if hasattr(shape, "__iter__") else (shape,)))
         if any(n < 0 for n in dims):
             raise ValueError(f"negative dimensions are not allowed: {dims}")
         nbytes = kind.itemsize
@@ -333,6 +317,8 @@ class Memory:
         block: Any = self.client.block_of(
             self.allocate(prefix + nbytes, what="empty"), prefix + nbytes
         )
+        block.prefix = prefix
+        self.results.discard(block.payload)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
@@ -351,20 +337,25 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if empty() made it and it is not an object yet; else
+        """The block that this array fills, if it is this process's own and not an object yet; else
         None."""
         base: Any = array.base
         while type(base) is np.ndarray:
             base = base.base
         if type(base) is not _shm.Block or base.published:
             return None
-        prefix = PREFIX_BIG if array.nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
-        if len(base) != prefix + array.nbytes or not (
-            array.flags.c_contiguous or array.flags.f_contiguous
-        ):
-            return None  # only a part of the array, or strided
-        start = self.client.store_address + base.payload + prefix
+        if not base.prefix or len(base) != base.prefix + array.nbytes:
+            return None  # only a part of the array
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            return None
+        start = self.client.store_address + base.payload + base.prefix
         return base if array.__array_interface__["data"][0] == start else None
+
+    def block_to_publish(self, array: Array) -> _shm.Block | None:
+        """The block that this array fills, if `put` may make it an object in place: an array made
+        by `empty`. A result of a Group's call is copied, because its owner may go on writing it."""
+        block = self.block_of(array)
+        return None if block is None or block.payload in self.results else block
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
         """The payload's head, which precedes the array; None if it does not fit there."""
@@ -424,7 +415,7 @@ class Memory:
                     return
                 if time.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way from another host")
-                continue  # there may just be no room for it
+                continue  # ask again, because now there may be no room for it, which a reply says
             if deadline == 0 or time.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if time.monotonic_ns() >= limit:
@@ -435,7 +426,7 @@ class Memory:
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The object's value; raises the error that it failed with."""
         mem = self.payload(oid, deadline)
-        if oid in self.pending:  # free what it was made from now, not at the next call
+        if oid in self.pending:  # release what its task has held now, not at the next `drain`
             self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:
             raise self.failure(mem)

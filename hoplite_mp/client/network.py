@@ -56,8 +56,8 @@ class Network:
         standby: Sequence[str] = (),
     ) -> None:
         """standby: with listen_at, where the standby is to be; with address, further addresses at
-        which the manager may be. stays: this process exists for the node, not the other way round,
-        so drivers of this host may rely on it. AuthError, ConfigError: an argument is wrong."""
+        which the manager may be. stays: this process runs for the sake of its node, so drivers of
+        this host may attach to the node. AuthError, ConfigError: an argument is wrong."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
         self.config = config
@@ -127,8 +127,8 @@ class Network:
         self._routed = routed
 
     def open(self) -> None:
-        """Listens for the other nodes of the cluster that this host joins with a node of its own.
-        ConfigError if no port is free."""
+        """Called if this host joins with a node of its own: listens for the other nodes of the
+        cluster. ConfigError if no port is free."""
         peers = self._open(self._routed, self._wanted)
         self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 

@@ -16,7 +16,10 @@ __all__ = ["check_values", "refuse_env"]
 
 
 def check_values(changes: dict[str, Any]) -> None:
-    """Checks those of the two that are given. TypeError, ValueError."""
+    """Checks those of these options that are given. TypeError, ValueError."""
+    for name in ("detached", "get_if_exists"):
+        if name in changes and not isinstance(changes[name], bool):
+            raise TypeError(f"{name}={changes[name]!r}: it must be True or False")
     if "retry_exceptions" in changes:
         changes["retry_exceptions"] = _exceptions(changes["retry_exceptions"])
     if "env" in changes:
@@ -59,7 +62,7 @@ def _environment(given: Any) -> Environment:
 
 
 def refuse_env(env: Environment, call: str) -> None:
-    """ValueError, because that call uses processes that are already running."""
+    """ValueError if env= was given, because that call uses processes that are already running."""
     if env:
         raise ValueError(
             f"env= is for processes of their own, which executor(), actor() and spmd() start; "

@@ -37,7 +37,7 @@ class Settles(Protocol):
 
     @property
     def unread(self) -> bool:
-        """Does this process not have the result for good?"""
+        """Does this process still need the store to read the result?"""
 
 
 class Pending:

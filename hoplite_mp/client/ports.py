@@ -39,10 +39,10 @@ class Collecting(Protocol):
         """Starts the thread."""
 
     def notice(self) -> None:
-        """There is something to process from time to time."""
+        """From now on, makes the thread look for completions from time to time."""
 
     def look_again(self) -> None:
-        """Everything must be checked."""
+        """Makes the thread check everything that is pending."""
 
 
 class Waits(Protocol):
@@ -54,7 +54,7 @@ class Waits(Protocol):
 
     @property
     def own_calls(self) -> OwnCalls | None:
-        """In an actor: checks that a wait is not for a later call of the same actor."""
+        """In an actor: refuses a wait for a later call of the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
         """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
@@ -69,7 +69,8 @@ class Waits(Protocol):
 class Submitting(Protocol):
     """Sends tasks and processes their completions, for one process."""
 
-    readers: Any  # reads values for event loops that cannot be read at once; made when first needed
+    # Threads that read values which an event loop cannot read at once; made when first needed.
+    readers: Any
 
     @property
     def memory(self) -> Memory: ...
@@ -116,7 +117,7 @@ class Submitting(Protocol):
         """Processes dependencies that other processes own."""
 
     def wake_told(self) -> None:
-        """Wakes everyone that was notified since the last call, once each."""
+        """Wakes every waiter that was notified since the last call, once."""
 
     def is_done(self, oid: int) -> bool:
         """Has the object's task ended?"""

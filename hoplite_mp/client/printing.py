@@ -1,10 +1,10 @@
 """Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
 
 Why it exists: a thread writes the lines, which arrive independently of results. A notebook's kernel
-files output under the cell named by the writing thread's context, and a cell may end with a result
-before the lines printed earlier have arrived. So each cell hands its context over when it begins,
-and when it ends waits until everything that workers have printed so far is written. Only IPython's
-events and contextvars are used, nothing of a particular kernel.
+shows output below the cell that the writing thread's context names, and a cell may end with a
+result before the lines that were printed earlier have arrived. So each cell hands its context over
+to the Printer when it begins, and when it ends it waits until everything that workers have printed
+so far is written. Only IPython's events and contextvars are used, nothing of a particular kernel.
 It must never know: how lines travel.
 """
 
@@ -35,7 +35,8 @@ class Printer:
     """Writes the lines of one host's workers for this process."""
 
     def __init__(self, ask: Callable[[int], None]) -> None:
-        """ask(number): requests the mark of that number behind all lines printed so far."""
+        """ask(number): asks the node to send a mark with that number after all lines that workers
+        have printed so far."""
         self._ask = ask
         self._numbers = itertools.count(1)
         self._awaited: dict[int, threading.Event] = {}
@@ -83,11 +84,11 @@ class Printer:
         def ask() -> None:
             try:
                 self._ask(number)
-            except Exception:  # closed, or its node is gone: no line comes any more
+            except Exception:  # closed, or its node is gone, so no more lines will come
                 event.set()
 
-        # In a thread, because another thread may be in a long request to the node.
-        with contextlib.suppress(RuntimeError):  # without a thread, lines appear when they come
+        # In a thread, because `ask` has to wait while another thread is in a long request.
+        with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(CELL_WAIT_S)
         self._awaited.pop(number, None)

@@ -3,8 +3,8 @@
 Why it exists: sometimes a process waits for something that another one will do at an unknown time.
 A promise is an object that its maker has claimed. Any process on any host that holds it can wait
 for it as for every object; when its maker or its maker's host dies, it fails like every object that
-was being written. So waiting for a promise also reveals the death of its maker: a process that
-wants its own death to be known makes one that it never keeps, its *life*.
+was being written. So a process that waits for a promise also learns of its maker's death. A process
+whose death others must notice makes a promise that it never keeps, its *life*.
 It must never know: what is promised, who waits.
 """
 
@@ -64,7 +64,7 @@ def life_of(runtime: Runtime) -> Life:
 
 
 def _forked() -> None:
-    """In a forked child the lock may be held by a thread that does not exist there."""
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _lock
     _lock = threading.Lock()
 

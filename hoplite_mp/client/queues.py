@@ -1,7 +1,8 @@
 """The hint queues of one process, and tasks that wait for room in them, or for their turn.
 
-Why it exists: a queue is a ring of bounded length, so what does not fit waits here, in order. Calls
-of an actor keep their order: one that waits for its arguments delays those behind it.
+Why it exists: a queue is a ring of bounded length, so tasks whose hints do not fit wait here, in
+order. Calls of an actor keep their order: a call that waits for its arguments delays all later
+ones.
 It must never know: what a task consists of, who runs it.
 """
 
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.client.pending import Pending
 
-__all__ = ["HERE", "PLACE", "Queues"]
+__all__ = ["HERE", "PLACE", "SHUT_DOWN", "Queues"]
 
 # Instead of a pool's number: the common pool, but only its workers on this host.
 HERE = -1
+SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 POOL_ENDED = 4  # state of an actor's pool
-# Stands among a call's missing arguments until all of these have been looked at.
+# Kept among a call's missing arguments until `_depend` has looked at all of them, so that the call
+# is not posted before.
 PLACE = 0
 
 
@@ -40,9 +43,10 @@ class Queues:
     ) -> None:
         self._memory = memory
         self._tasks = tasks
-        self._lock = lock
+        self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
+        self._closings: dict[int, int] = {}  # by pool
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
@@ -53,7 +57,7 @@ class Queues:
         """The hint queue from this process to a pool."""
         queue = self._queues.get(pool)
         if queue is None:
-            with self._lock:
+            with self.lock:
                 queue = self._queues.get(pool)
                 if queue is None:
                     queue = self._tasks.open_queue(max(pool, 0), pool == HERE)
@@ -63,7 +67,7 @@ class Queues:
 
     def bag_of(self, pool: int) -> int:
         """The queue of ranked hints from this process to a pool."""
-        with self._lock:
+        with self.lock:
             bag = self._bags.get(pool)
             if bag is None:
                 bag = self._bags[pool] = self.ranked.open_bag(max(pool, 0), pool == HERE)
@@ -71,12 +75,13 @@ class Queues:
 
     def all_to(self, pool: int) -> set[int]:
         """The queues from this process to that pool."""
-        with self._lock:
+        with self.lock:
             return {one[pool] for one in (self._queues, self._bags) if pool in one}
 
     def close(self, pool: int) -> None:
         """Closes the queues to that pool, to which nothing more is sent."""
-        with self._lock:
+        with self.lock:
+            self._closings[pool] = self._closings.get(pool, 0) + 1
             for queues in (self._queues, self._bags):
                 queue = queues.pop(pool, None)
                 if queue is None:
@@ -86,23 +91,28 @@ class Queues:
                     self._tasks.close_queue(queue)
 
     def opened(self, pool: int) -> None:
-        """That number has been given to a new pool. A queue from this process to an earlier pool of
-        that number, an actor's, was closed when that actor ended."""
-        with self._lock:
+        """Called when that number has been given to a new pool. Forgets queues to an earlier pool
+        of that number, an actor's, because they were closed when that actor ended."""
+        with self.lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)
                 if queue is not None and not self._tasks.owns_queue(queue, pool):
                     del queues[pool]
 
+    def closings(self, pool: int) -> int:
+        """How often that pool was closed here. If this has changed since a queue to it was looked
+        up, the queue may be another process's, and lead to another pool."""
+        return self._closings.get(pool, 0)
+
     def has_room(self, queue: int) -> bool:
-        """Is there room, so that nothing waits for it?"""
+        """True if no task waits for room or its turn in this queue."""
         return queue not in self.overflow
 
     def post_later(self, pending: Pending) -> None:
         """Posts a task behind those that wait for room in the same queue."""
-        with self._lock:
+        with self.lock:
             if pending.queue in self._ordered and pending.needs:
-                self.post_overflow()  # it has its place in the row already
+                self.post_overflow()  # `keep_place` has put it into the row already
                 return
             if pending.rank is not None:
                 if pending.queue not in self._bags.values():
@@ -111,13 +121,13 @@ class Queues:
                 self.post_overflow()
                 return
             if pending.queue not in self._queues.values():
-                return  # its pool has been closed, and it is cancelled
+                return  # its pool has been closed, and so the task is cancelled
             self.overflow.setdefault(pending.queue, deque()).append(pending)
             self.post_overflow()
 
     def post_overflow(self) -> None:
         """Posts tasks for which there is room and whose turn has come."""
-        with self._lock:
+        with self.lock:
             for queue, tasks in list(self.overflow.items()):
                 posted = False
                 while tasks:
@@ -153,7 +163,7 @@ class Queues:
             and self._tasks.owns_queue(queue, pool)
         ):
             return
-        with self._lock:
+        with self.lock:
             self.opened(pool)
             self._ordered[self.of(pool)] = pool
 
@@ -164,12 +174,12 @@ class Queues:
     def keep_place(self, pending: Pending) -> None:
         """Puts a call into the row of its actor's calls before its arguments have been looked
         at."""
-        with self._lock:
+        with self.lock:
             pending.missing.add(PLACE)
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
-        """To be called after a call was posted: if the actor had ended before, the node did not
-        see that call, and is asked to fail it."""
+        """Called after a call was posted. If the actor had ended before, the node may not have seen
+        the call, so it is asked to fail it."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))

@@ -35,18 +35,18 @@ def checked_priority(given: Any) -> int:
 
 def rank_of(priority: int, floor: int, demand: Demand | None) -> tuple[int, int] | None:
     """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
-    of the task that submits it."""
+    of the task that submits it, or NO_FLOOR."""
     return (priority, floor) if priority or floor > 0 or demand is not None else None
 
 
 def level_of(rank: tuple[int, int]) -> int:
-    """The task's level: at least that of the task that submitted it, which may be waiting for
-    it."""
+    """The task's level: its priority, but at least the level of the task that submitted it, because
+    that task may be waiting for it."""
     return max(rank)
 
 
 class Best:
-    """A priority queue with the interface of a deque: the first item is the highest."""
+    """A priority queue with the interface of a deque: the first item has the highest priority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, ...], Pending]] = []
@@ -61,7 +61,7 @@ class Best:
     def append(self, pending: Pending) -> None:
         assert pending.rank is not None
         self._count += 1
-        # A task with a demand is only announced to the node, so it never waits for room here.
+        # A task with a demand is only announced to the node and needs no room, so it goes first.
         first = pending.demand is None
         key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
         heapq.heappush(self._heap, (key, pending))

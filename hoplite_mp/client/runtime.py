@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.demands import Demands
 from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.engines import enter_by_engine
 from hoplite_mp.client.foreign import ForeignRefs, held_too_short
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import FOREVER_NS, Memory
+from hoplite_mp.client.memory import Memory
 from hoplite_mp.client.queues import HERE
 from hoplite_mp.client.submitter import Submitter
 from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
@@ -65,8 +66,9 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
-        # In a worker of the common pool: runs its tasks of rounds (`Cluster.run`); called while a
-        # task of its own waits for a round, so that two such tasks do not wait for each other.
+        # In a worker of the common pool: runs this worker's tasks of rounds (`Cluster.run`). Called
+        # while a task in this worker waits for a round, so that two tasks that both wait for rounds
+        # do not wait for each other for ever.
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
         self.running = 0  # local id of the task with resources that runs here, if it runs alone
@@ -78,26 +80,27 @@ class Runtime:
         self.face: Any = None
         # Set in processes that take part for another engine.
         self.foreign: ForeignRefs | None = None
-        self.dropped = False  # nobody holds it any more; it ends when nothing is pending
-        self.setups: list[Any] = []  # initializers of pools, which end with the cluster
+        self.dropped = False  # its Cluster was dropped; it ends when nothing is pending
+        self.setups: list[Any] = []  # initializers of pools; dropped when the cluster ends
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process knows
         self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
-        # Functions to call at the end of the one task that runs, if it is alone.
+        # Functions to call at the end of the task that runs, if only one runs at a time.
         self.process_leaves: list[Any] = []
         self.life: Any = None  # see client/promises.py; made when first asked for
         with _stack_lock:
             _stack.append(self)
 
     def work_for_an_engine(self, passes_on: bool = False) -> None:
-        """From now on the node holds each ref for a while that is pickled outside of this library,
-        because another engine carries the bytes. passes_on: see ForeignRefs."""
+        """From now on, when a ref is pickled outside of this library, the node holds its object for
+        a while, because another engine carries the bytes. passes_on: see ForeignRefs."""
         if self.foreign is None:
             self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
 
     @property
     def is_over(self) -> bool:
-        """Its node is gone, but an engine may have a way back or another cluster."""
+        """True if its node is gone, but an engine may bring this process back or into another
+        cluster."""
         return self.foreign is not None and self.memory.lost is not None
 
     @property
@@ -163,7 +166,7 @@ class Runtime:
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()
-            if self.foreign is not None:  # such a process may do nothing else for a long time
+            if self.foreign is not None:  # an engine's process may not call this library for long
                 self.submitter.collector.look_soon()
         except BaseException:  # Ctrl-C, for example: the node may not have received it
             for hold in holds:
@@ -179,8 +182,8 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        # It may have been done, or lost, before it had a Future. Check after it has one: a thread
-        # that saw the end before that does not know the Future.
+        # The operation may be done, or the node lost, before the Future was entered above; the
+        # thread that noticed it did not know the Future. So check now, after it was entered.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -191,7 +194,8 @@ class Runtime:
         """Leaves the cluster; memory that is mapped stays readable."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
-            # First, so that a thread that submits just now either sees it or is abandoned below.
+            # First, so that a thread that submits a task now either sees this, or has entered the
+            # task early enough for `abandon` below to fail it.
             self.memory.lost = error
         self.submitter.stop()
         with _stack_lock:
@@ -200,7 +204,7 @@ class Runtime:
         self.client.close()
         self.tasks.lose()  # wakes threads that still wait, which find it closed
         for leave in list(self.task_leaves):
-            leave()  # ends threads of Groups, whose waits have just failed
+            leave(True)  # ends threads of Groups, whose waits have just failed
         self.submitter.abandon(error)
         self.channel.close()
         # Break cycles that would keep the mappings until the garbage collector happens to run.
@@ -214,9 +218,9 @@ class Runtime:
 
 
 def current_runtime() -> Runtime:
-    """The innermost open Runtime of this process. If there is only one whose node is gone, that
-    one, whose calls report it; but first an engine is asked, which may have a way back or another
-    cluster."""
+    """The innermost open Runtime of this process. If there is none, or the node of each is gone,
+    first lets an engine bring this process back or into another cluster. If no engine does, returns
+    a Runtime whose calls raise that its node is gone, or raises ClosedError if there is none."""
     found = _innermost()
     if found is None or found.is_over:
         if enter_by_engine():
@@ -229,7 +233,8 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """The innermost one that takes part; else the innermost one that an engine may bring back."""
+    """The innermost Runtime that takes part in its cluster; if there is none, the innermost one
+    that an engine may bring back."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped:

@@ -27,8 +27,8 @@ def spread(
     count: int, places: Sequence[tuple[int, int]], most: dict[int, int] | None = None
 ) -> list[tuple[int, int]]:
     """Distributes `count` workers over (node, weight): returns (node, workers) without zeros. Each
-    goes to the first node that has the fewest in proportion to its weight. `most`: how many fit on
-    a node."""
+    worker goes to the node that then has the fewest in proportion to its weight, the first of
+    several. `most`: how many workers fit on a node."""
     given = dict.fromkeys((number for number, _ in places), 0)
     for _ in range(count):
         open_ = [one for one in places if most is None or given[one[0]] < most[one[0]]]

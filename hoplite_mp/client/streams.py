@@ -3,7 +3,7 @@ elsewhere.
 
 Why it exists: the generator's task returns a *link*, an object that is pending at first; when it is
 done it names an item and the next link. A reader waits for its link, takes the item, and releases
-the link, by which the generator learns that the item was taken. When a link is lost with its
+the link, which shows the generator's worker that the item was taken. When a link is lost with its
 process or host, the task is sent again and skips the items that were taken.
 It must never know: which worker, which host, how a generator is run.
 """
@@ -15,10 +15,11 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.taking import take_over_all
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import GONE, STATE
-from hoplite_mp.protocol.local import Import, Imported
+from hoplite_mp.protocol.local import Import
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["END", "ITEM", "RAISED", "Plan", "Stream"]
 
 T = TypeVar("T")
-# The kinds of a link's value: an item and the next link; the end; the end, with an object that has
-# failed with what the generator raised.
+# The kinds of a link's value: an item and the next link; the end; the end, and an object that has
+# failed with the exception that the generator raised.
 ITEM, END, RAISED = 0, 1, 2
 _AGAIN: Any = object()
 _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class Plan(NamedTuple):
-    """What the generator's worker needs to know; sent before the function's own arguments."""
+    """What the generator's worker needs to know; the first argument of the generator's task."""
 
     skip: int  # how many items are computed and not sent
     buffersize: int | None
@@ -128,8 +129,8 @@ class Stream(Generic[T]):
             except BaseException:
                 self._finish()
                 raise
-            # From here on this stream, and not the task's result, holds the links, so that each is
-            # freed when it has been read.
+            # Release what the task's result holds, so that from here on only this stream holds the
+            # links, and each is freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)
             return _AGAIN
@@ -168,8 +169,8 @@ class Stream(Generic[T]):
         return found or RuntimeError(f"{self._name}() has failed")
 
     def _read(self, link: ObjectRef[Any]) -> Any:
-        """The value of a link. Acquires holds on all objects that it names with a single
-        request."""
+        """The value of a link. A single request to the node acquires holds on all objects of other
+        hosts that it names."""
         memory = self._memory
         mem = memory.payload(memory.local_id(link), FOREVER_NS)
         if serial.payload_kind(mem) == serial.ERROR:
@@ -177,10 +178,7 @@ class Stream(Generic[T]):
         home, holds = memory.client.home, dict[bytes, Any]()
         far = [one for one in serial.read_refs(mem) if ids.unpack_id(one)[0] != home]
         if far:
-            reply = memory.channel.call(Import(far))
-            for one, oid in zip(far, reply.value, strict=True):
-                holds[one] = memory.client.hold(oid) if oid else None
-            memory.channel.tell(Imported(reply.number))
+            holds.update(zip(far, take_over_all(memory, Import(far), list), strict=True))
 
         def make_ref(one: bytes) -> ObjectRef[Any]:
             return ObjectRef(one, holds[one]) if one in holds else memory.make_ref(one)
@@ -191,8 +189,8 @@ class Stream(Generic[T]):
         return item._hold is None or self._memory.client.state(self._memory.local_id(item)) in _LOST
 
     def _begins_again(self, error: BaseException) -> bool:
-        """The generator's process or host has died, or has timed out: sends the task again, if it
-        may."""
+        """Called when the generator's process or host has died, or its task has timed out. Sends
+        the task again and returns True, unless it has timed out or no retries are left."""
         self._link = None
         if isinstance(error, HopliteTimeoutError) or self._tries >= self._retries:
             self._finish()
@@ -245,8 +243,9 @@ class Stream(Generic[T]):
         task, self._task, self._link = self._task, None, None
         self._begin, self._cluster = _nothing, None
         if task is not None and self._memory.client.usable:
-            # The task has not begun; or it ends by itself, because nobody holds its link. No lock
-            # is taken here, because the garbage collector may call this anywhere.
+            # This cancels a task that has not begun; one that has begun ends by itself, because
+            # nobody holds its link. No lock is taken here, because the garbage collector may call
+            # this anywhere.
             self._runtime.tasks.cancel(task._oid, False)
             self._runtime.submitter.collector.notice()
 

@@ -1,16 +1,17 @@
 """The submitter's side of tasks: sending, dependencies, completions.
 
 Why it exists: the truth about a task is its header, but its submitter must hold the arguments until
-it is done, send it when they are there, take over refs inside its result, and notify whoever waits.
-Whichever comes first does so: the thread in `result()`, the next submit, or the collector.
+the task is done, send the task when they are ready, take over refs inside its result, and notify
+all that wait. Whichever comes first does so: the thread in `result()`, the next submit, or the
+collector.
 It must never know: how a task is run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-import weakref
 from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
@@ -18,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.announcing import Watch
 from hoplite_mp.client.collector import Collector
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.keeping import Unread, keep_results
 from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
-from hoplite_mp.client.memory import FOREVER_NS, Memory
-from hoplite_mp.client.pending import Pending, Settles
-from hoplite_mp.client.queues import HERE, PLACE, Queues
+from hoplite_mp.client.pending import Pending
+from hoplite_mp.client.queues import HERE, PLACE, SHUT_DOWN, Queues
 from hoplite_mp.client.ranking import NO_FLOOR
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
@@ -41,17 +42,18 @@ from hoplite_mp.protocol.local import Interrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp.client.memory import Memory
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Submitter", "last_resort"]
 
-# A task is not run in place by a waiting worker; gets copies of refs' values; stays on this host.
+# Flags: no waiting worker runs the task in place; it gets copies of refs' values; it stays on this
+# host.
 FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
 NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
-FINISHED_MIN = 1024
-HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and what it carries
+HOLDS_OF_CALL = 2  # what a task without refs holds: the function, and what that carries
 REFUGE_BYTES = 3 << 10  # for an error when there is little room: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
@@ -68,13 +70,12 @@ class Submitter:
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and watches on it.
         self.waits: dict[int, list[Pending | Watch]] = {}
-        self.told: deque[Callable[[], None]] = deque()  # wakes those who have been notified
+        self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
         self.readers: Any = None  # threads that read values for event loops
         # Bucket in which this process is parked -> dependencies there that other processes own, and
         # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
-        self._finished: list[weakref.ref[Settles]] = []  # perhaps with unread results
-        self._finished_max = FINISHED_MIN
+        self._unread = Unread()
         self.waits_lock = threading.RLock()
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
         self.queue, self.close_queue = self.queues.of, self.queues.close
@@ -123,6 +124,7 @@ class Submitter:
                 ref = memory.put_encoded(call, held=True)
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
+        closings = self.queues.closings(pool)
         queue = self.queue(pool) if rank is None else self.queues.bag_of(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
@@ -138,7 +140,7 @@ class Submitter:
             self.queues.ranked.rank(oid, *rank)
         try:
             self.pending[oid] = pending
-            posted = self.tasks.submit(
+            task = (
                 oid,
                 memory.local_id(function),
                 inline,
@@ -151,14 +153,20 @@ class Submitter:
                 ready,
                 self.audience,
             )
+            with self.queues.lock:  # another thread may be shutting the executor down
+                if self.queues.closings(pool) != closings:
+                    del self.pending[oid]
+                    raise ClosedError(SHUT_DOWN)
+                posted = self.tasks.submit(*task)
             if not posted:
                 self._keep_back(pending, call.dependencies, holder is not None, refusal)
             elif holder is not None:
                 self.queues.look_at_actor(pool)
             hold.keep()
-            if carried is not None or len(holds) > HOLDS_OF_CALL:
-                self.collector.look_soon()  # what it holds should be freed soon after its end
-        except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
+            if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
+                # The task may be all that holds an actor, so free what it holds soon after its end.
+                self.collector.look_soon()
+        except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody needs the task
             self.tasks.cancel(oid, False)
             self.drain()
             raise
@@ -173,7 +181,7 @@ class Submitter:
         in_order: bool,
         refusal: BaseException | None,
     ) -> None:
-        """Sends a task later, when its arguments or room are there; or fails it."""
+        """Sends a task later, when its arguments are done and its queue has room; or fails it."""
         if refusal is not None:
             self._fail(pending, refusal)
             self.drain()
@@ -195,7 +203,7 @@ class Submitter:
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
         done: list[int] = []
-        with self.waits_lock:  # not sent before all have been looked at
+        with self.waits_lock:  # so that nobody sends the task before all refs were looked at
             first = not self.waits
             pending.needs = list(refs)
             for ref in refs:
@@ -206,7 +214,7 @@ class Submitter:
                     break
                 if not self.tasks.done(oid):
                     self.begin_wait(oid, pending)
-                    if self.tasks.done(oid):  # it may have been processed before it was listed
+                    if self.tasks.done(oid):  # perhaps processed before the task was listed
                         done.append(oid)
             pending.missing.discard(PLACE)
         if lost is not None:
@@ -218,7 +226,7 @@ class Submitter:
         for oid in done:
             self.release(oid)
         self.collector.start()
-        # Later ones change the event word, on which the collector then sleeps.
+        # For later ones it sleeps on the event word already, which their completion changes.
         if first:
             self.collector.notice()
 
@@ -227,7 +235,7 @@ class Submitter:
         if waiting is None:
             waiting = self.waits[oid] = []
             buckets = self.tasks.park([oid])
-            if not buckets:  # it is in a table of this process
+            if not buckets:  # the object is in a table of this process
                 self.tasks.watch(oid)
             for bucket in buckets:
                 self._others.setdefault(bucket, set()).add(oid)
@@ -236,8 +244,8 @@ class Submitter:
             waiting.append(pending)
 
     def release(self, oid: int) -> None:
-        """The object is done: notifies all that wait for it; nobody is added any more. Each step
-        may be repeated, because `look_at_all` repeats what Ctrl-C interrupted."""
+        """The object is done: notifies all that wait for it. A thread that adds one later calls
+        this, too. Each step may be repeated: `look_at_all` repeats what Ctrl-C interrupted."""
         seen: set[Pending | Watch] = set()
         while True:
             with self.waits_lock:  # remove the list only when everybody in it has been notified
@@ -265,9 +273,12 @@ class Submitter:
                 self.tasks.unpark([bucket])
 
     def wake_told(self) -> None:
-        """Wakes everyone that was notified since the last call, once each."""
+        """Wakes every waiter that was notified since the last call, once."""
         while self.told:
-            self.told.popleft()()
+            # One expression, so that there is little time for Ctrl-C between the two calls, which
+            # would lose a wake-up. IndexError: another thread has taken the last one meanwhile.
+            with contextlib.suppress(IndexError):
+                self.told.popleft()()
 
     def send(self, pending: Pending) -> None:
         """No argument is missing any more: posts the task, or fails it."""
@@ -290,7 +301,7 @@ class Submitter:
         self.waiting.ready(pending.oid)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
-        """Fails a task that will not run, with the error of its argument."""
+        """Fails a task that will not run, with that error."""
         oid = pending.oid
         try:
             if not self.tasks.take(oid):
@@ -313,7 +324,7 @@ class Submitter:
             try:
                 taken = self.store_result(oid, encoded, True)
                 return list(encoded.refs) if taken else []
-            except BaseException as problem:  # there was no room: a short text always fits
+            except BaseException as problem:  # no room, for example: try again with a shorter text
                 if self.client.state(oid) != STATE["CLAIMED"]:
                     raise
                 if not isinstance(problem, Exception):
@@ -327,7 +338,7 @@ class Submitter:
         return []
 
     def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
-        """The Future of a task that cannot be sent: it has failed with this very exception."""
+        """The Future of a task that cannot be sent; it has failed with exactly this exception."""
         client = self.client
         oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
         future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
@@ -417,7 +428,8 @@ class Submitter:
         state = self.client.state(oid)
         has_refs, _ = self.client.flags(oid)
         if has_refs and state in STORED and oid in self.pending:
-            # Held here, because another thread may finish it too, and its Future may be dropped.
+            # Hold the object meanwhile: another thread may process the same completion, and the
+            # Future may be dropped.
             hold = self.client.hold(oid)
             if hold is not None:
                 self.memory.inner[oid] = self.memory.inner_refs(oid)
@@ -426,26 +438,17 @@ class Submitter:
         future = pending.future
         if future is not None:
             future._complete(is_cancelled(self.client, oid, state), state not in VALUED)
-        # Last, so that look_at_all finds it again if Ctrl-C interrupts this.
+        # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
-            self._finished.append(weakref.ref(future))
-            if len(self._finished) > self._finished_max:
-                self._forget_read()
+            self._unread.add(future)
         pending.holds = None
         pending.needs = []
         if oid in self.waits:
             self.release(oid)
 
-    def _forget_read(self) -> None:
-        """Drops Futures that are gone, or whose result has been read."""
-        living = [(ref, ref()) for ref in self._finished]
-        self._finished = [ref for ref, future in living if future is not None and future.unread]
-        self._finished_max = max(FINISHED_MIN, 2 * len(self._finished))
-
     def keep_results(self, bytes_max: int) -> None:
         """Before the end: keeps results readable that nobody has read yet."""
-        living = [future for ref in self._finished if (future := ref()) is not None]
-        keep_results(self.memory, living, bytes_max)
+        keep_results(self.memory, self._unread.futures(), bytes_max)
 
     def abandon(self, error: BaseException) -> None:
         """After the end: fails everything that is not finished."""
@@ -473,7 +476,7 @@ class Submitter:
         self.memory.check()
         pending = self.pending.get(oid)
         if force and pending is not None and self.queues.is_ordered(pending.queue):
-            # Interrupted other than at an await, an actor's state would be undefined.
+            # Interrupted anywhere but at an await, a call leaves its actor in an undefined state.
             force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:

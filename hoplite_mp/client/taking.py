@@ -1,9 +1,9 @@
 """Takes over an object that the node holds on behalf of this process.
 
-Why it exists: the node keeps what it gives until it receives Imported, which acknowledges all
-earlier replies, too, because some may never be read (Ctrl-C). So a thread must acquire its hold
-before another thread of the process can send a request: it does so while it still has the line to
-itself.
+Why it exists: the node holds what it gives until it receives Imported. That acknowledges all
+earlier replies, too, because some of them may never be read (Ctrl-C). So a thread must acquire its
+hold before another thread of the process can send an Imported; it does so while it still has the
+channel's lock.
 It must never know: what is asked, what becomes of the object.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.protocol.local import Ask
 
-__all__ = ["take_over"]
+__all__ = ["take_over", "take_over_all"]
 
 
 class Holder(Protocol):
@@ -35,13 +35,20 @@ class Holder(Protocol):
 def take_over(holder: Holder, ask: Ask, oid_in: Callable[[Any], int]) -> Any:
     """Sends the request and returns a hold on the object that `oid_in` finds in the reply; None if
     there is none."""
-
-    def take(value: Any, number: int, seen: list[int]) -> tuple[int, Any]:
-        oid = oid_in(value)
-        hold = holder.client.hold(oid) if oid else None
-        seen[0] = number
-        return number, hold
-
-    number, hold = holder.channel.call(ask, take)
-    holder.channel.tell(Imported(number))
+    (hold,) = take_over_all(holder, ask, lambda value: [oid_in(value)])
     return hold
+
+
+def take_over_all(holder: Holder, ask: Ask, oids_in: Callable[[Any], list[int]]) -> list[Any]:
+    """Sends the request and returns holds on the objects that `oids_in` finds in the reply; None
+    for an id that is 0, and for an object that is gone."""
+
+    def take(value: Any, number: int, seen: list[int]) -> tuple[int, list[Any]]:
+        holds = [holder.client.hold(oid) if oid else None for oid in oids_in(value)]
+        seen[0] = number
+        return number, holds
+
+    taken: tuple[int, list[Any]] = holder.channel.call(ask, take)
+    number, holds = taken
+    holder.channel.tell(Imported(number))
+    return holds

@@ -8,6 +8,8 @@ It must never know: which thread settles it, what a Group is.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ThreadFuture"]
 
 T = TypeVar("T")
+BLOCKED_AFTER_NS = 2_000_000
 
 
 class ThreadFuture(concurrent.futures.Future[T]):
@@ -25,16 +28,48 @@ class ThreadFuture(concurrent.futures.Future[T]):
     loop; cancelling the `await` cancels nothing else."""
 
     def __init__(self, blocks: Waits | None = None) -> None:
-        """blocks: in a worker, its waits: the task counts as blocked while it awaits this, because
-        the thread that settles it does not count."""
+        """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
+        for this Future, if the thread that settles it does not count itself as blocked."""
         super().__init__()
         self._blocks = blocks
 
+    def result(self, timeout: float | None = None) -> T:
+        """As of `concurrent.futures.Future`."""
+        return super().result(self._wait(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of `concurrent.futures.Future`."""
+        return super().exception(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """In a worker: waits, and counts as blocked after a while. Returns the timeout that is
+        left."""
+        blocks = self._blocks
+        if blocks is None or blocks.run_in_place is None or self.done():
+            return timeout
+        first_s = (
+            BLOCKED_AFTER_NS / 1e9 if timeout is None else min(BLOCKED_AFTER_NS / 1e9, timeout)
+        )
+        until = None if timeout is None else time.monotonic() + timeout
+        if self._settles(first_s):
+            return 0
+        left = None if until is None else max(0.0, until - time.monotonic())
+        blocks.count_blocked(1)
+        try:
+            self._settles(left)
+        finally:
+            blocks.count_blocked(-1)
+        return 0
+
+    def _settles(self, timeout: float | None) -> bool:
+        """Waits until it is done, or cancelled; False at the timeout."""
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+            super().exception(timeout)
+        return self.done()
+
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
-        """Makes the call, unless this Future was cancelled before, and stores its result or
-        error."""
-        if not self.set_running_or_notify_cancel():
-            return
+        """Makes the call, and stores its result or error. The Future must be running already, so
+        that it cannot be cancelled."""
         try:
             value = call(*args, **kwargs)
         except BaseException as error:

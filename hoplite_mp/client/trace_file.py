@@ -2,8 +2,9 @@
 
 Why it exists: the format (Chrome trace events, JSON) needs processes with tracks on which events do
 not overlap, and a single clock. Each node becomes such a process. Each of its workers has a track
-for its tasks, which at most nest; all other events are put on as many tracks as they need not to
-overlap. Times of a node are shifted by the difference between its clock and the driver's.
+for its tasks, which may nest but not overlap otherwise; all other events are spread over as many
+tracks as it takes for none to overlap. Times of a node are shifted by the difference between its
+clock and the driver's.
 It must never know: where documents come from, where the text goes.
 
     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
@@ -63,7 +64,7 @@ class TraceText:
 
     def __init__(self, begin_ns: int, end_ns: int) -> None:
         """When the trace began and ended, by the driver's clock. Events that began earlier are cut
-        at the beginning, and say so."""
+        at the trace's beginning; their `began_before_us` says how much."""
         self._begin_ns = begin_ns
         self._end_ns = end_ns
         self._first = True
@@ -110,8 +111,9 @@ class TraceText:
                 yield self._line(event)
 
     def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
-        """Converts to the driver's clock, relative to the trace's beginning. Both ends are shifted,
-        so that consecutive events do not overlap."""
+        """Converts an event's times to the driver's clock, relative to the trace's beginning. Its
+        begin and its end are shifted each by its own difference, so that consecutive events do not
+        overlap."""
         begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
         end = event.pop("end")
         end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
@@ -125,8 +127,8 @@ class TraceText:
         return self._line(event if tid is None else event | {"tid": tid})
 
     def tail(self, lost: list[int], left: list[int], version: str) -> str:
-        """The end of the file. `lost`, `left`: nodes whose events are missing; `left` are those of
-        programs, without workers."""
+        """The end of the file. `lost`, `left`: nodes that have gone meanwhile, whose events are
+        missing; `left` had no workers (nodes of programs)."""
         names = [f"h{number}" for number in lost]
         dropped = {name: count for name, count in self._dropped.items() if count}
         text = ""
@@ -167,7 +169,7 @@ class _Tracks:
     def __iter__(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         for slot, events in sorted(self._tasks.items()):
             name = f"worker {slot}"
-            # Of those that begin together, the outer one first.
+            # Of tasks that begin at the same time, the outer one first.
             events.sort(key=lambda event: (event["ts"], -event["dur"]))
             yield self._base + slot, name, events
         for kind, (name, events) in enumerate(sorted(self._others.items()), 1):

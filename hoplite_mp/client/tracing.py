@@ -1,8 +1,8 @@
 """The user's side of a trace: a `with` block that leaves a file.
 
-Why it exists: the nodes record what happens; this file begins and ends that, reads the records and
-writes the timeline. A wrong path is found before anything begins; the file appears complete or not
-at all.
+Why it exists: the nodes record what happens; this module begins and ends the recording, reads the
+records and writes the timeline. A wrong path is found before the recording begins, and the
+timeline's file appears complete or not at all.
 It must never know: how nodes record, what other formats there are.
 """
 
@@ -35,7 +35,8 @@ class Trace:
     """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """OSError if no file can be created there, which is tested by creating one."""
+        """OSError if no file can be created at `path`, which is tested by creating one beside
+        it."""
         runtime.memory.check()
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
@@ -53,7 +54,8 @@ class Trace:
     @contextlib.contextmanager
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:
         """A new file in the same directory, deleted at the end unless it was renamed."""
-        made = self.path.with_name(f".{self.path.name[:100]}.{os.urandom(4).hex()}")
+        begin = os.fsdecode(os.fsencode(self.path.name)[:100])  # names are limited in bytes
+        made = self.path.with_name(f".{begin}.{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(made, flags, 0o666), "w", encoding="utf-8") as file:
             try:

@@ -1,9 +1,10 @@
 """How a process waits for its objects; a worker runs the awaited tasks itself, or counts as
 blocked.
 
-Why it exists: a worker that only waited would be one worker less, and if all wait for tasks that
-they have submitted, nobody runs those. So an awaited task is run in place where that is possible,
-and a worker that has waited for a while counts as blocked, whereupon the node starts a stand-in.
+Why it exists: a worker that only waited would be one worker less, and if all workers waited for
+tasks that they have submitted, nobody would run these. So a worker runs an awaited task in place if
+it can, and a worker that has waited for a while counts as blocked, whereupon the node starts a
+stand-in.
 It must never know: how tasks are sent, who starts workers.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks, errors
 from hoplite_mp.client.calls import OwnCalls
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS, Deadline
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.headers import AWAY
 
@@ -31,7 +32,7 @@ __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
 ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
-TAKEN_LOOKS = 32  # tasks claimed by others that are retried at each wake-up
+TAKEN_LOOKS = 32  # how many tasks that could not be run in place are tried again at each wake-up
 
 
 class _Needed:
@@ -42,7 +43,7 @@ class _Needed:
     def __init__(self, everything: set[int]) -> None:
         self.all = everything
         self.ready: list[int] = []  # have their arguments, and have not been tried yet
-        self.taken: deque[int] = deque()  # were claimed by others when they were tried
+        self.taken: deque[int] = deque()  # could not be run in place when they were tried
 
 
 class Waiting:
@@ -59,8 +60,9 @@ class Waiting:
         self._lock = threading.Lock()
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """This process runs that pool's tasks, an actor's calls, at most `places` at a time; waits
-        of a call for later calls of the actor are checked from now on."""
+        """Called in an actor's process, which runs that pool's tasks, the actor's calls, at most
+        `places` at a time. From now on, a wait of a call for later calls of the actor is refused if
+        it would never end."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
@@ -72,7 +74,6 @@ class Waiting:
     def wait_done(self, oid: int, deadline: int) -> None:
         """Waits until the object is done. A worker meanwhile runs what it waits for, or counts as
         blocked."""
-        begun = time.monotonic_ns()
         forever = deadline == FOREVER_NS
         needed: _Needed | None = None
         try:
@@ -84,16 +85,15 @@ class Waiting:
                 elif not self.wait_many([oid], 1, deadline, forever):
                     name = self.tasks.name(oid)
                     what = f"the result of {name}()" if name else "the object"
-                    seconds = max(0, deadline - begun) / 1e9  # a little less than was asked for
-                    within = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
-                    raise HopliteTimeoutError(f"{what} was not ready within {within} s")
+                    within_s = deadline.within_s if isinstance(deadline, Deadline) else 0
+                    raise HopliteTimeoutError(f"{what} was not ready within {within_s:g} s")
         finally:
             if needed is not None:
                 self._needed.remove(needed)
 
     def _find_needed(self, oid: int) -> _Needed:
-        """Collects once everything that this object needs, as far as this process has submitted it;
-        later `ready` adds tasks of it that become ready."""
+        """Collects, once for each wait, the tasks of this process that this object needs, also
+        indirectly. Those that become ready later are added by `ready`."""
         needed = _Needed({oid})
         # Registered first, so that tasks that become ready meanwhile are added, too.
         self._needed.append(needed)
@@ -111,15 +111,15 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """A task of this process that had waited for its arguments was sent."""
+        """Called when a task of this process that had waited for its arguments was sent."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
 
     def _run_needed(self, needed: _Needed) -> bool:
-        """In a worker: runs the awaited task, or one that it needs, in place. False if there is
-        none that others are not running already. Without this, workers that all wait for tasks that
-        they have submitted would leave nobody to run them."""
+        """In a worker: runs the awaited task, or one that it needs, in place. False if none of them
+        can be run here now, mostly because others run them. Without this, workers that all wait for
+        tasks that they have submitted would leave nobody to run these."""
         assert self.run_in_place is not None
         while needed.ready:
             oid = needed.ready.pop()
@@ -127,8 +127,9 @@ class Waiting:
                 return True
             if not self.tasks.done(oid):
                 needed.taken.append(oid)
-        # Tasks that others had claimed may be free again, after a death or if another process has
-        # submitted them. Only a few are tried, because that happens at every wake-up.
+        # A task that could not be claimed may be queued by now: again, after its worker's death, or
+        # for the first time, by another process that has submitted it. Only a few are tried,
+        # because this happens at every wake-up.
         for _ in range(min(len(needed.taken), TAKEN_LOOKS)):
             oid = needed.taken.popleft()
             if self.run_in_place(oid):
@@ -203,10 +204,11 @@ class Waiting:
                 self.count_blocked(-1)
 
     def count_blocked(self, change: int) -> None:
-        """While any thread of a task waits, its worker counts as blocked, and others stand in for
-        it."""
+        """`change` more threads of this worker wait inside a task. While there are any, the worker
+        counts as blocked, and a stand-in may run."""
         with self._lock:
-            self._blocked += change
+            # A forced cancel may come between a wait's note that it counts and its count.
+            self._blocked = max(0, self._blocked + change)
             if self.memory.client.usable:
                 self.tasks.set_blocked(self._blocked > 0)
 
@@ -221,5 +223,5 @@ class Waiting:
             if all(self.tasks.done(oid) for oid in oids):
                 self.submitter.look_at_all()  # the done bits of the last ones may not be set yet
                 if not self.submitter.pending.keys() - oids:
-                    break  # what is left cannot be processed now: no room for refs inside it
+                    break  # what is left cannot be processed now, because the store is full, say
         return True

@@ -2,9 +2,9 @@
 
 Why it exists: a global array travels with each task of the functions that name it, and reading 100
 MB to find them unchanged costs more than the task. The kernel knows which pages were written
-(`_pages`), but only for private anonymous memory, only for whole pages, and once for the whole
-process: a look protects the pages again, so what one watch finds is noted for all others over the
-same memory. What a watch is not sure of it reports as written, never the contrary.
+(`_pages`), but only for private anonymous memory and whole pages, and it tells a process only once:
+a look protects the pages again, so what one watch finds must be noted for all other watches over
+the same memory. If a watch is not sure whether bytes were written, it reports them as written.
 It must never know: what the bytes mean, who compares them with what.
 """
 
@@ -28,7 +28,7 @@ Ranges = list[tuple[int, int]]
 
 
 class _State:
-    """The state of this process."""
+    """The state of this module, which a forked child begins anew."""
 
     def __init__(self) -> None:
         self.usable: bool | None = None  # None: not tried yet
@@ -42,7 +42,8 @@ lock = threading.RLock()
 
 
 def _forked() -> None:
-    """A child has memory of its own, and the lock may be held by a thread that it does not have."""
+    """Resets the state in a forked child: its memory is its own and not watched, and a thread that
+    does not exist there may hold the lock."""
     global lock
     lock = threading.RLock()
     _state.usable = None
@@ -83,7 +84,7 @@ class Watch:
         self.watched = False
 
     def open(self) -> None:
-        """Asks the kernel from the next look on, if that is possible."""
+        """From the next look on, the kernel tracks writes, if that is possible."""
         if self.watched or self.end <= self.begin or not available():
             return
         if _pinned() or not _private(self.begin, self.end):
@@ -95,8 +96,8 @@ class Watch:
             _state.watches.append(self)
 
     def close(self) -> None:
-        """Ends the kernel's tracking, before or after the memory is freed: memory that other
-        watches cover by then is left alone."""
+        """Ends the kernel's tracking, unless other watches cover parts of the memory. The memory
+        may have been freed before, and belong to another watch's array by now."""
         if not self.watched:
             return
         self.watched = False
@@ -111,7 +112,7 @@ class Watch:
             return None
         concerned = [self, *self._others()]
         doubts = [watch.doubt for watch in concerned]
-        for watch in concerned:  # stays set if an exception comes in between
+        for watch in concerned:  # so that it stays in doubt if an exception interrupts this
             watch.doubt = True
         try:
             found = _pages.look(self.begin, self.end)
@@ -121,12 +122,12 @@ class Watch:
             return None
         for watch, doubt in zip(concerned, doubts, strict=True):
             if watch is not self and len(watch.found) + len(found) > UNREAD_RANGES_MAX:
-                watch.found = []  # so it stays in doubt
+                watch.found = []  # too many ranges: it stays in doubt
                 continue
             watch.found += found
             watch.doubt = doubt
-        if self.found and _pinned():  # found also by another watch's look
-            self.close()  # devices may go on writing there, unseen by page tables
+        if self.found and _pinned():  # `found` may be from another watch's look
+            self.close()  # devices may go on writing there, which page tables do not show
         if self.doubt:
             return None
         edges = [(0, self.begin - self.start), (self.end - self.start, self.nbytes)]
@@ -151,7 +152,7 @@ class Watch:
 
 
 def _private(begin: int, end: int) -> bool:
-    """Is all of it private memory without a file? Shared memory may be written by others."""
+    """Is all of it private memory without a file? Other processes may write to shared memory."""
     covered = begin
     with open(MAPS) as maps:
         for line in maps:

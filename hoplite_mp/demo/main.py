@@ -31,7 +31,7 @@ PIPED_WIDTH = 100
 
 
 def demo(plan: Plan, out: Path | None = None) -> int:
-    """Train twice, show what came out; returns the exit code."""
+    """Trains twice, and shows the results. Returns the exit code."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The training on hoplite_mp: the parameters are shared once a step, gradients are never copied."""
+"""The training on hoplite_mp: each step puts the parameters once; gradients are never copied."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NAME = "hoplite_mp"
 
 
 def gradient(params: Floats, plan: Plan, number: int, x: Floats, y: Labels) -> Floats:
-    """The task: the gradient is written where it will be read, and published by returning it."""
+    """The task. It writes the gradient into the store, and publishes it by returning it."""
     out: Floats = hoplite_mp.current().empty(params.shape, np.float32)
     loss_and_gradient(params, *minibatch(plan, number, x, y), out)
     return out
 
 
 def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
-    """Start a cluster, train on it, kill one of its workers half way."""
+    """Starts a cluster, trains on it, and kills one of its workers half way."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
@@ -84,7 +84,7 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
         NAME,
         startup_seconds,
         {
-            # put() copies the parameters in; gradients and their means are made in place
+            # put() copies the parameters and examples; gradients and their means are made in place
             "copied": size * (plan.steps + 1) + digits.train_x.nbytes + digits.train_y.nbytes,
             "made_in_place": size * (submitted - plan.workers + plan.steps),
         },

@@ -1,7 +1,7 @@
 """The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
 
-Everything that this way allows is done: the examples are sent once, by the initialiser, workers
-import numpy with one BLAS thread, and nothing but parameters and gradients travels, pickled.
+It is as good as such a pool allows: the initialiser sends the examples once to each worker, workers
+import numpy with one BLAS thread, and only parameters and gradients are pickled and sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ result leaves the pool's thread reading the rest of it for ever, and no future c
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-# what the initialiser leaves in a worker
+# set by the initialiser in each worker
 _plan: Plan
 _digits: Digits
 
@@ -57,7 +57,7 @@ def _initialise(plan: Plan, digits: Digits) -> None:
 
 
 def gradient(params: Floats, number: int) -> Floats:
-    """The task: parameters come and the gradient goes through a pipe."""
+    """The task. Its parameters and its gradient are sent through pipes."""
     out = np.empty_like(params)
     loss_and_gradient(params, *minibatch(_plan, number, _digits.train_x, _digits.train_y), out)
     return out
@@ -65,7 +65,8 @@ def gradient(params: Floats, number: int) -> Floats:
 
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Children started in here have one BLAS thread and leave an interrupt to this process."""
+    """Children started inside this context have one BLAS thread, and ignore Ctrl-C, which this
+    process handles."""
     saved = {name: os.environ.get(name) for name in _BLAS_THREADS}
     os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
     main_thread = threading.current_thread() is threading.main_thread()
@@ -83,7 +84,7 @@ def _quiet_start() -> Iterator[None]:
 
 
 class _Pool:
-    """A pool that can be made anew, with the gradients in flight on it."""
+    """A pool that can be replaced by a new one, and the gradients in flight on it."""
 
     def __init__(self, plan: Plan, digits: Digits) -> None:
         self._plan = plan
@@ -96,7 +97,7 @@ class _Pool:
         self.received = 0
 
     def open(self) -> list[int]:
-        """Start the processes; returns their pids, as tasks report them."""
+        """Starts the processes; returns their pids, as tasks report them."""
         executor = self._executor = ProcessPoolExecutor(
             self._plan.workers,
             mp_context=multiprocessing.get_context("spawn"),
@@ -111,12 +112,12 @@ class _Pool:
         return self._pids
 
     def close(self) -> None:
-        """Give up what waits; returns without waiting for what runs."""
+        """Cancels tasks that wait; returns without waiting for tasks that run."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def fill(self, params: Floats) -> None:
-        """One gradient in flight for each worker."""
+        """Submits one gradient for each worker."""
         self._flight = [self._submit(params) for _ in range(self._plan.workers)]
         self._born = [0] * self._plan.workers
 
@@ -142,19 +143,19 @@ class _Pool:
         return total
 
     def ages(self, slots: list[int], step: int) -> list[int]:
-        """How many steps older than those of this step the parameters in these slots are."""
+        """How many steps old the parameters are from which these slots' gradients were computed."""
         return [step - self._born[slot] for slot in slots]
 
     def resubmit(self, slots: list[int], params: Floats, step: int) -> None:
-        """New tasks with the parameters of this step in these slots."""
+        """Submits new tasks in these slots, with the parameters of this step."""
         for slot in slots:
             self._flight[slot] = self._submit(params)
             self._born[slot] = step
 
     def reopen(self, params: Floats, step: int) -> int:
-        """After a break: a new pool, and again what was lost; returns how much that was."""
-        # every future of a broken pool is completed, most with the exception; of a pool that hung,
-        # and of one that was asked for more while it broke, some never are
+        """After a break: opens a new pool and submits lost tasks again; returns how many."""
+        # every future of a broken pool is completed, most with the exception; but if the pool hung,
+        # or tasks were submitted while it broke, some never are
         wait(self._flight, HUNG_SECONDS)
         self.close()
         self.open()
@@ -167,11 +168,11 @@ class _Pool:
         return len(lost)
 
     def tear(self) -> None:
-        """Break a pool that hangs, so that it notices: there is no public way."""
+        """Breaks a pool that hangs, so that it notices. There is no public function for this."""
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # this process holds a writing end too: only without it does the reader meet the end
+        # closes this process's writing end too, because otherwise the reader never meets the end
         results: Any = getattr(self._executor, "_result_queue")  # noqa: B009
         results._writer.close()
 
@@ -183,7 +184,7 @@ class _Pool:
 
 
 def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
-    """Start a pool, train on it, kill one of its workers half way, go on with a new pool."""
+    """Starts a pool, trains on it, kills one of its workers half way, goes on with a new pool."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
@@ -213,7 +214,7 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
                     hangs += 1
             optimiser.apply(mean)
             ages = pool.ages(slots, step)
-            # a copy: the executor pickles it some time later, in a thread of its own, while the
+            # a copy, because the executor pickles it later, in a thread of its own, while the
             # optimiser changes the parameters in place
             shared = params.copy()
             try:

@@ -1,4 +1,4 @@
-"""What the demo shows in the end: a table, and with --out a JSON file and a picture."""
+"""The results that the demo shows at its end: a table, and with --out a JSON file and a picture."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def table(ours: Run, pool: Run) -> Table:
 
 
 def verdict(ours: Run) -> str | None:
-    """None if our run has learnt enough, else a line that says so."""
+    """None if our run has learnt enough, otherwise a line that says that it has not."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
     steps = len(ours.step_seconds)
@@ -61,7 +61,7 @@ def verdict(ours: Run) -> str | None:
 
 
 def write(directory: Path, plan: Plan, ours: Run, pool: Run) -> None:
-    """Leave result.json and accuracy.png in a directory that exists."""
+    """Writes result.json and accuracy.png into a directory that exists."""
     text = json.dumps(result(plan, ours, pool), indent=2)
     (directory / "result.json").write_text(text + "\n", encoding="utf-8")
     picture(ours, pool).savefig(directory / "accuracy.png", dpi=120)
@@ -88,7 +88,7 @@ def picture(ours: Run, pool: Run) -> Figure:
 
 
 def milliseconds(seconds: float) -> str:
-    """With as many digits as tell something."""
+    """In milliseconds, with a sensible number of digits."""
     value = seconds * 1e3
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 

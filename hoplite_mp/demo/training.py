@@ -1,8 +1,8 @@
 """The network, its data and its optimiser: the same mathematics for both runs of the demo.
 
-Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters lie in one flat float32 array, so
-that sharing them and summing gradients are operations on a single array. What a run must know
-beside its way of moving arrays is here too: `Plan`, and what it hands back: `Run`.
+Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters are in one flat float32 array, so
+that sharing them and summing gradients are operations on a single array. The settings of a run are
+here too (`Plan`), and its results (`Run`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROSTER_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One training, whoever runs it."""
+    """The settings of a training, for both runs."""
 
     workers: int = 4
     steps: int = 320
@@ -85,7 +85,7 @@ class Layers(NamedTuple):
 
 @dataclasses.dataclass
 class Run:
-    """What one run of the training was like."""
+    """The results of one run of the training."""
 
     name: str
     seconds: float
@@ -107,17 +107,17 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """On the test set, at the end."""
+        """The accuracy on the test set at the end."""
         return self.accuracies[-1]
 
     @property
     def steps_per_s(self) -> float:
-        """Over the whole training."""
+        """The average over the whole training."""
         return len(self.step_seconds) / self.seconds
 
     @property
     def median_step(self) -> float:
-        """Seconds."""
+        """The median of the steps' durations, in seconds."""
         return float(np.median(self.step_seconds))
 
     @property
@@ -176,7 +176,7 @@ def layers(flat: Floats) -> Layers:
 
 
 def start_parameters(plan: Plan) -> Floats:
-    """He's initialisation for the first layer, zero biases, a quiet second layer."""
+    """He's initialisation for the first layer, zero biases, small values in the second layer."""
     rng = np.random.default_rng(plan.seed)
     flat = np.zeros(parameter_count(plan.hidden), np.float32)
     net = layers(flat)
@@ -186,7 +186,7 @@ def start_parameters(plan: Plan) -> Floats:
 
 
 def minibatch(plan: Plan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
-    """The examples of gradient task `number`: the same ones whoever computes it, however often."""
+    """The examples of gradient task `number`: always the same ones, in every process."""
     rows = np.random.default_rng([plan.seed, number]).integers(0, len(x), plan.batch)
     return x[rows], y[rows]
 
@@ -217,7 +217,7 @@ def loss_and_gradient(params: Floats, x: Floats, y: Labels, out: Floats) -> floa
 
 
 def accuracy(params: Floats, x: Floats, y: Labels) -> float:
-    """The share of examples whose digit is told correctly."""
+    """The share of examples whose digit is recognised."""
     net = layers(params)
     logits = np.maximum(x @ net.w1 + net.b1, 0) @ net.w2 + net.b2
     return float((logits.argmax(axis=1) == y).mean())
@@ -240,7 +240,7 @@ class Momentum:
 
 
 class Record:
-    """What a run writes down while it goes; evaluates only when the clock has stopped."""
+    """The measurements of a run. Snapshots are evaluated only when the clock has stopped."""
 
     def __init__(self, plan: Plan, digits: Digits) -> None:
         self._plan = plan
@@ -253,7 +253,7 @@ class Record:
         self.staleness: list[int] = []
 
     def start(self, params: Floats) -> None:
-        """The clock starts."""
+        """Starts the clock."""
         self._snapshots.append(params.copy())
         self.times.append(0.0)
         self._start = self._last = time.perf_counter()
@@ -287,13 +287,13 @@ class Record:
 
 
 def report_pid(pause: float) -> int:
-    """A task that says who runs it, after a pause in which the others take theirs."""
+    """A task that returns its worker's pid, after a pause in which other workers take theirs."""
     time.sleep(pause)
     return os.getpid()
 
 
 def roster(ask: Callable[[float, int], Iterable[int]], workers: int) -> list[int]:
-    """The pids of all workers; `ask(pause, count)` has `count` tasks `report_pid` run."""
+    """The pids of all workers; `ask(pause, count)` runs `count` tasks `report_pid`."""
     pids: set[int] = set()
     deadline = time.monotonic() + ROSTER_SECONDS
     while len(pids) < workers and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Checks of CPUs and of how many files and processes there may be, against what workers need.
+"""Checks whether CPUs, and the limits of open files and processes, suffice for the workers.
 
-Why it exists: too few of them show late: as workers that fight for cores, as a slow network, as a
-stand-in that cannot be started.
+Why it exists: if there are too few, that shows late, and as something else: workers that compete
+for cores, a slow network, a stand-in for a blocked worker that cannot be started.
 It must never know: memory, disks, other hosts.
 """
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS"]
 
 PROC = Path("/proc")
-PROCESSES_BESIDE = 3  # the workers: supervisor, node, manager
-THREADS_OF_NODE = 4  # beside one for each core that reduces
-DESCRIPTORS_BESIDE = 32  # of the node, beside its workers: 10, and some for links to others
-DESCRIPTORS_OF_WORKER = 6  # a line and two pipes, both ends while it starts
-# Long enough to be measured, short enough not to be noticed. A TLS record has 16 KiB.
+PROCESSES_BESIDE = 3  # besides the workers: supervisor, node, manager
+THREADS_OF_NODE = 4  # besides the threads that reduce
+DESCRIPTORS_BESIDE = 32  # of the node, besides those for workers: 10, and some for links to nodes
+DESCRIPTORS_OF_WORKER = 6  # a line and two pipes, with both ends while it starts
+# Enough to be measured, and over before a user notices. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
-# What a slow way of doing it reaches at most: below it a fast link is limited by one core.
+# Code without special instructions is slower than this, and then one core limits a fast link.
 CRC_SLOW_BYTES_PER_S = 1.5e9
 AES_SLOW_BYTES_PER_S = 0.5e9
-# What is read in /proc/cpuinfo, and what it is for.
+# Flags in /proc/cpuinfo, and for what the library uses these instructions.
 INSTRUCTIONS = {
     "sse4_2": "checksums of what comes over the network",
     "aes": "TLS",
@@ -65,7 +65,7 @@ def _cpus() -> Iterator[Finding]:
 
 
 def _instructions() -> Iterator[Finding]:
-    """What makes checksums, TLS and reductions fast; the first two are measured as well."""
+    """Instructions for fast checksums, TLS and reductions; the first two are also measured."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     record = bytes(RECORD_BYTES)
@@ -88,7 +88,7 @@ def _instructions() -> Iterator[Finding]:
 
 
 def _bytes_per_s(call: Callable[[], object]) -> float:
-    """The best of three: what comes between makes it slower only."""
+    """The best of three runs, because disturbances can only make a run slower."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -99,7 +99,7 @@ def _bytes_per_s(call: Callable[[], object]) -> float:
 
 
 def _blas() -> Iterator[Finding]:
-    """Threads of BLAS in each worker times workers, against CPUs."""
+    """BLAS threads of all workers together, compared with the number of CPUs."""
     cpus = cpu_count()
     given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
     config = limits()
@@ -120,7 +120,7 @@ def _blas() -> Iterator[Finding]:
 
 
 def _descriptors() -> Iterator[Finding]:
-    """RLIMIT_NOFILE; the supervisor raises the soft limit by itself."""
+    """RLIMIT_NOFILE: only the hard limit counts, because the supervisor raises the soft limit."""
     config, workers = limits(), cpu_count()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     have = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
@@ -139,7 +139,7 @@ def _descriptors() -> Iterator[Finding]:
 
 
 def _processes() -> Iterator[Finding]:
-    """RLIMIT_NPROC (which binds nobody who is root) and the control group of pids."""
+    """RLIMIT_NPROC, which does not apply to root, and the limit of the pids control group."""
     config, workers = limits(), cpu_count()
     room, why = pids_headroom(), "control group"
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -162,7 +162,7 @@ def _processes() -> Iterator[Finding]:
 
 
 def _own_threads() -> int:
-    """Threads of all processes of this user, which is what RLIMIT_NPROC counts."""
+    """The number of threads in all processes of this user; RLIMIT_NPROC limits this number."""
     user, count = os.getuid(), 0
     for process in psutil.process_iter(["uids", "num_threads"]):
         uids = process.info["uids"]

@@ -1,7 +1,7 @@
-"""What a check has found, and how findings are shown.
+"""The findings of checks, and how they are shown.
 
-Why it exists: each check says what it has seen, whether that is a problem, and what to do about it;
-how that looks on a terminal, and which exit code it means, is decided here for all of them.
+Why it exists: each check reports what it has seen, whether that is a problem, and what to do about
+it. How findings look on a terminal is decided here for all checks.
 It must never know: what is checked.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["Finding", "ok", "problem", "run", "show", "summary", "warning"]
 Level = Literal["ok", "warning", "problem"]
 LEVEL_CHARS = len("problem")
 WHAT_CHARS = len("control memory")
-WORDS_CHARS_MIN = 30  # however narrow the terminal is
+WORDS_CHARS_MIN = 30  # even if the terminal is narrower
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +35,23 @@ class Finding:
 
 
 def ok(what: str, words: str) -> Finding:
-    """As it should be."""
+    """The subject is as it should be."""
     return Finding("ok", what, words)
 
 
 def warning(what: str, words: str, advice: str) -> Finding:
-    """It works, but less well than it could, or not for everything."""
+    """The subject works, but less well than it could, or not for everything."""
     return Finding("warning", what, words, advice)
 
 
 def problem(what: str, words: str, advice: str = "") -> Finding:
-    """It does not work."""
+    """The subject does not work."""
     return Finding("problem", what, words, advice)
 
 
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
-    """What the checks find, one after the other. A check that fails itself is a finding, too: on a
-    host that is broken enough anything may raise, and the other checks still have something to say.
-    """
+    """Yields the findings of the checks, one check after the other. A check that raises becomes a
+    finding, too, because on a broken host anything may raise, and the other checks still matter."""
     for check in checks:
         try:
             yield from check()
@@ -73,7 +72,7 @@ def show(finding: Finding, columns: int) -> str:
 
 
 def _wrapped(text: str, width: int, after: str = "") -> list[str]:
-    """Lines that fit; what stands in columns (it begins with a space) stays as it is."""
+    """Lines that fit. A text that begins with a space is already in columns, and is not wrapped."""
     if text.startswith(" "):
         return [text]
     wrapper = textwrap.TextWrapper(

@@ -1,6 +1,6 @@
 """`hoplite-mp doctor` from its options to its exit code.
 
-Why it exists: the one place that knows in which order is looked, and what is worth trying.
+Why it exists: the one place that knows the order of the checks, and which are worth trying.
 It must never know: how anything is checked.
 """
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-INTERRUPTED = 130  # as a shell has it
+INTERRUPTED = 130  # the exit code that shells use
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Every check, a row each as it is done. Returns 0 if nothing is a problem, else 1."""
+    """Runs every check, and prints its findings at once. Returns 0 if nothing is a problem, else
+    1."""
     found: list[Finding] = []
     try:
         _look(arguments, found)
@@ -41,7 +42,7 @@ def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
     address, token_file, tls = arguments.address, arguments.token_file, not arguments.no_tls
 
     def look(checks: list[Check]) -> bool:
-        """Whether none of them found a problem."""
+        """Runs the checks and prints their findings. Returns whether none is a problem."""
         before = len(found)
         for finding in run(checks):
             found.append(finding)
@@ -52,7 +53,7 @@ def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
     look([*host, *network.host_checks(token_file, address is not None)])
     if not arguments.no_start:
         look([trial_of_host()])
-    # Whoever cannot shake hands with the manager cannot join either.
+    # A host that cannot shake hands with the manager cannot join either.
     reached = address is None or look(network.checks_of(address, token_file, tls))
     if address is not None and reached and not arguments.no_start:
         look([trial_of_cluster(address, token_file, tls)])

@@ -1,11 +1,12 @@
-"""Checks of what other hosts need: addresses, the token, and the way to a running cluster.
+"""Checks of what a cluster over several hosts needs: addresses, the token, the way to its manager.
 
-Why it exists: "it does not connect" has a dozen causes with a remedy each. So the way is gone step
-by step (name, route, connection, handshake), and the first step that fails says why.
+Why it exists: "it does not connect" has a dozen causes, each with another remedy. So the way is
+checked step by step (name, route, connection, handshake), and the first step that fails shows the
+cause.
 
-The manager lets a caller of role "tool" in and closes the connection: both sides have proved that
-they have the token, and compared their software; no node joins.
-It must never know: memory, disks, what a cluster is used for.
+The handshake is made as a caller of role "tool". In it both sides prove that they have the token,
+and compare their software; then the connection is closed, and no node joins.
+It must never know: memory, disks, for what a cluster is used.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["checks_of", "host_checks", "shown"]
 
 CONNECTS = 5  # their median is the round trip
-# For one connection. A lost packet costs the kernel a second, the second one two more.
+# For one connection. The kernel repeats a lost packet after one second, and then after two more.
 CONNECT_S_MAX = 4.0
-LATER_S = 0.5  # than a handshake the whole call ends, so that it can say what the handshake met
+# The whole call ends so much later than the handshake, whose error can then be reported.
+LATER_S = 0.5
 REMEDIES = {
     errno.ECONNREFUSED: (
         "that host is there, but nobody listens at this port: is the port right, and does "
@@ -55,7 +57,7 @@ REMEDIES = {
 
 
 def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
-    """Those of this host alone. needed: a cluster will be called, so there must be a token."""
+    """The checks of this host alone. needed: a cluster will be called, so there must be a token."""
 
     def token() -> Iterator[Finding]:
         return _token(token_file, needed)
@@ -64,7 +66,8 @@ def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
 
 
 def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
-    """The way from here to the cluster's manager, as one check: its steps need each other."""
+    """The way from here to the cluster's manager, as one check, because each step needs the one
+    before."""
 
     def cluster() -> Iterator[Finding]:
         return _way(address, token_file, tls)
@@ -73,7 +76,7 @@ def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
 
 
 def _addresses() -> Iterator[Finding]:
-    """What this host would tell others."""
+    """The addresses that this host would send to others."""
     found = own_addresses()
     if found:
         yield ok("addresses", f"{', '.join(found)} (best first)")
@@ -83,7 +86,7 @@ def _addresses() -> Iterator[Finding]:
 
 
 def _token(token_file: Path | None, needed: bool) -> Iterator[Finding]:
-    """Where the secret would come from, and whether it may."""
+    """The source of the token, and whether it may be used."""
     path = token_path(token_file)
     if path is not None and not path.exists() and not needed and token_file is None:
         yield ok("token", f"none yet: `hoplite-mp up` makes {path}")
@@ -109,7 +112,7 @@ def _user(number: int) -> str:
 
 
 def _way(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
-    """Each step as far as the one before it has led."""
+    """Takes the steps in order, and ends at the first one that fails."""
     try:
         where = parse_address(address)
         endpoints = resolve(where)
@@ -142,7 +145,7 @@ def _way(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
 
 
 def _round_trip(endpoint: Endpoint) -> float:
-    """Seconds that a connection takes, the median of several. TimeoutError, OSError."""
+    """The seconds that a connection takes: the median of several. TimeoutError, OSError."""
     times = []
     for _ in range(CONNECTS):
         with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
@@ -154,7 +157,7 @@ def _round_trip(endpoint: Endpoint) -> float:
 
 
 def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterator[Finding]:
-    """As a node would say who it is; the manager's answer."""
+    """Makes the same handshake as a node, and reports the manager's answer."""
     try:
         token = load_token(token_file)
     except AuthError as error:
@@ -179,7 +182,7 @@ def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterat
         yield problem("handshake", str(error))
         return
     except ProtocolError as error:
-        yield problem("handshake", str(error))  # its words say what to do
+        yield problem("handshake", str(error))  # its text already contains the advice
         return
     except (HopliteError, OSError) as error:
         advice = "something listens there that is no hoplite_mp, or is too busy to answer"

@@ -1,6 +1,7 @@
-"""What the environment sets: checked once, then used by the other checks.
+"""The limits that the environment sets: checked once, then used by the other checks.
 
-Why it exists: one wrong variable must be one problem, not one of every check that wants a limit.
+Why it exists: one wrong variable must be one problem, not a problem in every check that needs a
+limit.
 It must never know: what the limits are for.
 """
 
@@ -26,7 +27,8 @@ PREFIX = "HOPLITE_MP_"
 
 
 def limits() -> Config:
-    """The limits as they are set, or the defaults if they cannot be read: that is told below."""
+    """The limits as the environment sets them; the defaults if they cannot be read, which
+    `_settings` reports."""
     try:
         return Config.from_environment()
     except ConfigError:
@@ -34,7 +36,8 @@ def limits() -> Config:
 
 
 def _settings() -> Iterator[Finding]:
-    """Variables that are read, whether they can be, and those that look as if they were."""
+    """The variables that are set, whether they can be read, and those that have no effect although
+    their names look like it."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}
     known = fields | secret | {FILE_VARIABLE}

@@ -1,6 +1,6 @@
 """Checks of software and kernel: what a host needs before it can start at all.
 
-Why it exists: what is missing here shows elsewhere as something else, mostly as a host that does
+Why it exists: if something is missing here, the error shows elsewhere, mostly as a host that does
 not start.
 It must never know: how much of anything there is.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS"]
 
 DISTRIBUTION = "hoplite-mp"
-KERNEL_MIN = "5.3"  # the first with pidfd_open
+KERNEL_MIN = "5.3"  # the first version with pidfd_open
 
 
 def _software() -> Iterator[Finding]:
-    """Versions, beside what the installed package asks for."""
+    """The versions of software, compared with those that the installed package requires."""
     versions = software_versions()
     kind = platform.python_implementation()
     seen = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -53,10 +53,10 @@ def _software() -> Iterator[Finding]:
 
 
 def _required() -> list[tuple[str, str]]:
-    """(package, least version) of what is always needed, by the installed package's own word."""
+    """(package, least version) of each package that the installed distribution always requires."""
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return []
     found = [re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", text) for text in wanted]
     return [(match[1], match[2]) for match in found if match]
@@ -67,7 +67,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _kernel() -> Iterator[Finding]:
-    """The calls without which no host starts, each of them made."""
+    """Makes each of the system calls without which no host starts."""
 
     def shared_file() -> None:
         os.close(os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC))
@@ -110,7 +110,8 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _address_space() -> Iterator[Finding]:
-    """The store is one sparse file, mapped whole; so it is made, mapped and written to here."""
+    """Makes a sparse file of the store's size, maps all of it and writes to it, as the store
+    does."""
     length = max(STORE_BYTES_MIN, STORE_FACTOR * (total_bytes() // 3))
     fd = os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC)
     try:

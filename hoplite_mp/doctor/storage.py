@@ -1,7 +1,7 @@
-"""Checks of memory and of the disk that objects are spilled to.
+"""Checks of memory and of the disk to which objects are spilled.
 
-Why it exists: a store that may grow beyond what is free makes puts wait, spills, or fails; better
-to know before.
+Why it exists: if the store may grow beyond the free memory, puts wait, spill or fail later, which
+the user should know before.
 It must never know: CPUs, other hosts.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKS"]
 
-STORE_SMALL_BYTES = 64 * MIB  # spans of small objects alone take a good part of less
+STORE_SMALL_BYTES = 64 * MIB  # of a smaller store, spans of small objects alone take a good part
 WRITTEN = b"hoplite_mp doctor"
 
 
@@ -38,7 +38,7 @@ def _store_bytes(config: Config) -> int:
 
 
 def _memory() -> Iterator[Finding]:
-    """What the store may take, against what there is and what is free."""
+    """The store's limit, compared with the host's memory and with how much of that is free."""
     config = limits()
     store, total, free = _store_bytes(config), total_bytes(), available_bytes()
     reserve = min(config.memory_reserve_bytes, total // 8)
@@ -65,7 +65,8 @@ def _memory() -> Iterator[Finding]:
 
 
 def _spilling() -> Iterator[Finding]:
-    """The directory that would be used: on a disk, with room, and taking what is written."""
+    """Is the directory for spilled objects on a disk, with enough room, and can it be written
+    to?"""
     config = limits()
     if config.spill_bytes_max == 0:
         yield ok("spilling", "it is switched off (HOPLITE_MP_SPILL_BYTES_MAX=0)")
@@ -100,7 +101,7 @@ def _spilling() -> Iterator[Finding]:
 
 
 def _write_and_read(folder: str) -> None:
-    """As the node does it: a file without a name."""
+    """Writes and reads a file without a name, as the node does."""
     file = SpillFile(folder, None)
     try:
         place = file.write(memoryview(WRITTEN))

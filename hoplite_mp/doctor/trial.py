@@ -1,8 +1,9 @@
-"""The real thing, tried out: a cluster of this host, and joining one that runs.
+"""Trials: starting a cluster on this host, and joining a running one.
 
-Why it exists: what no list of checks foresees shows when processes start, tasks run and bytes move.
-It happens in a process of its own, which says what it is about to do and what it has found, line by
-line: whatever hangs is ended at a deadline, whatever crashes takes nobody along, and both are told.
+Why it exists: causes that no list of checks foresees show when processes start, tasks run and bytes
+move. A trial runs in a process of its own, which prints each step before it begins, and each
+finding. So a trial that hangs can be ended at a deadline, one that crashes does not end the
+command, and in both cases the step is reported.
 It must never know: what the other checks look at.
 """
 
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
 
 __all__ = ["trial_of_cluster", "trial_of_host"]
 
-# The whole of one trial. Higher: loaded hosts pass. Lower: who is stuck is told sooner.
+# For one whole trial. Higher: loaded hosts pass. Lower: a trial that hangs is reported sooner.
 TRIAL_S_MAX = 45.0
-STEP_S_MAX = 30.0  # one wait inside it, so that the wait says itself what it was for
+STEP_S_MAX = 30.0  # for one wait inside a trial, which then raises an error of its own
 AFTER_KILL_S = 5.0
-ANSWER_S_MAX = 8.0  # until every node has answered; each question gives a node two seconds
+ANSWER_S_MAX = 8.0  # until every node has answered; each time a node is given two seconds
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
 STORE_PART = 4  # the object takes at most one of so many parts of the store
 CALLS, CALLS_FAR = 200, 20
-# Far above what a host with nothing else to do needs (60 us; 14 ms for 64 MiB).
+# Far slower than a host that has nothing else to do (60 us; 14 ms for 64 MiB).
 CALL_SLOW_S = 5e-3
 PUT_SLOW_BYTES_PER_S = 0.3e9
 
@@ -63,9 +64,9 @@ def trial_of_host() -> Check:
 
 
 def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
-    """Joins without workers, asks every node, and runs tasks at each."""
+    """Joins without workers, asks every node, and runs tasks on each node that has workers."""
     environment = dict(os.environ)
-    if token_file is not None:  # not in argv, and a variable would win
+    if token_file is not None:  # by the environment, where VARIABLE would take precedence
         environment.pop(VARIABLE, None)
         environment[FILE_VARIABLE] = str(token_file)
 
@@ -76,7 +77,8 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
 
 
 def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterator[Finding]:
-    """What the trial finds, and how it ended if that was not in order."""
+    """Runs the trial, and yields its findings; if it hung or failed, also a problem with the step
+    at which it did."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -101,7 +103,7 @@ def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterat
         raise
     step = "starting python"
     for line in out.splitlines():
-        with contextlib.suppress(ValueError):  # what libraries print there
+        with contextlib.suppress(ValueError):  # lines that libraries have printed
             said = json.loads(line)
             step = said.get("step", step)
             if "level" in said:
@@ -118,7 +120,7 @@ def _ending(code: int) -> str:
     return f"{signal.Signals(-code).name}: " if code < 0 else ""
 
 
-# -- in the process of its own ---------------------------------------------------------------------
+# -- in the trial's own process --------------------------------------------------------------------
 
 
 def _say(**words: Any) -> None:
@@ -134,7 +136,7 @@ def _pid(_: int = 0) -> int:
 
 
 def _get_and_read(ref: Any) -> tuple[int, float, int]:
-    """Who it was, seconds of the get, and the xor of all words."""
+    """(pid of this process, seconds of the get, xor of all words)."""
     began = time.perf_counter()
     array = current().get(ref)
     seconds = time.perf_counter() - began
@@ -142,7 +144,7 @@ def _get_and_read(ref: Any) -> tuple[int, float, int]:
 
 
 def _calls(submit: Callable[..., Any], count: int) -> float:
-    """Seconds of a task there and back; the median."""
+    """The median of the seconds between submitting a task and its result."""
     times = []
     for number in range(count):
         began = time.perf_counter()
@@ -176,8 +178,8 @@ def _objects(cluster: Cluster) -> None:
     wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)
     _say(step=f"storing {size}")
     times = []
-    for _ in range(4):  # the first one has to ask the system for the memory
-        ref = None  # its predecessor's bytes are free for it
+    for _ in range(4):  # the first put has to get its memory from the system
+        ref = None  # the next put can use the memory of the previous object
         began = time.perf_counter()
         ref = cluster.put(array)
         times.append(_since(began))

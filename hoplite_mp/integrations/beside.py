@@ -1,22 +1,22 @@
 """A cluster beside another engine (Dask, Ray): a node for each host, shared by its processes.
 
-    place = beside.begin()            # once, in a process that lives as long as the cluster shall
-    place = beside.begin_kept()       # or in one that may be killed and come again
+    place = beside.begin()            # once, in a process that lives as long as the cluster
+    place = beside.begin_kept()       # or in one that may be killed and restarted
     member = beside.take_part(place)  # in each process of the engine: then `current()` works
-    member.leave()                    # or the end of the process
+    member.leave()                    # or the process ends
 
 Why it exists: an engine starts, restarts and kills the processes of a host as it likes, and the
-objects of that host are to outlive them. So the node is the child of none of them: the first one
-that needs it starts a *keeper* (`integrations/keeper.py`), all attach to its node, and it ends some
-time after the last of them, or with the cluster. A node has no workers: tasks are the engine's. A
-process whose node was killed is let in again through the next one. The manager, too, may be a
-keeper's: then nothing ends with the process that has begun the cluster.
+objects of that host must outlive them. So the node is a child of none of them: the first process
+that needs the node starts a *keeper* (`integrations/keeper.py`), all processes attach to its node,
+and the node ends some time after the last of them, or with the cluster. A node has no workers,
+because tasks run in the engine's. A process whose node was killed takes part again through the next
+node. A keeper may also have the manager; then the cluster outlives the process that began it.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
 the object for Config.foreign_hold_s (`client/foreign.py`), because the engine carries the bytes.
 
-A Place is a secret: it has the token in it. It pickles, so that it can travel inside the engine's
-own connections; it never stands in arguments of processes, and its repr does not show the token.
+A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
+own connections; it is never among the arguments of a process, and its repr leaves out the token.
 It must never know: which engine that is.
 """
 
@@ -58,17 +58,17 @@ __all__ = [
 ]
 
 TOKEN_BYTES = 32
-# Between two looks for a node that is just being started, or is just leaving. Lower costs a
-# connection to the manager each time; higher is waited for.
+# How often a process looks for a node that is being started, or is leaving. Lower: more connections
+# to the manager. Higher: the process waits longer.
 LOOK_S = 0.1
-# How long a process whose node has ended looks for another one. Higher: longer troubles of a host
-# are bridged. Lower: threads do not try for long what cannot succeed.
+# How long a process whose node has ended looks for another one. Higher: longer outages of a host
+# are bridged. Lower: threads stop earlier to try what cannot succeed.
 REJOIN_S = 60.0
-# How long a keeper that was told to end may take for it; then it is killed. Higher: a loaded
-# machine passes. Lower: a shutdown does not take longer.
+# How long a keeper may take to end after SIGTERM; then it is killed. Higher: an orderly end is
+# possible on a loaded machine. Lower: a shutdown takes no longer.
 END_S = 15.0
-# In the standard input of the keeper, not among its arguments: others could read those.
-# The process that was started ends at once, so that the keeper is nobody's child.
+# The keeper reads the place from its standard input, because other users could read its arguments.
+# The process that was started ends at once, so that the keeper is no child of this one.
 BOOT = (
     "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
     "os.fork() and os._exit(0); sys.path[:] = told['path']; "
@@ -82,7 +82,7 @@ _log = logging.getLogger("hoplite_mp")
 class Place:
     """Where a cluster is, and what a process needs to take part in it."""
 
-    name: str  # of this life of the cluster: 32 hexadecimal digits
+    name: str  # 32 random hexadecimal digits, new for each cluster that is begun
     address: str  # "host:port" of its manager
     token: str = dataclasses.field(repr=False)
     tls: bool = True
@@ -91,14 +91,15 @@ class Place:
     config: Config = dataclasses.field(default_factory=Config)
 
     def at(self, host: str) -> Place:
-        """The same cluster, by the name or number under which this process reaches its host."""
+        """The same place, with the name or number by which this process reaches the manager's
+        host."""
         return dataclasses.replace(
             self, address=str(Address(host, parse_address(self.address).port))
         )
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `Cluster`."""
+        """The arguments of `Cluster`, apart from addresses."""
         return {
             "workers": 0,
             "ports": self.ports,
@@ -110,33 +111,33 @@ class Place:
 
 
 class KeptCluster(Cluster):
-    """With a node of its own on which the other processes of this host may rely."""
+    """A Cluster with a node of its own, to which other processes of this host may attach."""
 
     _attaches = False
     _stays = True
 
 
 class _Attached(Cluster):
-    """Through the node of this host, or not at all."""
+    """A Cluster through the node that this host has already; without one, NoNodeHere."""
 
     _joins = False
 
 
 class Member:
-    """The part that this process takes in one cluster, whoever in it wanted that."""
+    """The membership of this process in one cluster, shared by all callers of `take_part`."""
 
     def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
         self.place = place
-        self.cluster = cluster  # the present one: after the loss of a node it is another
-        self.lost: HopliteError | None = None  # why there is no way back into the cluster
+        self.cluster = cluster  # the present one; replaced after the loss of a node
+        self.lost: HopliteError | None = None  # why this process cannot get back in
         self._users = 1
         self._passes_on = passes_on
-        self._changed = threading.Condition()  # cluster, or lost
+        self._changed = threading.Condition()  # notified when `cluster` or `lost` changes
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
-        """One of those who wanted it does no more; the last one ends it. Does not wait for others:
-        what this process has put stays as long as somebody holds it."""
+        """Takes back one `take_part`; the last `leave` ends the membership. It does not wait for
+        other processes: objects that this one has put stay as long as any process holds them."""
         with _lock:
             self._users -= 1
             if self._users:
@@ -144,8 +145,8 @@ class Member:
         self.end()
 
     def end(self) -> None:
-        """This process takes no part any more, whoever in it wanted that. In the process that has
-        begun the cluster it is the end of that."""
+        """Ends the membership, whether or not all callers have left. In the process that called
+        `begin`, this ends the cluster."""
         with _lock:
             if _members.get(self.place.name) is not self:
                 return
@@ -154,8 +155,9 @@ class Member:
         cluster.shutdown(wait=True, cancel_futures=True)
 
     def await_return(self, wait_s: float) -> None:
-        """Returns when this process takes part, also if its node has just ended and another one
-        has to be found. Raises why it cannot; after wait_s what calls raise says it."""
+        """Returns when this process takes part; if its node has just ended, waits until another one
+        is found. Raises the reason if there is none. After wait_s it returns in any case, and the
+        next call of the library raises the reason."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
             if self.lost is not None:
@@ -167,7 +169,8 @@ class Member:
         return runtime.memory.lost is None or not runtime.client.usable
 
     def _follow(self) -> None:
-        """Lets this process in again when its node has ended and nobody here wanted that."""
+        """Takes part again through another node, when the node has ended without this process
+        having left it."""
         while True:
             host = self.cluster._host
             if host is not None:
@@ -179,7 +182,8 @@ class Member:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on)
-            # Anything: the system may refuse a process or a descriptor. Who asks next tries anew.
+            # Of any class: the system may refuse a process or a descriptor. The next call of
+            # `take_part` tries anew.
             except Exception as error:
                 with self._changed, _lock:
                     self.lost = error if isinstance(error, HopliteError) else _no_node(error)
@@ -201,7 +205,7 @@ class Member:
 
 _members: dict[str, Member] = {}
 _lock = threading.Lock()
-_entering = threading.Lock()  # one thread at a time: two would begin two nodes
+_entering = threading.Lock()  # one thread at a time, because two would take part twice
 
 
 def begin(
@@ -213,9 +217,9 @@ def begin(
     config: Config | None = None,
     passes_on: bool = False,
 ) -> Place:
-    """Starts a cluster whose manager, and first node, end with this process. Arguments as of
-    `Cluster`; memory, ports and config also of the nodes that join. passes_on: as of `take_part`.
-    This process takes part."""
+    """Starts a cluster whose manager, and first node, end with this process. Arguments as for
+    `Cluster`; memory, ports and config are also those of the nodes that join. passes_on: as for
+    `take_part`. This process takes part."""
     place = _place(memory, ports, tls, config)
     cluster = KeptCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
@@ -231,9 +235,9 @@ def begin_kept(
     tls: bool | None = None,
     config: Config | None = None,
 ) -> Place:
-    """As `begin`, but manager and first node are a keeper's on this host, so this process may end
-    and another one go on with it. The cluster ends by `end_kept`, with that keeper, or when nobody
-    has used it on any host for Config.beside_idle_s. This process does not take part yet."""
+    """As `begin`, but a keeper on this host has the manager and the first node, so the cluster
+    outlives this process. It ends by `end_kept`, with that keeper, or when no process on any host
+    has used it for Config.beside_idle_s. This process does not take part yet."""
     place = _place(memory, ports, tls, config)
     said = _start_keeper(place, place.config.start_timeout_s, listen)
     error = _error_in(said)
@@ -243,13 +247,13 @@ def begin_kept(
 
 
 def is_kept(place: Place) -> bool:
-    """On the host on which `begin_kept` was called: is the keeper with the manager there?"""
+    """Does the keeper with the manager live? Only to be asked on the host of `begin_kept`."""
     return Sole.holder(lock_name(place)) is not None
 
 
 def end_kept(place: Place) -> None:
-    """On the host on which `begin_kept` was called: the end of the cluster, in order if that is
-    possible within END_S; returns when its keeper is gone. No effect if it is already."""
+    """Ends the cluster, in order if that is possible within END_S; returns when its keeper is gone.
+    No effect if it is gone already. Only to be called on the host of `begin_kept`."""
     pid = Sole.holder(lock_name(place))
     if not pid:
         return
@@ -261,7 +265,7 @@ def end_kept(place: Place) -> None:
         poll = select.poll()
         poll.register(process, select.POLLIN)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if Sole.holder(lock_name(place)) != pid:  # that number may be another process's by now
+            if Sole.holder(lock_name(place)) != pid:  # another process may have that pid by now
                 return
             signal.pidfd_send_signal(process, number)
             if poll.poll(END_S * 1e3):
@@ -275,7 +279,7 @@ def end_kept(place: Place) -> None:
 def _place(
     memory: int | str | None, ports: str | None, tls: bool | None, config: Config | None
 ) -> Place:
-    """Of a cluster that is about to begin, but for its address."""
+    """The Place of a new cluster, still without its address."""
     return Place(
         secrets.token_hex(16),
         "",
@@ -288,12 +292,12 @@ def _place(
 
 
 def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = False) -> Member:
-    """This process takes part in that cluster, through the node of its host, which is started if
-    there is none; several calls in one process are one membership, which `leave` ends as often.
+    """Lets this process take part in the cluster, through the node of its host, which is started if
+    there is none. Several calls in one process share one membership, which as many `leave` end.
 
-    wait_s: how long to try (Config.start_timeout_s). passes_on: refs that this process loads are
-    for others, who shall learn it if one is gone. AuthError, ManagerLostError, ProtocolError: it
-    cannot.
+    wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
+    only to pass them on (see `client/foreign.py`). AuthError, ManagerLostError, ProtocolError: it
+    cannot take part.
     """
     wait = place.config.start_timeout_s if wait_s is None else wait_s
     with _entering:
@@ -307,7 +311,8 @@ def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = Fa
 
 
 def member_of(place: Place) -> Member | None:
-    """What this process has of that cluster, if it takes part and has not lost it."""
+    """The membership of this process in that cluster; None if it does not take part, or has lost
+    the cluster."""
     with _lock:
         member = _members.get(place.name)
         if member is not None and not member.cluster._runtime.client.usable:
@@ -326,9 +331,9 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
 
 
 def _adapt(cluster: Cluster, passes_on: bool) -> None:
-    """This process does its work for an engine, and no node has workers of its own."""
+    """Prepares this process for working on behalf of an engine, without workers on any node."""
     cluster._runtime.work_for_an_engine(passes_on)
-    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises, and does not wait for ever
+    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
@@ -346,7 +351,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
         if time.monotonic() >= deadline:
             if error is not None:
                 raise error
-            # There is no directory for names, say: a node of this process alone.
+            # For example, there is no directory for names. Starts a node for this process alone.
             _log.warning("no node of this host lets this process in: it brings one of its own")
             cluster = KeptCluster(address=place.address, **place.options)
             break
@@ -356,20 +361,21 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
 
 
 def _find_keeper(place: Place, wait_s: float) -> HopliteError | None:
-    """Has a process started that keeps a node of this host going, unless there is one; returns when
-    it is there, or why it is not. The process is nobody's child."""
+    """Starts a keeper on this host unless there is one; returns None when its node has joined,
+    otherwise the reason."""
     try:
         sole = Sole.take(lock_name(place))
     except OSError as error:
         return errors.NodeLostError(f"no directory for names is fit: {error}")
     if sole is None:
-        return None  # it is on its way, or leaves just now
+        return None  # another keeper is just starting, or leaving
     sole.close()
     return _error_in(_start_keeper(place, wait_s))
 
 
 def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dict[str, Any]:
-    """What the keeper says when it is there, or cannot be. listen: it has the manager, there."""
+    """Starts a keeper, and returns the message that it sends when its node has joined, or could not
+    be started. listen: it has the manager, which listens there."""
     told = {
         "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
@@ -381,9 +387,9 @@ def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dic
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # signals of a terminal are for the engine
+            start_new_session=True,  # signals of a terminal are for the engine only
         )
-    except OSError as error:  # no memory, or no descriptor, just now
+    except OSError as error:  # no memory or no descriptor is free
         return {"error": "NodeLostError", "text": str(_no_node(error))}
     with process:
         try:
@@ -411,17 +417,17 @@ def _no_node(error: Exception) -> HopliteError:
 
 
 def lock_name(place: Place) -> str:
-    """What the keeper of a host is the sole one of."""
+    """The name of the lock that makes a keeper the only one of its host."""
     return f"keeper-{place.name}"
 
 
 def _root() -> str:
-    """Where the package lies."""
+    """The directory that contains the package."""
     return str(Path(__file__).resolve().parents[2])
 
 
 def _forked() -> None:
-    """A child has nothing of its parent's."""
+    """In a forked child, which has no membership of its own yet."""
     global _lock, _entering
     _members.clear()
     _lock, _entering = threading.Lock(), threading.Lock()

@@ -1,8 +1,8 @@
-"""A ref that an engine carries between processes of which the sender holds it long enough.
+"""A ref that an engine carries to another process while the sender itself holds the object.
 
-Why it exists: where this library itself sends a ref through an engine and hears what became of it,
-nobody needs Config.foreign_hold_s: the sender keeps the object until then, and its memory returns
-as soon as nobody wants it, not ten minutes later.
+Why it exists: where this library itself sends a ref through an engine, and learns when it has
+arrived, no node has to hold the object for Config.foreign_hold_s. The sender holds it until then,
+so its memory is free as soon as no process needs it, not ten minutes later.
 It must never know: which engine that is.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["CarriedRef"]
 
 
 class CarriedRef:
-    """The ref inside holds the object where this lies; bytes of it hold nothing."""
+    """Contains a ref, which holds the object in this process; its pickled bytes hold nothing."""
 
     __slots__ = ("ref",)
 

@@ -6,9 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Why it exists: scikit-learn, and many programs, reach other processes through joblib alone. What
-its loky backend does with files in /dev/shm is done with objects of the store: large arrays are
-stored once and read in place, results come back without a pipe, workers may be on several hosts.
+Why it exists: scikit-learn, and many programs, use other processes through joblib alone. Where its
+loky backend uses files in /dev/shm, this one uses objects of the store: large arrays are stored
+once and read in place, results come back without a pipe, workers may be on several hosts.
 It must never know: how workers are kept (`joblib_pools`), how arrays are stored.
 """
 
@@ -56,19 +56,20 @@ __all__ = ["HopliteBackend", "shutdown"]
 
 NAME = "hoplite_mp"
 OPTIONS = ("node", "retries", "name")  # of `Cluster.options`, for all tasks of a backend
-# Read-only, with private copies, and no array lent at all.
+# Arrays are lent read-only; lent, but each task has a private copy; not lent at all.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
-# What joblib gives to every backend, and means files and processes of its own.
+# Settings that joblib gives to every backend, for files and processes that this one does not have.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-JOBLIB_LOOK_S = 0.1  # between looks at what joblib does not tell; each costs microseconds
-GROWTH_MAX = 8  # of a batch, from one to the next; joblib's own is 2
+JOBLIB_LOOK_S = 0.1  # how often to check for what joblib does not notify; costs microseconds
+GROWTH_MAX = 8  # a batch may be so many times as large as the one before; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class _Call:
-    """What one Parallel object uses while it runs, or as long as its `with` block is open."""
+    """The resources of one Parallel object, while it runs or as long as its `with` block is
+    open."""
 
     def __init__(self, workers: Lease, nbytes_min: float, mode: str | None) -> None:
         self.workers = workers
@@ -76,11 +77,11 @@ class _Call:
         self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
         self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
         self.futures: set[Future[Any]] = set()
-        self.over = threading.Event()  # nothing is under way any more
+        self.over = threading.Event()  # no task of it is under way any more
         self._views: dict[str, TaskExecutor] = {}
 
     def executor(self, name: str, options: dict[str, Any]) -> TaskExecutor:
-        """The workers, with tasks of this name."""
+        """The executor for tasks of this name."""
         view = self._views.get(name)
         if view is None:
             executor: Any = self.workers.executor
@@ -88,7 +89,7 @@ class _Call:
         return view
 
     def end(self) -> None:
-        """Nothing of it is needed any more."""
+        """Gives the workers back, and releases the arrays that were lent."""
         self.lending.end()
         self.workers.end()
 
@@ -99,14 +100,15 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     Parameters
     ----------
     cluster : Cluster, optional
-        An open cluster, or a view of one by `options()`. Default: one of this host, which is kept
-        open for later calls until `shutdown()`; inside a task that task's own.
+        An open cluster, or a view of one by `options()`. Default: one on this host, which is kept
+        open for later calls until `shutdown()`; inside a task, the cluster of that task.
     initializer : callable, optional
-        Runs in each worker before its first task; the workers are then this backend's own.
+        Runs in each worker before its first task; such workers are not shared with calls that have
+        another initializer, or none.
     initargs : tuple, optional
         Its arguments.
     **options
-        `retries`, `node`, `name`, as of `Cluster.options`.
+        `retries`, `node`, `name`, as for `Cluster.options`.
 
     Raises
     ------
@@ -127,7 +129,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch costs a tenth of what it costs loky: shorter ones balance better.
+    # A batch costs a tenth of what it costs with loky, so shorter ones pay, and balance better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -162,7 +164,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if n_jobs is None:
             return 1
         if multiprocessing.current_process().daemon:
-            # It is ended without its exit functions, and its pool runs one of it for each CPU.
+            # Such a process ends without running its exit functions, and its pool already has one
+            # for each CPU.
             if n_jobs != 1:
                 warnings.warn(
                     "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
@@ -175,7 +178,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return min(n_jobs, WORKERS_MAX)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """Before a call of Parallel, or at the beginning of its `with` block."""
+        """joblib calls this before a call of Parallel, or at the beginning of its `with` block."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -210,15 +213,15 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
-        """One batch of calls. What prevents it from being sent fails its Future: a later batch is
-        sent by a callback, in which an exception would be lost."""
+        """Submits one batch of calls. An error that prevents this fails the Future instead of being
+        raised, because later batches are submitted by a callback, which would lose it."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
         future: Any
         try:
             future = self._send(call, func)
-            future._writable = True  # as results are that were sent through a pipe
+            future._writable = True  # as results are with joblib's other backends
         except Exception as error:
             future = concurrent.futures.Future()
             future.set_exception(_unsendable(error) if type(error) is NotPicklable else error)
@@ -228,14 +231,14 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def _send(self, call: _Call, func: Any) -> Future[Any]:
         items = getattr(func, "items", None)
-        if items is None:  # not a batch of joblib's
+        if items is None:  # not one of joblib's batches
             return call.executor(_name_of(func), self.options).submit(func)
         executor = call.executor(_name_of(items[0][0]), self.options)
         return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
     def compute_batch_size(self) -> int:
-        """As joblib's, but a batch that is too short grows faster: a call of a few milliseconds is
-        over before it has doubled often enough."""
+        """As in joblib, but batches that are too short grow faster, because a Parallel call of a
+        few milliseconds is over before they have doubled often enough."""
         before: int = self._effective_batch_size  # type: ignore[has-type]
         duration: float = self._smoothed_batch_duration
         size = int(super().compute_batch_size())
@@ -247,22 +250,22 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     apply_async = submit  # its name before joblib 1.5
 
     def retrieve_result_callback(self, future: Any) -> Any:
-        """The results of a batch, or what it raised."""
+        """Returns the results of a batch, or raises its exception."""
         return future.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancels what waits, interrupts what runs; what does not end soon is killed. Workers are
-        replaced by themselves, so they are ready for more."""
+        """Cancels tasks that wait, and interrupts tasks that run; a task that does not end soon is
+        killed. The library replaces killed workers, so there is nothing to make ready."""
         for parallel, call in list(self._calls.items()):
             if getattr(parallel, "_aborting", True):
                 for force in (False, True):  # a worker that was interrupted would begin the next
                     for future in list(call.futures):
-                        if isinstance(future, Future):  # else it has failed already
+                        if isinstance(future, Future):  # others were never sent
                             with contextlib.suppress(ClosedError):
                                 future.cancel(force=force)
 
     def terminate(self) -> None:
-        """A call, or a `with` block, is over; the workers are kept for the next one."""
+        """A call, or a `with` block, is over; its workers are kept for the next one."""
         self._forget_ended()
         self.reset_batch_stats()
 
@@ -276,8 +279,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     @contextlib.contextmanager
     def retrieval_context(self) -> Iterator[None]:
-        """Around joblib's own waiting. A task that waits for a Parallel call of its own gives up
-        its worker meanwhile: others must run what it waits for."""
+        """joblib waits for results inside this context. A task that waits for a Parallel call of
+        its own counts as blocked meanwhile, so that another worker runs what it waits for."""
         try:
             waiting = current()._runtime.submitter.waiting
         except ClosedError:
@@ -294,14 +297,15 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             waiting.count_blocked(-1)
 
     def _wait_for_all(self) -> None:
-        """joblib looks every 10 ms whether the next batch is done, which is longer than many calls
-        take. One that returns a list, and has no timeout, is over when all batches are."""
+        """Waits here for all batches, because joblib itself would check only every 10 ms, which is
+        longer than many calls take. Not for calls with a timeout, or that return a generator: these
+        need results before all batches are done."""
         parallel = self.parallel
         call = self._calls.get(parallel)
         if call is None or parallel.return_generator or parallel.timeout is not None:
             return
         while _under_way(parallel):
-            call.over.wait(JOBLIB_LOOK_S)  # others may abort it, and do not tell
+            call.over.wait(JOBLIB_LOOK_S)  # another thread may abort the call without notice
             call.over.clear()
 
 
@@ -323,7 +327,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _unsendable(error: NotPicklable) -> pickle.PicklingError:
-    """In the words that joblib's users know."""
+    """The error with the class and text that joblib's users know."""
     cause = error.__cause__ or error
     made = pickle.PicklingError(
         f"Could not pickle the task to send to the workers: {type(cause).__name__}: {cause}"
@@ -333,12 +337,12 @@ def _unsendable(error: NotPicklable) -> pickle.PicklingError:
 
 
 def _name_of(function: Any) -> str:
-    """As errors and `hoplite-mp dump` show it."""
+    """The name of a task that calls the function, for errors and `hoplite-mp dump`."""
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[Any]:
-    """In a worker: what joblib's BatchedCalls does."""
+    """Runs in a worker, and does the same as joblib's BatchedCalls."""
     with parallel_config(backend=backend, n_jobs=n_jobs):
         return [function(*args, **kwargs) for function, args, kwargs in items]
 
@@ -347,11 +351,11 @@ def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[An
 
 
 class _Callbacks:
-    """A thread in which joblib hears of the end of tasks.
+    """A thread that runs joblib's callbacks at the end of tasks.
 
-    It reads results, and sends the next batch: pickling it, and waiting for room in a full store.
-    The thread that finds a task done must not do that: it may be one that is inside of joblib, or
-    of the user's generator of tasks, and others wait for what it finds.
+    A callback reads results and sends the next batch, which includes pickling, and waiting for room
+    in a full store. The thread that finds a task done must not do that, because it may be in the
+    middle of joblib, or of the user's generator of tasks, and other threads wait for what it finds.
     """
 
     def __init__(self) -> None:
@@ -378,7 +382,7 @@ def _callbacks() -> _Callbacks:
     return _Callbacks()
 
 
-os.register_at_fork(after_in_child=_callbacks.cache_clear)  # the child has not that thread
+os.register_at_fork(after_in_child=_callbacks.cache_clear)  # the thread is not in the child
 
 
 def _hand_over(call: _Call, callback: Any, future: Any) -> None:

@@ -1,8 +1,8 @@
 """Which workers run a call of joblib's Parallel: pools that are kept open and used again.
 
-Why it exists: programs make thousands of Parallel calls, most of them alike. As loky keeps its
-reusable executor, the workers of the last call are kept for the next one that asks for the same
-number, environment and initializer. Unlike there, a pool that another call still uses lives on.
+Why it exists: programs make thousands of Parallel calls, most of them alike. As loky does with its
+reusable executor, this file keeps the workers of the last call for the next one that wants the same
+number, environment and initializer. Unlike loky's, a pool that another call still uses lives on.
 It must never know: tasks, arrays, what joblib's classes are.
 """
 
@@ -32,7 +32,7 @@ BLAS_SETTING = "HOPLITE_MP_BLAS_THREADS"
 
 
 class Wanted:
-    """What a call asks of its workers."""
+    """The workers that a call wants."""
 
     def __init__(
         self,
@@ -44,36 +44,37 @@ class Wanted:
     ) -> None:
         self.count = min(count, WORKERS_MAX)
         self.environment = environment
-        self.limited = limited  # the user has named the number of threads of each worker
+        self.limited = limited  # the user has set the number of threads of each worker
         self.initializer = initializer
         self.initargs = initargs
 
     @property
     def plain(self) -> bool:
-        """Any worker will do."""
+        """Will any worker do?"""
         return not self.limited and self.initializer is None
 
     def same(self, other: Wanted) -> bool:
-        """Would the workers of one do for the other?"""
+        """Will the workers of the one do for the other?"""
         try:
             return bool(
                 (self.count, self.environment) == (other.count, other.environment)
                 and self.initializer is other.initializer
                 and (self.initargs is other.initargs or self.initargs == other.initargs)
             )
-        except Exception:  # arrays among the arguments, say, which are not simply equal
+        except Exception:  # for example, arrays among the arguments: their == has no truth value
             return False
 
 
 class _Pool:
-    """Workers, and how many calls use them."""
+    """A pool of workers, and how many calls use it."""
 
-    def __init__(self, wanted: Wanted, executor: TaskExecutor, common: bool) -> None:
+    def __init__(self, wanted: Wanted, executor: TaskExecutor, common: bool, here: bool) -> None:
         self.wanted = wanted
         self.executor = executor
         self.common = common  # the cluster's own workers, which end with it
+        self.here = here  # all workers run on this host
         self.users = 0
-        self.last = True  # of those that were asked for
+        self.last = True  # the latest call of the cluster has leased this pool
 
     @property
     def usable(self) -> bool:
@@ -90,7 +91,7 @@ class Lease:
         self._pools: _Pools | None = pools
         self._pool = pool
         self.executor = pool.executor
-        self.here = pools.here
+        self.here = pool.here
 
     def end(self) -> None:
         """The call is over."""
@@ -102,24 +103,23 @@ class Lease:
 class _Pools:
     """The pools of one cluster."""
 
-    def __init__(self, cluster: Cluster, nodes: list[str] | None, here: bool) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = weakref.ref(cluster)
-        self._nodes = nodes  # those that pools spread over; None: this host
-        self.here = here  # all of them are on this host
         self._lock = threading.Lock()
         self._pools: list[_Pool] = []
 
     def add_common(self, wanted: Wanted, cluster: Cluster) -> None:
-        """The cluster's own workers are such that a call wants."""
+        """Adds the cluster's own workers as a pool, because they are as `wanted`."""
         with self._lock:
-            self._pools.append(_Pool(wanted, cluster, True))
+            self._pools.append(_Pool(wanted, cluster, True, True))
 
-    def lease(self, wanted: Wanted) -> Lease:
-        """Those that are there, or new ones."""
+    def lease(self, wanted: Wanted, nodes: list[str] | None = None, here: bool = True) -> Lease:
+        """Leases the pool that is as wanted, whose workers stay where they are, or a new one.
+        nodes: where the workers of a new pool run; None: on this host. here: they are this host."""
         with self._lock:
             found = next((p for p in self._pools if p.usable and p.wanted.same(wanted)), None)
             if found is None:
-                found = _Pool(wanted, self._open(wanted), False)
+                found = _Pool(wanted, self._open(wanted, nodes), False, here)
                 self._pools.append(found)
             for pool in self._pools:
                 pool.last = pool is found
@@ -135,12 +135,13 @@ class _Pools:
         _close(gone)
 
     def _unused(self) -> list[_Pool]:
-        """Those that nobody uses nor has asked for last are taken out."""
+        """Takes out the pools to close: unusable ones, and those that no call uses and that are not
+        kept for the next call."""
         gone = [p for p in self._pools if not (p.users or p.last or p.common) or not p.usable]
         self._pools = [p for p in self._pools if p not in gone]
         return gone
 
-    def _open(self, wanted: Wanted) -> TaskExecutor:
+    def _open(self, wanted: Wanted, nodes: list[str] | None) -> TaskExecutor:
         cluster = self._cluster()
         if cluster is None:
             raise ClosedError("the cluster that this backend was given is closed")
@@ -148,9 +149,9 @@ class _Pools:
             wanted.count,
             initializer=_prepare,
             initargs=(wanted.environment, wanted.initializer, wanted.initargs),
-            node=self._nodes,
+            node=nodes,
         )
-        made._cluster = None  # its owner decides how long that lives, not the pools kept here
+        made._cluster = None  # pools that are kept here must not keep the user's cluster alive
         return made
 
 
@@ -164,7 +165,7 @@ def _close(pools: list[_Pool]) -> None:
 def _prepare(
     environment: dict[str, str], initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]
 ) -> None:
-    """In each worker of a pool, before its first task."""
+    """Runs in each worker of a pool, before its first task."""
     os.environ.update(environment)
     threads = environment.get("OPENBLAS_NUM_THREADS", "")
     if threads.isdecimal():
@@ -173,27 +174,27 @@ def _prepare(
         initializer(*initargs)
 
 
-# -- of a cluster that the user has opened -------------------------------------------------------
+# -- pools of a cluster that the user has opened -------------------------------------------------
 
 _given: weakref.WeakKeyDictionary[Cluster, _Pools] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
 def worker_count(cluster: Cluster | None) -> int:
-    """How many tasks can run at once; 0: as many as this host has CPUs."""
+    """How many tasks can run at once in the given cluster, or the task's; 0: there is neither."""
     cluster = cluster or _inside()
     return 0 if cluster is None else sum(workers for _, workers in _places(cluster))
 
 
 def _places(cluster: Cluster) -> list[tuple[str, int]]:
-    """(node, workers) where the cluster's tasks run."""
+    """(id, number of workers) of each node on which the cluster's tasks run."""
     bound = {node_id(number) for number in cluster._options.node or ()}
     nodes = list_nodes(cluster._runtime)
     return [(n.id, n.workers) for n in nodes if n.workers and (not bound or n.id in bound)]
 
 
 def _inside() -> Cluster | None:
-    """The cluster of the task that calls, if it is a task that calls."""
+    """The cluster of the present task; None outside of tasks."""
     try:
         cluster = current()
     except ClosedError:
@@ -202,7 +203,8 @@ def _inside() -> Cluster | None:
 
 
 def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
-    """Workers for one call: of `cluster`, or of the task's that calls, or of this process."""
+    """Workers for one call: those of `cluster`, else of the present task's cluster, else of a
+    cluster that this process keeps for joblib."""
     cluster = cluster or _inside()
     if cluster is None:
         return _lease_own(wanted)
@@ -211,19 +213,18 @@ def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
     places = _places(cluster)
     inside = cluster._runtime.submitter.waiting.run_in_place is not None
     if wanted.plain and (inside or wanted.count == sum(workers for _, workers in places)):
-        common = _Pools(cluster, None, [node for node, _ in places] in ([], [own]))
-        pool = _Pool(wanted, cluster, True)
+        pool = _Pool(wanted, cluster, True, [node for node, _ in places] in ([], [own]))
         pool.users = 1
-        return Lease(common, pool)
+        return Lease(_Pools(cluster), pool)
+    nodes = [node for node, _ in places] or [own]  # those of now: nodes come and go
     with _lock:
         pools = _given.get(cluster)
         if pools is None:
-            nodes = [node for node, _ in places] or [own]
-            pools = _given[cluster] = _Pools(cluster, nodes, nodes == [own])
-    return pools.lease(wanted)
+            pools = _given[cluster] = _Pools(cluster)
+    return pools.lease(wanted, nodes, nodes == [own])
 
 
-# -- of this process -----------------------------------------------------------------------------
+# -- the cluster of this process -----------------------------------------------------------------
 
 
 class _Own:
@@ -233,7 +234,7 @@ class _Own:
         self.pid = os.getpid()
         common = wanted.plain and wanted.environment == _of_common_workers(wanted.count)
         self.cluster = Cluster(workers=wanted.count if common else 0)
-        self.pools = _Pools(self.cluster, None, True)
+        self.pools = _Pools(self.cluster)
         if common:
             self.pools.add_common(wanted, self.cluster)
 
@@ -245,7 +246,8 @@ class _Own:
 
 
 def _of_common_workers(count: int) -> dict[str, str] | None:
-    """What the environment of a cluster's own workers says of threads; None: the user has a say."""
+    """The variables for numbers of threads in a cluster's own workers; None: the user has set
+    some."""
     if any(name in os.environ for name in (*BLAS_VARIABLES, TBB_SHARES, BLAS_SETTING)):
         return None
     threads = str(max(1, cpu_count() // count))
@@ -256,7 +258,7 @@ _own: _Own | None = None
 
 
 def _forked() -> None:
-    """In a child: the parent's cluster is nothing of its own, and the lock may be held."""
+    """In a forked child: the parent's cluster does not belong to it, and the lock may be held."""
     global _lock, _own
     _lock = threading.RLock()
     _own = None
@@ -279,13 +281,13 @@ def _lease_own(wanted: Wanted) -> Lease:
 def shutdown(wait: bool = True) -> None:
     """Ends the workers that calls of joblib without `cluster=` have started.
 
-    They end when their tasks are done. The next call starts new ones. At interpreter exit this
-    happens by itself.
+    They end when their tasks are done. The next call starts new ones. At interpreter exit they end
+    without this call.
 
     Parameters
     ----------
     wait : bool, optional
-        True returns when they have ended. Default: True.
+        True: return when they have ended. Default: True.
 
     Examples
     --------

@@ -1,11 +1,11 @@
-"""The process that keeps a node of this host going for the processes of another engine.
+"""The keeper: a process that runs a node of this host for the processes of another engine.
 
-Why it exists: the node is to outlive each of those processes, so it is the child of none of them.
-The keeper leaves in order when nobody has used its node for Config.beside_idle_s: others first
-fetch what only it holds of theirs. Of several that are started at once on a host, one stays.
-One of them may have the cluster's manager; it stays as long as there is a node on another host, and
-ends the cluster when it leaves. SIGTERM lets any of them leave at once.
-It must never know: who the processes are.
+Why it exists: the node must outlive each of those processes, so it is a child of none of them. When
+no process has used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch
+the objects that only it holds. If several keepers are started at once on a host, one stays. One
+keeper of the cluster may have the manager; it stays as long as there is a node on another host, and
+ends the cluster when it leaves. With SIGTERM any keeper leaves at once.
+It must never know: what the processes do, and for which engine.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-LOOK_S = 0.2  # for users; each look costs a round trip to the node
-# How long others may take to fetch what only this node holds. Higher: large objects are saved over
-# slow links. Lower: a host that is to be empty is so sooner.
+LOOK_S = 0.2  # how often it asks for the node's users; each time costs a round trip to the node
+# How long other nodes may take to fetch what only this one holds. Higher: large objects are saved
+# over slow links. Lower: the memory of a host that is no longer used is free sooner.
 DRAIN_S = 60.0
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(told: dict[str, Any]) -> None:
-    """From its start by `beside` to the end of the node."""
-    # What is started from here on must not hold the pipe open in which who waits is told.
+    """Runs the keeper: from its start by `beside` to the end of the node."""
+    # The process that waits for the keeper's message reads until the pipe is closed, so processes
+    # that are started from here on must not inherit it.
     answer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
@@ -73,19 +74,19 @@ def main(told: dict[str, Any]) -> None:
 
 
 def _say(fd: int, what: dict[str, Any]) -> None:
-    """The one thing that it says; who has started it may have ended."""
+    """Sends the keeper's only message. The process that started the keeper may have ended."""
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(what).encode() + b"\n")
     os.close(fd)
 
 
 def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> None:
-    """Until the cluster has ended, or nobody uses the node, or that is asked for."""
+    """Returns when the cluster has ended, or no process uses the node, or SIGTERM has come."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None
     used_at = time.monotonic()
     draining: float | None = None
-    with contextlib.suppress(HopliteError):  # the node has ended, which `ended` says
+    with contextlib.suppress(HopliteError):  # the node has ended
         while not host.ended.wait(LOOK_S) and not ending.is_set():
             now = time.monotonic()
             if draining is not None:

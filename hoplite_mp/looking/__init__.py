@@ -1,1 +1,1 @@
-"""The commands that look at a running cluster: once, live, or at what hangs."""
+"""Commands for a running cluster: its state, once or live; what hangs; and a standby to promote."""

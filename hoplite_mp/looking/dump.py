@@ -1,8 +1,9 @@
-"""`hoplite-mp dump`: every wait in a running cluster and who owns it, as text or JSON.
+"""`hoplite-mp dump`: every wait in a running cluster and what must end it, as text or JSON.
 
-Why it exists: when a cluster seems to hang, the question is who waits for whom, and each node knows
-its own part; side by side they also show who has not reported to a collective.
-It must never know: how nodes find out.
+Why it exists: when a cluster seems to hang, the user needs to know which process waits for which.
+Each node knows only its own part; together their reports also show which nodes have not reported to
+a collective.
+It must never know: how nodes collect their waits.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = ["collect", "dump", "lines"]
 
 
 def dump(arguments: argparse.Namespace) -> int:
-    """What everybody waits for now. Returns the exit code."""
+    """Prints every wait of the cluster. Returns the exit code."""
     try:
         with visit(arguments) as cluster:
             own = brought_along(cluster)
             found = collect(cluster, stacks=arguments.stacks)
-    except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
+    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
@@ -43,8 +44,8 @@ def dump(arguments: argparse.Namespace) -> int:
 
 
 def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
-    """{"nodes": what each of them says, "silent": those that did not answer in time}, and in each
-    collective which nodes have not reported."""
+    """{"nodes": each node's report, "silent": the nodes that did not answer in time}. To each
+    collective it adds the nodes that have not reported."""
     channel = cluster._runtime.channel
     sizes, silent = channel.call(Dump(stacks)).value
     nodes = []
@@ -62,18 +63,24 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
         for part in one["parts"]["first"]
         if part["reported"]
     }
+    # A report names only the first parts of a node: nothing can be said of the others.
+    cut = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
+    cut.update(silent)
     for one in nodes:
         for operation in one["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A plan of one node alone has no parts: it would be over if that one had reported.
+            # A node without such a part has not reported either: a plan of one node alone has no
+            # parts, but it would be over if that node had reported.
             operation["not_reported"] = [
-                node_id(node) for node in operation["waits_for"] if (*key, node) not in reported
+                node_id(node)
+                for node in operation["waits_for"]
+                if (*key, node) not in reported and node not in cut
             ]
     return {"nodes": nodes, "silent": [node_id(node) for node in silent]}
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The same as text, one line for each wait."""
+    """The reports as text, one line for each wait."""
     for one in found["nodes"]:
         yield f"{node_id(one['node'])} ({one['host']})"
         nothing = True
@@ -97,7 +104,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _needs(item: dict[str, Any]) -> str:
-    """The objects that are named, and how many there are beside them."""
+    """The missing objects that are listed, and the number of further ones."""
     named = []
     for need in item["needs"]:
         at = f"[{need['index']}] " if "index" in need else ""
@@ -205,7 +212,7 @@ def _process(item: dict[str, Any]) -> str:
 
 
 def _stack(item: dict[str, Any]) -> str:
-    if item["idle"]:  # it stands where all idle ones do
+    if item["idle"]:  # the stack is the same in all idle workers
         return f"worker {item['worker']} (pid {item['pid']}) is idle"
     text = "\n".join(f"  {line}" for line in item["text"].rstrip().split("\n"))
     return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"

@@ -1,7 +1,8 @@
-"""`hoplite-mp promote`: a human's word that a standby is to lead.
+"""`hoplite-mp promote`: tells a standby that it shall lead, because a human has decided so.
 
-Why it exists: of two hosts neither can know whether the other is gone or only cut off.
-It must never know: when a standby may lead; it says so itself (manager/leadership.py).
+Why it exists: with two hosts, neither can know whether the other one is gone or only cut off.
+It must never know: when a standby may lead, because the standby itself decides that
+(manager/leadership.py).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["promote"]
 
-ANSWER_S = 10.0  # for the standby to have the votes of the nodes that are there
-# How long it is asked again when that may help: the lease of a manager that is gone, and some
-# more. Higher: slower hosts are waited for; lower: a refusal comes sooner.
+ANSWER_S = 10.0  # for the standby to collect the votes of the present nodes, and to answer
+# For how long the standby is asked again if its answer may change soon: the lease of a manager that
+# is gone, and some more. Higher: slower hosts have more time. Lower: a refusal comes sooner.
 SOON_S = 5.0
 SOON_PAUSE_S = 0.3
 

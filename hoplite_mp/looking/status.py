@@ -1,7 +1,8 @@
-"""`hoplite-mp status`: what a running cluster looks like, once, as a table.
+"""`hoplite-mp status`: the state of a running cluster, once, as a table.
 
-Why it exists: who starts a cluster over several hosts wants to see that they are there and work.
-It must never know: anything that `Cluster` does not tell.
+Why it exists: a user who starts a cluster over several hosts wants to see that they have joined and
+work.
+It must never know: anything that is not asked through a `Cluster`.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ HEAD = (
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """What a cluster looks like now, as a table. Returns the exit code."""
+    """Prints the state of the cluster. Returns the exit code."""
     try:
         with visit(arguments) as cluster:
             print("\n".join([table(cluster), *gone(cluster), *standby(cluster)]))
             found = actors.rows(collect(cluster))
             if found:
                 print("", *_columns([actors.COLUMNS, *found]), sep="\n")
-    except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
+    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def gone(cluster: Cluster) -> list[str]:
-    """Hosts that are no longer there, as the node that was asked has seen them go; a node that came
-    along only to look has seen nothing."""
+    """A line for each host that has left or was lost, as far as this host's node has seen it; a
+    node that was started only for this command has seen nothing."""
     here = {node.id for node in cluster.nodes}
     return [
         f"{name} ({host}) has been gone for {ago(seconds)} (left, or lost)"
@@ -60,8 +61,8 @@ def ago(seconds: float) -> str:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """Where the manager is, or would be, if its first host is lost, or that there is none; nothing
-    without a standby."""
+    """A line about the standby: on which host it is, whether it leads, or whether there is no
+    manager at all. Nothing in a cluster without a standby."""
     addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []
@@ -77,8 +78,8 @@ def standby(cluster: Cluster) -> list[str]:
 
 
 def table(cluster: Cluster) -> str:
-    """Nodes with their workers, memory, tasks, objects and bytes sent and received; without a
-    node that the caller has brought along, only to look."""
+    """A row for each node: workers, memory, tasks, objects, bytes sent and received. Leaves out the
+    node that this process has brought along only to look."""
     own = brought_along(cluster)
     counted = cluster.stats()["nodes"]
     rows: list[tuple[str, ...]] = [HEAD]

@@ -1,10 +1,10 @@
-"""`hoplite-mp top`: what a running cluster does now, redrawn until somebody ends it.
+"""`hoplite-mp top`: what a running cluster does now, redrawn until the user ends it.
 
-Why it exists: counters say what was done since the start; what is done per second is the difference
-of two looks. A look that has not been answered is no number, and is shown as such.
+Why it exists: counters count since the start; a rate is the difference of two looks, divided by the
+time between them. A node that does not answer has no numbers, and is shown as such.
 It must never know: how nodes count, anything that changes the cluster.
 
-Needs rich (extra `top`). Who reads the output by a program gets one plain table per look.
+Needs rich (extra `top`). If the output is no terminal, it prints one plain table after the other.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Look", "lines", "top"]
 
-PIPED_COLUMNS = 200  # of a table when the output is no terminal
-NARROW_COLUMNS = 120  # on a terminal below that, what says least is left out
+PIPED_COLUMNS = 200  # width of a table when the output is no terminal
+NARROW_COLUMNS = 120  # on a narrower terminal, the columns in LEAST are left out
 COLUMNS = (
     "node", "host", "address", "workers", "memory", "running", "tasks/s", "done", "failed",
     "objects", "sent/s", "received/s",
@@ -60,27 +60,27 @@ COLUMNS = (
 NUMBERS = COLUMNS[3:]
 LEAST = {"address", "running", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
-NO_RATE = "-"  # there is one look so far
+NO_RATE = "-"  # there is only one look at that node so far
 NO_ANSWER, ALL = "no answer", "all"
-QUIT_KEYS = b"qQ\x03\x04"  # Ctrl-C and Ctrl-D too, should the terminal hand them on as bytes
+QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, in case the terminal passes them on as bytes
 KEYS_BYTES = 64
-INTERRUPTED = 130  # as a shell has it
+INTERRUPTED = 130  # the exit code that shells use
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time: the nodes, and the counters of those that have answered."""
+    """The state at one time: the nodes, and the counters of those that have answered."""
 
     at: float  # seconds of a clock
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of looking/actors.py
-    running: dict[str, int] | None = None  # tasks that ran then, by node id; of those that said so
-    gone: tuple[str, ...] = ()  # a line for each host that is there no longer
+    running: dict[str, int] | None = None  # tasks that ran then, by id of nodes that answered
+    gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
 
 
 def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
-    """One for each node and, of several, one for all; in the order of COLUMNS."""
+    """A line for each node and, if there are several, one with the totals; fields as in COLUMNS."""
     found = []
     total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects", "running"), 0)
     sums: dict[str, float] = {}
@@ -129,7 +129,8 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
 
 def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
-    """Per second since the look before; nothing where there was none, or another life."""
+    """Rates per second since the previous look; none if that did not have the node, or if the
+    node's counters have begun anew."""
     if before is None or node not in before.counts or now.at <= before.at:
         return {}
     new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
@@ -139,8 +140,8 @@ def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
 
 
 def _look(cluster: Cluster) -> Look:
-    """Without a node that this process has brought along, only to look. Every node has
-    two seconds to answer."""
+    """Asks all nodes; each has two seconds to answer. Leaves out the node that this process has
+    brought along only to look."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = time.monotonic()
@@ -162,12 +163,13 @@ def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     for line in lines(now, before):
         style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
-        table.add_row(*map(Text, compress(line, shown)), style=style)  # a host's name is no markup
+        # As Text, because a host's name must not be read as markup.
+        table.add_row(*map(Text, compress(line, shown)), style=style)
     return table
 
 
 def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
-    """The nodes, and below them the hosts that are gone and the actors, if there are any."""
+    """The table of nodes, and below it the hosts that are gone and the actors, if there are any."""
     parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
     if now.actors:
         table = Table(title="actors", title_justify="left", box=SIMPLE)
@@ -181,7 +183,7 @@ def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
 
 
 class _Ending:
-    """Signals and keys that end the watching; they wake who sleeps."""
+    """Signals and keys that end the command; they also end a `sleep`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -190,7 +192,8 @@ class _Ending:
 
     @contextlib.contextmanager
     def watch(self, keys: bool) -> Iterator[None]:
-        """Signals set `asked` meanwhile; with `keys` the terminal gives them one by one."""
+        """Inside this context signals set `asked`; with `keys`, the terminal passes on each key at
+        once."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old = {number: signal.signal(number, self._signalled) for number in numbers}
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -212,12 +215,12 @@ class _Ending:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
-        if self.asked:  # it waits for a node that does not answer
+        if self.asked:  # the second signal: the command may be waiting for a node
             raise KeyboardInterrupt
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
-        """Until then, or until it is asked for."""
+        """Sleeps for that time, or until the end is asked for."""
         end = time.monotonic() + seconds
         while not self.asked and (left := end - time.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
@@ -232,7 +235,7 @@ class _Ending:
             pressed = os.read(self._keys, KEYS_BYTES)
         except OSError:
             pressed = b""
-        # The end of input is the end of the terminal.
+        # No bytes mean the end of input: the terminal is gone.
         self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
 
 
@@ -257,9 +260,9 @@ def top(arguments: argparse.Namespace) -> int:
     except (HopliteError, ValueError) as error:
         print(f"hoplite-mp top: {error}", file=sys.stderr)
         return 1
-    except OSError:  # the terminal, or who reads the output, has gone
+    except OSError:  # the terminal, or the reader of the output, has gone
         return 1
-    except KeyboardInterrupt:  # while it was connecting, or asked a second time
+    except KeyboardInterrupt:  # while it was connecting, or by a second signal
         return INTERRUPTED
     return 0
 
@@ -267,7 +270,8 @@ def top(arguments: argparse.Namespace) -> int:
 def _tables(
     cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
 ) -> Iterator[Group]:
-    """One each interval. On a terminal the first one comes at once, without rates yet."""
+    """Yields a picture for each interval. On a terminal the first one comes at once, still without
+    rates."""
     before: Look | None = None
     left = arguments.count
     while not ending.asked and left != 0:

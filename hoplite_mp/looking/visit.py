@@ -1,8 +1,8 @@
-"""How a command comes into a cluster at which it only looks.
+"""How a command that only looks takes part in a cluster.
 
-Why it exists: where this host has a node of the cluster the command attaches to it; elsewhere it
-has to bring one along, and that one is not what the user wants to see.
-It must never know: what is looked at.
+Why it exists: if this host has a node of the cluster, the command attaches to it. Otherwise the
+command has to start a node of its own, which the user does not want to see in its output.
+It must never know: what the command shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["brought_along", "visit"]
 
 
 def visit(arguments: argparse.Namespace) -> Cluster:
-    """The cluster at `address`. HopliteError, ValueError: it cannot be reached, and why."""
+    """Takes part in the cluster at `address`. HopliteError, ValueError: the reason why it cannot be
+    reached."""
     return Cluster(
         workers=0,
         address=arguments.address,
@@ -28,7 +29,8 @@ def visit(arguments: argparse.Namespace) -> Cluster:
 
 
 def brought_along(cluster: Cluster) -> int | None:
-    """The number of the node that this process has brought along only to look; None: it has not."""
+    """The number of the node that this process has started only to look; None if it uses the node
+    that this host has."""
     host = cluster._host
     if host is None or host.attached:
         return None

@@ -1,14 +1,14 @@
 """Payloads: the bytes of an object, and how values become payloads and come back without a copy.
 
 The layout is drawn in docs/architecture.md ("Payload of an object"). This package makes and reads
-heads; it never copies large data, and must never know the store, tasks or nodes. Here is only what
-other rooms may use:
+heads; it never copies large data, and must never know the store, tasks or nodes. This file exports
+only what other rooms may use. The modules:
 
     layout    what stands where in a payload      dtypes     dtypes by name
     values    any value: the choice of a kind     arrays     one array, without pickle
     calls     the arguments of a task             numbers    one number, without pickle
     errors    failures                            streams    pickle streams inside payloads
-    functions functions of tasks                  picklers   who writes the streams
+    functions functions of tasks                  picklers   the picklers that write the streams
     reading   what the streams' functions need    reducers   how objects are reduced
     copies    for readers that may write          code       code by name or by value
     by_value  code by value, what it carries      namespaces the globals of such code

@@ -1,7 +1,7 @@
 """Payloads of one array: a head that the node can read too, and the array's own memory.
 
-So a reduction never unpickles what a user wrote. This module must never know pickle, refs, or who
-wants the array.
+Thanks to that head, a reduction never unpickles a user's data. This module must never know pickle,
+refs, or who wants the array.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _array_head(
     contributors: tuple[int, ...] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """Head, place of the buffer, and size of the payload: a pure function, hence the cache."""
+    """Head, place of the buffer, and size of the payload. Cached, because the function is pure."""
     nbytes = named_dtype(name).itemsize
     for size in shape:
         nbytes *= size
@@ -75,18 +75,20 @@ def encode_array_head(
     contributors: Sequence[int] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """The head of an array whose bytes are filled in later: (head, place of them, total bytes)."""
+    """The head of an array whose bytes are filled in later: (head with zeros up to them, place of
+    them, total bytes)."""
     name = dtype_name(np.dtype(dtype))
     if name is None:
         raise TypeError(f"arrays of dtype {dtype} have no description without pickle")
     if order not in ("C", "F"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
     who = None if contributors is None else tuple(map(int, contributors))
-    return _array_head(name, tuple(map(int, shape)), order, who, buffer_offset)
+    head, offset, nbytes = _array_head(name, tuple(map(int, shape)), order, who, buffer_offset)
+    return head.ljust(offset, b"\0"), offset, nbytes
 
 
 def encode_array(array: Array) -> Encoded | None:
-    """The payload of an array; None for those that only pickle describes."""
+    """The payload of an array; None for an array that only pickle can describe."""
     name = dtype_name(array.dtype)
     if name is None:
         return None
@@ -144,7 +146,7 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
         mem = mem.toreadonly()
     if writable and nbytes >= large_copies.bytes_min:
         mem, offset = writable_copy(mem[offset : offset + nbytes]), 0
-        writable = False  # it is already
+        writable = False  # the copy is writable already
     array = np.frombuffer(mem, dtype, nbytes // dtype.itemsize, offset)
     if len(shape) != 1:
         array = array.reshape(shape, order=order)  # type: ignore[call-overload]
@@ -152,7 +154,7 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
 
 
 def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
-    """Which sources went into the array; None if it is not the result of a reduction."""
+    """The sources whose values are in the array; None if it is not the result of a reduction."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
@@ -162,8 +164,8 @@ def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
 
 
 def describe_array(mem: memoryview) -> ArrayInfo | None:
-    """What array or number a payload holds, without unpickling; None if it holds neither. `mem`
-    may end before an array's elements. ValueError: it is no payload."""
+    """Describes the array or number that a payload holds, without unpickling; None if it holds
+    neither. `mem` may end before an array's elements. ValueError: it is no payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)

@@ -1,10 +1,10 @@
-"""Large arrays beside a function's stream: who writes names them, who reads fetches them.
+"""Large arrays beside a function's stream: the writer names them, the reader fetches them.
 
 Why it exists: a function by value is bytes, and 100 MB of a global array would be written into them
-each time. They are objects of their own instead, which the stream names by their places in a list.
-An array that is the value of a global variable is named by a *shared* value: it is fetched when it
-is written to its namespace, and functions that name the same variable do not each bring their own.
-What is fetched is copied: globals are the worker's own, and pin no object.
+each time. Such arrays are objects of their own instead; the stream names them by their places in a
+list. The value of a global variable is named by a *shared* value: it is fetched when it is written
+to its namespace, and functions that name the same variable do not each bring their own. What is
+fetched is copied, because globals are the worker's own and must not pin an object.
 It must never know: the store, when an array has changed.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Fetching:
-    """How the array is had that an object is, by its id; the client room puts its own way here."""
+    """Holds the function that fetches an array by its object's id; the client room sets it."""
 
     fetch: Callable[[bytes], Any]
 
@@ -57,22 +57,22 @@ class Numbered(Protocol):
 
 
 class Keep(Protocol):
-    """Keeps arrays as objects; one for one function on its way."""
+    """Keeps arrays as objects; there is one for each function that is being sent."""
 
     nbytes_min: int
 
     def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
-        """What keeps it; and what has a number that no other array of this process has."""
+        """The object that keeps the array; and a number that no other array of this process has."""
 
     def used_by(self, fn: Any) -> None:
-        """Hears that this function is one of those that carry what was kept so far."""
+        """Notes that this function carries what has been kept so far."""
 
     def named(self, module: str, name: str, array: Array) -> None:
-        """Hears which global variable of this process it is the value of."""
+        """Notes of which global variable of this process the array is the value."""
 
 
 class Aside:
-    """What stands beside one stream that is being written."""
+    """The arrays that stand beside one stream that is being written."""
 
     __slots__ = ("index", "keep", "nbytes_min", "refs", "shared", "stream")
 
@@ -81,11 +81,11 @@ class Aside:
         self.nbytes_min = keep.nbytes_min
         self.refs: list[ObjectRef[Any]] = []
         self.index: dict[ObjectRef[Any], int] = {}
-        self.stream = stream  # a payload's, which has a list of refs itself
+        self.stream = stream  # that of a payload, whose own list of refs is used then
         self.shared: dict[int, SharedArray] = {}
 
     def takes(self, array: Array) -> bool:
-        """Does it stand beside the stream?"""
+        """Is this array one to stand beside the stream?"""
         return array.nbytes >= self.nbytes_min
 
     def reduce(self, array: Array) -> Reduced:
@@ -99,7 +99,8 @@ class Aside:
         return load_shared, (self._place(kept.ref), key, *described(array))
 
     def share(self, array: Array, sender: bytes) -> SharedArray:
-        """Stands for the array; for the same array the same, as pickle's memo wants it."""
+        """Returns what stands for the array: always the same object for the same array, so that
+        pickle's memo finds it."""
         return self.shared.setdefault(id(array), SharedArray(array, sender))
 
     def _place(self, ref: ObjectRef[Any]) -> int:
@@ -112,7 +113,7 @@ class Aside:
 
 
 class Marks:
-    """In place of Aside where only a fingerprint is taken."""
+    """Takes the place of Aside where only a fingerprint is taken."""
 
     __slots__ = ("keep", "nbytes_min")
 
@@ -128,7 +129,7 @@ class Marks:
 
 
 class SharedArray:
-    """Stands in streams for the value of a global variable."""
+    """Stands in streams for an array that is the value of a global variable."""
 
     __slots__ = ("array", "sender")
 
@@ -138,7 +139,7 @@ class SharedArray:
 
 
 def described(array: Array) -> tuple[Any, ...]:
-    """All of an array but its bytes."""
+    """Everything about an array except its bytes."""
     dtype, flags = array.dtype, array.flags
     order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
     cls = type(array)
@@ -150,8 +151,8 @@ def described(array: Array) -> tuple[Any, ...]:
 
 
 class Shared:
-    """The value of a global variable that has been sent, fetched when it is first needed; one for
-    all functions that bring it."""
+    """The value of a global variable of another process, fetched when it is first needed. All
+    functions that bring it share one."""
 
     __slots__ = ("__weakref__", "_described", "_id", "array")
 
@@ -167,7 +168,8 @@ class Shared:
 
 
 class Bringing:
-    """What stands beside the stream that this thread is reading, and how much it has brought."""
+    """The objects beside the stream that this thread is reading, and how many bytes came from
+    them."""
 
     def __init__(self, ids: Sequence[bytes]) -> None:
         self.ids = ids
@@ -183,7 +185,7 @@ _shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary(
 
 
 class bringing:
-    """`with bringing(ids) as what:` a stream is read, with these objects beside it."""
+    """`with bringing(ids) as what:` reads a stream that has these objects beside it."""
 
     def __init__(self, ids: Sequence[bytes]) -> None:
         self._what = Bringing(ids)
@@ -212,8 +214,8 @@ def load_aside(index: int, *described: Any) -> Array:
 
 
 def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
-    """Named in streams: the value of a global variable, beside it."""
-    object_id = id_in_payload(index)  # of the payload that is being read, if it is one
+    """Named in streams: an array that is the value of a global variable, beside the stream."""
+    object_id = id_in_payload(index)  # None: what is being read is no payload
     now = _now() if object_id is None else None
     key = (*key[:2], key[2] + repr(described).encode())
     shared = _shared.get(key)
@@ -230,7 +232,7 @@ def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> S
 def own_array(
     stored: Array, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
 ) -> Array:
-    """A writable array of its own memory."""
+    """A writable copy of the array, in memory of its own."""
     flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
     array: Array = np.ndarray.__new__(cls, shape, named_or_given(dtype), flat, 0, None, order)
     return array

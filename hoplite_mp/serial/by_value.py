@@ -1,8 +1,9 @@
 """Functions and classes by value in our streams: cloudpickle's reductions, and what they carry.
 
-Why it exists: cloudpickle gives every stream's functions globals of their own. Ours name the
-namespace to which they belong, and bring a manifest of the globals that they name, each with its
-fingerprint. It must never know what becomes of them where they arrive: see `namespaces`.
+Why it exists: cloudpickle gives the functions of every stream globals of their own. Functions in
+our streams name the namespace to which they belong, and bring a manifest of the globals that they
+use, each with its fingerprint. It must never know what becomes of them where they arrive: see
+`namespaces`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Manifests:
-    """What one pickler has looked at: every global is written once, however many name it."""
+    """The globals that one pickler has met: each is written once, however many functions use it."""
 
     __slots__ = ("aside", "entries", "namespaces")
 
@@ -58,7 +59,7 @@ class Manifests:
 
 
 def _entry(namespace: Namespace, name: str, aside: Aside | None) -> Entry | None:
-    """The entry of one global; None: it stays behind."""
+    """The entry of one global; None if it is not sent."""
     scope, holds_refs = namespace.scope, False
     try:
         value = scope[name]
@@ -67,14 +68,14 @@ def _entry(namespace: Namespace, name: str, aside: Aside | None) -> Entry | None
     else:
         try:
             own, holds_refs = fingerprint(value, keep=None if aside is None else aside.keep)
-        except (MemoryError, HopliteError):  # no room, say
+        except (MemoryError, HopliteError):  # such as no room
             raise
         except Exception:
             if not namespace.home:
-                # Somebody has set here what cannot travel, such as an open connection: readers
-                # have their own, or none, as in the standard library.
+                # A task has set this global to a value that cannot travel, such as an open
+                # connection. Readers have their own, or none, as in the standard library.
                 return None
-            own = os.urandom(8)  # It counts as changed; that it cannot travel is told below.
+            own = os.urandom(8)  # It counts as changed, so the pickler will raise why it cannot.
     if (
         aside is not None
         and isinstance(value, np.ndarray)
@@ -90,7 +91,7 @@ def _entry(namespace: Namespace, name: str, aside: Aside | None) -> Entry | None
 
 
 def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
-    """The heavy pickler's way with functions and classes that readers cannot import."""
+    """How the heavy pickler reduces functions and classes that readers cannot import."""
     reduced = cloudpickled(pickler, obj)
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return reduced
@@ -112,7 +113,7 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
 
     (code, attributes, _, _, cells), (state, slots) = reduced[1:3]
     del slots["__globals__"]
-    submodules = slots.pop("_cloudpickle_submodules")  # What the code reaches through packages.
+    submodules = slots.pop("_cloudpickle_submodules")  # modules used as attributes of packages
     manifests = pickler.manifests
     if manifests is None:
         manifests = pickler.manifests = Manifests(pickler.globals_aside or pickler.aside)
@@ -122,7 +123,7 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     if manifests.aside is not None:
         manifests.aside.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
-    if pickler.stream is not None:  # Only payloads have views; globals are not to pin objects.
+    if pickler.stream is not None:  # Only in payloads would globals be views, which pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
     args = (code, namespace.key, attributes, -1 if cells is None else len(cells))
     return load_function, args, carried, None, None, load_function_state

@@ -1,4 +1,4 @@
-"""The arguments of a task as a payload: which refs the task waits for, and what takes their place.
+"""The arguments of a task as a payload: the refs that the task waits for, and their places.
 
 It must never know the task: neither its function nor where it will run.
 """
@@ -75,14 +75,14 @@ def encode_call(
 
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
-    """A call of nothing but small immutable values and refs: most calls, and the quickest."""
+    """A call of nothing but small immutable values and refs. Most calls are such, so it is fast."""
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
         head = pack_head(PICKLE, PLAIN | ARGS_ONLY, 0, 0, 0, len(stream)) + stream
         call = EncodedCall(head, [], [], len(head), [])
         call.dependencies = []
         return call
-    refs: dict[ObjectRef[Any], int] = {}  # each once, and which of them it is
+    refs: dict[ObjectRef[Any], int] = {}  # each once, with its place in the payload's list
     types: tuple[Any, ...] = ref_types()
     plain, places = list(args), []
     for place, arg in enumerate(args):
@@ -101,7 +101,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 
 
 def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None) -> Stream:
-    # Many calls hold no ref at all: then nobody has to walk through their lists in Python.
+    # Many calls hold no ref at all. Their lists need not be walked through in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
@@ -158,8 +158,8 @@ def _blame_argument(
 
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
-    """Ids of refs whose values the call needs, as far as its head tells them from refs that stay
-    refs: of calls whose arguments are refs and plain values. ValueError: it is no payload."""
+    """Ids of the refs whose values the call needs. Only the heads of calls whose arguments are all
+    refs and plain values tell them; of others the list is empty. ValueError: it is no payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
@@ -168,8 +168,9 @@ def read_dependencies(mem: memoryview) -> list[bytes]:
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a call: arrays by value are the task's own, refs what `resolve` gives.
-    Arguments that were lost on their way have an error in their place, which is raised."""
+    """(args, kwargs) of a call. Arrays by value are the task's own; in the place of a ref is what
+    `resolve` returns for it. If the arguments were lost on their way, an error came instead, and
+    is raised."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     head = unpack_head(mem)

@@ -1,8 +1,9 @@
 """Functions and classes in streams: by reference where readers can import them, else by value.
 
-By value means cloudpickle: what `__main__` defines, lambdas, local functions and classes, modules
-registered to travel so. Plain pickle would "succeed" for `__main__` by reference, and readers never
-import `__main__`. This module must never know payloads, refs and arrays.
+By value means by cloudpickle. It is used for what `__main__` defines, for lambdas, for local
+functions and classes, and for modules that are registered to travel so. Plain pickle would
+"succeed" for `__main__` by reference, but readers never import `__main__`. This module must never
+know payloads, refs and arrays.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 by_value_modules: dict[str, types.ModuleType] = {}
 _MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
-# Classes that were defined in this process, not received: what comes back must not change them.
+# Classes that were defined in this process, not received. A stream that comes back must not change
+# them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 Reduced = Any  # What __reduce_ex__ may return, or NotImplemented.
 
 
 class NeedCloudpickle(Exception):
-    """Internal: the light pickler met something that has to travel by value."""
+    """Internal: the light pickler met an object that has to travel by value."""
 
 
 def importable(obj: Any) -> bool:
@@ -44,7 +46,7 @@ def importable(obj: Any) -> bool:
     if not module_travels(module_name):
         return False
     found: Any = sys.modules[module_name]
-    for name in qualname.split("."):  # "<locals>" and "<lambda>" are no attributes: not found.
+    for name in qualname.split("."):  # "<locals>" and "<lambda>" are no attributes, so not found.
         found = getattr(found, name, None)
         if found is None:
             return False
@@ -52,7 +54,8 @@ def importable(obj: Any) -> bool:
 
 
 def module_travels(module_name: Any) -> bool:
-    """May readers import this module: not `__main__`, nor what is registered, nor what is gone."""
+    """May readers import this module? Not `__main__`, nor a module that is registered to travel by
+    value, nor one that is not in sys.modules."""
     if module_name in _MAIN_NAMES or module_name not in sys.modules:
         return False
     while by_value_modules and module_name:
@@ -88,7 +91,7 @@ def is_native(cls: type) -> bool:
 
 
 def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:
-    """What pickle cannot write at all, such as modules."""
+    """Objects that plain pickle cannot write at all, such as modules."""
     if not pickler.by_value:
         raise NeedCloudpickle
     return NotImplemented  # cloudpickle's dispatch table knows it.
@@ -113,7 +116,7 @@ def load_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any
 
 
 def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
-    """Instances of by-value classes that say themselves how they pickle."""
+    """Instances of by-value classes that define themselves how they pickle."""
     reducer = copyreg.dispatch_table.get(type(obj))
     reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
     if isinstance(reduced, str) and not module_travels(getattr(obj, "__module__", None)):

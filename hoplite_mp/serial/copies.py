@@ -1,6 +1,6 @@
 """How buffers are copied for a reader that may write.
 
-It must never know where a worker gets its memory from: that puts its own way here.
+It must never know where a worker gets its memory from; a worker sets its own function here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def fresh_copy(part: memoryview) -> memoryview:
-    """In fresh memory of this process. numpy asks the kernel for huge pages, which a bytearray does
-    not, and other threads run meanwhile."""
+    """A copy in fresh memory of this process. Unlike a bytearray, numpy asks the kernel for huge
+    pages, and lets other threads run during the copy."""
     made = np.empty(part.nbytes, np.uint8)
     made[:] = np.frombuffer(part, np.uint8)
     return made.data
 
 
 class LargeCopies:
-    """How large buffers are copied for a reader that may write; a worker puts its own way here."""
+    """How large buffers are copied for a reader that may write; a worker sets its own function."""
 
     bytes_min = 1 << 20
     copy: Callable[[memoryview], Any] = staticmethod(fresh_copy)
@@ -32,7 +32,7 @@ large_copies = LargeCopies()
 
 
 def writable_copy(part: memoryview) -> Any:
-    """A copy of `part` that whoever reads may write to."""
+    """A copy of `part` that the reader may write to."""
     if part.nbytes < large_copies.bytes_min:
         return bytearray(part)
     return large_copies.copy(part)

@@ -1,7 +1,7 @@
 """The names that dtypes travel under, and the memory of an array of any of them as plain bytes.
 
-A name is what the node can read without pickle. This module must never know what the names and
-bytes are written into.
+The node can read a name without pickle. This module must never know what the names and bytes are
+written into.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_ENTRIES_MAX = 4096
-NAME_CHARS_MAX = 64  # of what is no name, in the error that says so
+NAME_CHARS_MAX = 64  # how much of a wrong name the error shows
 
-# All that `dtype_name` makes of NumPy's own. np.dtype understands far more, and evaluates some.
+# All names that `dtype_name` makes of NumPy's own dtypes. np.dtype accepts far more strings, and
+# evaluates parts of some.
 _NUMPY_NAME = re.compile(
     r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
 )
@@ -27,8 +28,8 @@ _dtype_names: dict[np.dtype[Any], str | None] = {}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The name that `named_dtype` turns back into `dtype`; None for what only pickle describes."""
-    if dtype.metadata is not None:  # Equal to the dtype without, but not the same.
+    """The name that `named_dtype` turns back into `dtype`; None if only pickle can describe it."""
+    if dtype.metadata is not None:  # Equal to the dtype without metadata, but not the same.
         return None
     try:
         return _dtype_names[dtype]
@@ -47,13 +48,13 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype that `dtype_name` named so. ValueError for what it has not made: the name may come
-    from elsewhere. ImportError where ml_dtypes is missing."""
+    """The dtype that `dtype_name` named so. ValueError for a name that `dtype_name` does not make,
+    because it may come from another host. ImportError where ml_dtypes is missing."""
     try:
         if _NUMPY_NAME.fullmatch(name):
             dtype: np.dtype[Any] | None = np.dtype(name)
         else:
-            import ml_dtypes  # Not needed, and perhaps not installed, where nobody uses its dtypes.
+            import ml_dtypes  # Not needed, and perhaps not installed, if its dtypes are not used.
 
             dtype = np.dtype(getattr(ml_dtypes, name))
     except (TypeError, AttributeError):
@@ -69,7 +70,7 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
         array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
-        # Dates, records and foreign dtypes have no format in the buffer protocol; plain bytes do.
+        # The buffer protocol has no format for dates, records and foreign dtypes; void bytes do.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
     buffer: Any = array  # numpy's stubs declare the buffer protocol from Python 3.12 on.
     return pickle.PickleBuffer(buffer)

@@ -1,8 +1,8 @@
 """Failures as payloads: the exception where it can travel, and always its text.
 
-What is raised in a worker is anyone's code, so nothing here trusts it: neither direction raises.
-It must never know what failed or who is told. The exceptions of the library itself are
-`hoplite_mp.errors`.
+An exception raised in a worker may run anyone's code when it is pickled or loaded. Nothing here
+trusts it: neither encoding nor decoding raises. It must never know what failed or who is told. The
+exceptions of the library itself are in `hoplite_mp.errors`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class RemoteTraceback(Exception):
 
 
 def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encoded:
-    """The payload of a failure. Never raises: what cannot be pickled arrives as TaskError.
+    """The payload of a failure. Never raises; an exception that cannot be pickled arrives as a
+    TaskError.
 
     The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
     """
@@ -65,9 +66,9 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
-    """The payload of a failure for which there is little room: its type stays if it can, of its
-    text and its traceback the beginning and the end. TaskError, or less text still, if not even
-    that fits; a few hundred bytes always do. Never raises."""
+    """The payload of a failure for which there is little room. It keeps the type if it can, and
+    the beginning and the end of the text and of the traceback. If not even that fits, it is a
+    TaskError, or has less text still; a few hundred bytes always suffice. Never raises."""
     message = _summary(exc).partition(": ")[2]
     for share in SHARES:
         chars = int(nbytes_max * share)
@@ -92,13 +93,14 @@ def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int)
     return fill(Encoded, Stream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
-# Of the room, for the traceback and for the message each; with the last there is no traceback.
+# The shares of the room that are tried for the traceback, and for the message as much again. With
+# the last there is neither.
 SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
 WORDS_CHARS_MAX = 40
 
 
 def _cut(text: str, chars_max: int) -> str:
-    """The beginning and the end."""
+    """The beginning and the end of a text, with a mark between them."""
     if len(text) <= chars_max:
         return text
     if chars_max < len(CUT) * 4:
@@ -111,7 +113,8 @@ CUT = " [... cut ...] "
 
 
 def _short(part: Any, chars_max: int) -> Any:
-    """An argument of an exception, if it is short; a text is cut, others are named."""
+    """An argument of an exception, made short: a text is cut, a number stays, and the type of any
+    other object is named in its place."""
     if type(part) is str:
         return _cut(part, chars_max)
     if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
@@ -141,7 +144,7 @@ def _can_pickle(value: Any) -> bool:
 
 
 def _surely_loads(exc: BaseException) -> bool:
-    """Nothing but a builtin class and plain values: no need to try."""
+    """A builtin class with plain arguments need not be loaded to see whether it can be."""
     return (
         type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
     )
@@ -153,7 +156,7 @@ def _load_error(encoded: Encoded) -> Any:
 
 
 def _error_texts(mem: memoryview) -> tuple[str, str, int]:
-    """(traceback, summary, how much of the meta they take) of an ERROR."""
+    """(traceback, summary, how many bytes of the meta they take) of an ERROR payload."""
     head = unpack_head(mem)
     meta = HEAD.size + REF_BYTES * head[3] + BUFFER.size * head[4]
     text_len, summary_len = ERROR_META.unpack_from(mem, meta)
@@ -164,13 +167,13 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
 
 
 def error_name(mem: memoryview) -> str:
-    """The name of what was raised, of an ERROR payload; it loads nothing."""
+    """The name of the exception's class in an ERROR payload, read without unpickling."""
     return _error_texts(mem)[1].partition(":")[0].rpartition(".")[2]
 
 
 def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
-    """The exception of an ERROR payload, caused by its RemoteTraceback if it was raised somewhere.
-    Never raises."""
+    """The exception of an ERROR payload. If it came with a traceback, its `__cause__` is a
+    RemoteTraceback. Never raises."""
     text, summary = "", "a failure whose description cannot be read"
     loaded: Any = None
     try:
@@ -179,8 +182,8 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
     except (Exception, SystemExit):
-        pass  # The reader lacks a module, or the exception's own code fails: the text is left.
+        pass  # The reader lacks a module, or the exception's own code fails. The text remains.
     error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
-    if text:  # Past a __setattr__ of its own, which may refuse.
+    if text:  # Avoids the exception's own __setattr__, which may refuse.
         BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error

@@ -1,10 +1,11 @@
 """Fingerprints: has a value changed since its sender last sent it?
 
 Why it exists: what tasks have made of a global variable is to stay until the sender changes that
-variable, so whoever sends a value says with it what tells it from its earlier states. Small
-immutable values are their own fingerprint; of others it is a digest of the pickle, in which
-functions and classes by value stand by identity, with what they carry except globals: those have
-fingerprints of their own. Equal fingerprints mean something only if one process has made them.
+variable, so a sender sends each value with a fingerprint that differs from those of its earlier
+states. Small immutable values are their own fingerprint; that of others is a digest of the pickle.
+In that pickle a function by value is written as a number, which stands for its identity, with what
+it carries except globals, because those have fingerprints of their own. Two fingerprints can only
+be compared if the same process has made them.
 It must never know: who sends, who receives.
 """
 
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
-PLAIN_ITEMS_MAX = 64  # Longer containers are left to the pickler: looking at items costs more.
+PLAIN_ITEMS_MAX = 64  # Longer ones go to the pickler, because looking at each item costs more.
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
-# The number of each function with the code that it had: another code is another function.
+# The number of each function, with the code that it had. A function that was given other code gets
+# another number.
 _functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 class TooLarge(Exception):
-    """Internal: a fingerprint would have taken more bytes than it was worth."""
+    """Internal: the pickle was longer than the caller allowed for a fingerprint."""
 
 
 class _Sink:
@@ -71,8 +73,8 @@ def digest(data: bytes) -> bytes:
 def fingerprint(
     value: Any, nbytes_max: int | None = None, keep: Keep | None = None
 ) -> tuple[bytes, bool]:
-    """The fingerprint, never empty; and whether the value holds refs. Of large arrays that are kept
-    as objects the object's mark counts, and nothing is read that has not changed.
+    """The fingerprint, never empty; and whether the value holds refs. A large array that is kept as
+    an object counts by that object's mark, so its bytes are not read if it has not changed.
 
     Raises what pickling raises, or TooLarge for pickles of more than `nbytes_max` bytes.
     """
@@ -118,7 +120,7 @@ def _fingerprinter() -> type[pickle.Pickler]:
 
 
 def _function(number: int) -> None:
-    """Stands in pickles that nobody reads."""
+    """Stands for a function in pickles that are never loaded."""
 
 
 def _number(function: types.FunctionType) -> int:

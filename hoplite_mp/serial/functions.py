@@ -1,7 +1,7 @@
 """The functions of tasks as bytes, with a name in front that is read without unpickling.
 
-They are no payloads: whoever sends one picks its place. It must never know tasks or their
-arguments.
+They are no payloads, because the sender chooses where they are stored. It must never know tasks or
+their arguments.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def encode_with_aside(
     function: Callable[..., Any], keep: Keep | None
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
     """A function for a task; the objects in which its large arrays travel beside it; and whether it
-    carries refs. Those travel as in a foreign pickle, and hold nothing on the way, so the caller
-    keeps `function` alive until it has arrived.
+    carries refs. Those travel as in a foreign pickle and keep no object alive on the way, so the
+    caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode()[:255]
     stream = Stream()
@@ -86,7 +86,8 @@ def decode_function(data: bytes | memoryview) -> Any:
 
 
 def decode_with_carried(data: bytes | memoryview, ids: Sequence[bytes] = ()) -> tuple[Any, Carried]:
-    """That function, and what to check before each of its runs. `ids`: of what is beside it."""
+    """That function, and the globals to check before each of its runs. `ids`: of the objects
+    beside it."""
     with collecting() as carried, bringing(ids) as brought:
         function = decode_function(data)
     carried.nbytes = len(data) + brought.nbytes

@@ -1,11 +1,11 @@
-"""Payloads before anyone knows what they mean: structs, flags, and where things stand.
+"""The layout of payloads, whatever they mean: structs, flags, and where things stand.
 
 docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python
 that spells it out. It must never know what a value or a pickle is.
 
-Payloads come from other processes and hosts. Who reads one compares what its head says with how
-many bytes there are before anything is set aside for it; what does not fit is a ValueError. What a
-pickle stream says is judged by nobody: only members of the cluster write them.
+Payloads come from other processes and hosts. A reader compares the sizes in the head with how many
+bytes there are before it allocates anything, and raises ValueError if they do not fit. The contents
+of a pickle stream are not checked, because only members of the cluster write them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ HEAD = struct.Struct("<BBHIII")  # kind, flags, reserved, n_refs, n_buffers, met
 BUFFER = struct.Struct("<QQ")  # offset, length
 ARRAY_META = struct.Struct("<BBHI")  # ndim, order, length of the dtype's name, n_contributors
 ERROR_META = struct.Struct("<II")  # lengths of the traceback and of the summary
-# A method of an imported object costs more to call than it costs to name it here, once.
+# Bound methods kept as names are cheaper to call than methods of imported objects.
 pack_head, unpack_head = HEAD.pack, HEAD.unpack_from
 pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
 
 BUFFER_ALIGN = 64
 REF_BYTES = 16
 NUMBER_ALIGN = 16
-# Below this an array inside a container stays in the stream: its own line in the buffer table,
-# alignment and memoryview would cost more than copying it.
+# Up to this size an array inside a container stays in the stream, because its own line in the
+# buffer table, alignment and memoryview would cost more than copying it.
 INBAND_BYTES_MAX = 1024
 META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
 
-# Flags of PICKLE: a stream without any function of ours in it; the arguments of a call without
-# keywords; such arguments and the places among them where an index of a ref stands for its value.
+# Flags of PICKLE. PLAIN: the stream names no function of ours. ARGS_ONLY: the arguments of a call
+# without keywords. REFS_AT: those with a list of places where a ref's index stands for its value.
 PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
-MUTABLE = 1  # Of BYTES: was a bytearray.
+MUTABLE = 1  # Of BYTES: it was a bytearray.
 HAS_CONTRIBUTORS = 1  # Of ARRAY.
 # Of NUMBER: which Python type it was; 0 is the numpy scalar that the description names.
 NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
@@ -99,7 +99,7 @@ def payload_kind(mem: memoryview) -> int:
 
 
 def malformed(mem: memoryview) -> ValueError:
-    """What to raise where the bytes of a payload contradict themselves, or end too early."""
+    """The error to raise where the bytes of a payload contradict themselves, or end too early."""
     return ValueError(f"{len(mem)} bytes that are no payload: {bytes(mem[: HEAD.size]).hex()}...")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Lender:
-    """An argument that says of all arguments behind it: their large arrays are lent.
+    """An argument which says that the large arrays of all arguments behind it are lent.
 
     It arrives as None. `keep` stores the arrays. `maps`: the readers are on this host, so that an
     array over a file can be mapped there again. `writable`: each task has a private copy after all.
@@ -54,7 +54,7 @@ class Lent(Aside):
         self._writable = lender.writable
 
     def takes(self, array: Array) -> bool:
-        """Also a small array over a file, because a task may write its results into that."""
+        """Large arrays; and small ones over a file, because a task may write its results there."""
         return array.nbytes >= self.nbytes_min or (self._maps and _file_below(array) is not None)
 
     def reduce(self, array: Array) -> Reduced:

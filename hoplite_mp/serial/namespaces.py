@@ -3,10 +3,10 @@
 Why it exists: in the standard library all functions of a module share its globals, so what an
 initializer or a task sets there is seen by the next task. Functions by value do so here too: a
 namespace stands for one module of one process, its *origin*, in every process that its functions
-come to. What a function brings for its globals is a manifest of *entries*; an entry is written only
-if its fingerprint is not the one that its sender's last entry of that name had. So what tasks have
-set stays until the sender changes it. At home, in the process of the origin, the namespace is the
-module itself, which is newer than what comes back: nothing is written there.
+come to. A function brings the values of its globals as a manifest of *entries*. An entry is written
+only if its fingerprint differs from that of its sender's last entry of that name. So what tasks
+have set stays until the sender changes it. At home, in the process of the origin, the namespace is
+the module itself; nothing is written there, because it is newer than any entry that comes back.
 It must never know: tasks; how entries come to be written into streams.
 """
 
@@ -26,9 +26,9 @@ from hoplite_mp.serial.code import is_native
 from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
 
 ABSENT = b""  # The fingerprint of a name that its sender does not have.
-FRESH_BYTES_MAX = 1 << 20  # What is larger is not looked at, and sent on as if it had changed.
-NAMESPACES_MAX = 1024  # More than programs have: processes that are gone have left them behind.
-SENDERS_MAX = 256  # For one name; as above.
+FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint; they are sent on as if changed.
+NAMESPACES_MAX = 1024  # If there are more, most belong to processes that have ended.
+SENDERS_MAX = 256  # For one name; if there are more, most have ended.
 _MARKER = "__hoplite_mp__"
 
 Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
@@ -47,11 +47,13 @@ class Seen:
 
     def __init__(self) -> None:
         self.marks: dict[bytes, bytes] = {}  # sender -> the fingerprint that it sent last
-        # Sender and fingerprint of what was written last, and this process's own fingerprint of it.
+        # Sender and fingerprint of the entry that was written last, and this process's own
+        # fingerprint of its value; None: not taken yet.
         self.latest: tuple[bytes, bytes, bytes | None] | None = None
 
     def sent_as(self, own: bytes) -> tuple[bytes, bytes]:
-        """Sender and fingerprint to send it on with: those it came with if it is unchanged."""
+        """The sender and fingerprint to send a value on with; `own`: this process's fingerprint of
+        it. If it is unchanged, they are those with which it came."""
         if self.latest is not None and self.latest[2] == own:
             return self.latest[:2]
         me = process()
@@ -60,8 +62,8 @@ class Seen:
         return me, own
 
     def mark(self, sender: bytes, mark: bytes) -> None:
-        """The sender's last fingerprint; senders that have sent nothing for long are forgotten, and
-        what they send next is written."""
+        """Notes the sender's last fingerprint. Of too many senders the one that came first is
+        forgotten; the next value that it sends is written."""
         marks = self.marks
         marks[sender] = mark
         if len(marks) > SENDERS_MAX:
@@ -86,7 +88,7 @@ class Namespace:
         return seen
 
     def write(self, entry: Entry, always: bool = False) -> None:
-        """Unless the sender's last entry was the same."""
+        """Writes an entry, unless the sender's last entry was the same."""
         name, sender, mark, holds_refs, value = entry
         seen = self.seen_of(name)
         before = seen.marks.get(sender, ABSENT)
@@ -109,14 +111,15 @@ class Namespace:
 
 
 class Carried:
-    """What one decoded function has brought: its manifest and that of all it uses."""
+    """The globals that one decoded function has brought: the manifests of all functions by value
+    in its stream, and the classes."""
 
     __slots__ = ("classes", "entries", "nbytes", "number")
 
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.nbytes = 0  # of the function's stream, and of arrays that have come beside it
-        # Also the marks to compare with, at hand. Functions that use each other name much twice.
+        # Each global once, with the marks to compare with (a part of its namespace).
         self.entries: dict[
             tuple[int, str], tuple[dict[bytes, bytes], bytes, bytes, Namespace, Entry]
         ] = {}
@@ -126,8 +129,8 @@ class Carried:
         return bool(self.entries or self.classes)
 
     def check(self) -> None:
-        """Before the function runs: its globals are as its sender sent them, or as tasks have set
-        them since, whatever other functions have brought meanwhile."""
+        """Called before the function runs. Its globals are then as its sender sent them, or as
+        tasks have set them since, whatever other functions have brought meanwhile."""
         if _state.last == self.number:
             return
         for cls, sender, mark, state in self.classes:
@@ -140,9 +143,9 @@ class Carried:
         _state.last = self.number
 
     def check_own(self) -> None:
-        """Before a function runs that this process has sent itself, inside of the task that sent
-        it: that task may have set globals since, which are its own again when the run ends.
-        Objects that can change are shared with it, as in a call."""
+        """Called before a function runs inside the task of this process that has sent it. That
+        task may have set globals since; the run sees what was sent, and the task has its own
+        values again when the run ends. Mutable objects are shared with it, as in a call."""
         self.check()
         for *_, namespace, entry in self.entries.values():
             now = namespace.scope.get(entry[0], _nothing)
@@ -156,15 +159,16 @@ class Carried:
 
 
 class _State:
-    """Of this process."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self.process = b""
         self.last = -1  # the Carried that was checked last, if nothing has been loaded since
-        self.depth = 0  # runs inside each other
-        # What the end of a run takes back: namespace, entry, value, mark and latest before.
+        self.depth = 0  # how many runs are inside each other
+        # The entries that the end of a run takes back: namespace, entry, and the value, mark and
+        # latest before it was written.
         self.journal: list[tuple[Namespace, Entry, Any, bytes, Any]] = []
-        self.fresh: list[tuple[Seen, Any]] = []  # written, own fingerprint not yet taken
+        self.fresh: list[tuple[Seen, Any]] = []  # written values without an own fingerprint yet
 
 
 class _Local(threading.local):
@@ -172,7 +176,8 @@ class _Local(threading.local):
 
 
 class _Marker(NamedTuple):
-    """Stands in globals that are no module's; copies of those are others."""
+    """Stands in globals that belong to no module. `place` is the id of the dictionary, by which a
+    copy of it is recognized as another."""
 
     number: int
     place: int
@@ -183,8 +188,8 @@ _state = _State()
 _local = _Local()
 _lock = threading.Lock()
 _received: dict[Key, Namespace] = {}
-_by_place: dict[int, Namespace] = {}  # the same by the id of their scope
-_modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules of which functions were sent
+_by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
+_modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules whose functions were sent
 _classes: weakref.WeakKeyDictionary[type, Seen] = weakref.WeakKeyDictionary()
 
 
@@ -246,7 +251,7 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
             scope = {**attributes, "__builtins__": builtins.__dict__}
             found = Namespace(key, scope, False)
             _by_place[id(scope)] = found
-        _received[key] = found  # at the end: what was asked for longest ago stands in front
+        _received[key] = found  # at the end, so that the least recently used stands in front
         if len(_received) > NAMESPACES_MAX:
             oldest = _received.pop(next(iter(_received)))
             del _by_place[id(oldest.scope)]
@@ -257,7 +262,8 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
 
 
 class collecting:
-    """`with collecting() as carried:` what functions bring that are loaded meanwhile."""
+    """`with collecting() as carried:` collects the globals that functions bring which are loaded
+    meanwhile."""
 
     def __enter__(self) -> Carried:
         self._outer = _local.carried
@@ -271,7 +277,7 @@ class collecting:
 def load_function(
     code: types.CodeType, key: Key, attributes: Scope, n_cells: int
 ) -> types.FunctionType:
-    """Named in streams: a function by value, empty yet."""
+    """Named in streams: a function by value, whose state is not filled in yet."""
     cells = tuple(types.CellType() for _ in range(n_cells)) if n_cells >= 0 else None
     return types.FunctionType(code, _namespace(key, attributes).scope, None, None, cells)
 
@@ -302,7 +308,8 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
 
 def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
     """Named in streams: fill in a class that came by value."""
-    # A class that comes home finds itself here. Its members are newer here than in the stream.
+    # A class that comes home is the class that is here already. Its members are newer than those in
+    # the stream.
     if is_native(cls):
         return
     state, sender, mark = given
@@ -336,13 +343,14 @@ def seen_of_class(cls: type) -> Seen:
 
 
 def _to_look_at(seen: Seen, value: Any) -> None:
-    if _state.depth:  # Where no tasks run nobody would look.
+    if _state.depth:  # Only a process that runs tasks takes these fingerprints.
         _state.fresh.append((seen, value))
 
 
 def look_at_fresh() -> None:
-    """Takes this process's own fingerprints of what has just been written, whole by now, before
-    user code can change it: what is sent on unchanged goes with the mark that it came with."""
+    """Takes this process's own fingerprints of the values that have just been written, which are
+    complete by now, before user code can change them. With its own fingerprint a process sees
+    whether a value is unchanged when it sends it on, and sends it with the mark it came with."""
     fresh, _state.fresh = _state.fresh, []
     for seen, value in fresh:
         if seen.latest is None or seen.latest[2] is not None:
@@ -355,14 +363,14 @@ def look_at_fresh() -> None:
 
 
 def begin_run() -> int:
-    """A task, or an initializer, begins; give what this returns to `end_run`."""
+    """Called when a task or an initializer begins. Give the result to `end_run`."""
     _state.depth += 1
     return len(_state.journal)
 
 
 def end_run(mark: int) -> None:
-    """Takes back what is not to stay: entries with refs, which are held no longer than the run;
-    and, for the task that this one ran inside of, whatever this one has brought."""
+    """Takes back the entries that are not to stay: those with refs, which are held no longer than
+    the run; and, if this run was inside another task's, all entries that it has brought."""
     nested = _state.depth > 1
     _state.depth -= 1
     _state.fresh.clear()
@@ -377,7 +385,7 @@ def end_run(mark: int) -> None:
         if type(value) is Shared:
             value = value.array
         if scope.get(name, _nothing) is not (_nothing if entry[2] == ABSENT else value):
-            continue  # The run has set it itself.
+            continue  # The run has set the variable itself, so it stays.
         if not nested or old is _nothing:
             scope.pop(name, None)
         else:

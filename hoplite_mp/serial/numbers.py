@@ -1,7 +1,7 @@
 """Payloads of one number, or None: the head itself holds the bytes, beside the name of their dtype.
 
-Made and read without pickle (but for ints beyond 64 bits), since so many results are just that. It
-must never know about containers and refs: a number has neither.
+They are made and read without pickle (except ints beyond 64 bits), because many results are just
+one number. It must never know about containers and refs, because a number has neither.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _encode_int(value: int) -> Encoded | None:
 
 
 def encode_scalar(value: np.generic) -> Encoded | None:
-    """The payload of a numpy scalar; None for those that only pickle describes."""
+    """The payload of a numpy scalar; None for texts, and for scalars that only pickle describes."""
     dtype = value.dtype
     name = dtype_name(dtype)
     if name is None or dtype.kind in "SU" or dtype.type is not type(value):
@@ -82,7 +82,7 @@ NUMBER_ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
 
 
 def number_at(mem: memoryview) -> tuple[str, int]:
-    """Name of a number's dtype, and where its bytes stand."""
+    """The name of a number's dtype, and the offset of its bytes."""
     end = HEAD.size + ARRAY_META.size
     if end > len(mem):
         raise malformed(mem)

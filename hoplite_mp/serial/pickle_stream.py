@@ -1,7 +1,8 @@
-"""A pickle stream while it is written, with what does not go into it: buffers and refs.
+"""A pickle stream that is being written, and what goes beside it: buffers and refs.
 
-Why it exists: both picklers write into it, and what stands beside a stream (`aside`, `lent`) asks
-it for the places of refs. It must never know who writes it, nor what becomes of it.
+Why it exists: both picklers write into it, and the modules that put arrays beside a stream
+(`aside`, `lent`) ask it for the places of refs. It must never know which pickler writes it, nor
+what it is used for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A written pickle stream: what stays inside, the buffers beside it, the refs it names."""
+    """A pickle stream: its bytes, the buffers beside it, and the refs that it names."""
 
     __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
 
@@ -25,7 +26,7 @@ class Stream:
         self.refs: list[ObjectRef[Any]] = []
         self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
         self.index: dict[ObjectRef[Any], int] = {}
-        self.write = self.chunks.append  # The picklers take this object for their file.
+        self.write = self.chunks.append  # Picklers write to this object as if it were a file.
 
     def index_of(self, ref: ObjectRef[Any]) -> int:
         """The place of `ref` in the payload's list of refs."""

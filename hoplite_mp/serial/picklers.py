@@ -1,10 +1,10 @@
 """The two picklers that write streams.
 
 The *light* one is C's own with `reducer_override`, which is called for every object of a type that
-C does not know; `persistent_id` would do for refs as well, but costs a Python call for every
-element of every list. The *heavy* one is cloudpickle's, asked only when the light one meets code
-that readers cannot import. It must never know what becomes of a stream: its place in a payload is
-others' business.
+C does not know. (`persistent_id` would do for refs as well, but costs a Python call for every
+element of every list.) The *heavy* one is cloudpickle's. It is used only when the light one fails,
+mostly because it has met code that readers cannot import. It must never know what a stream is used
+for, nor its place in a payload.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MakeKeep = Callable[[], Keep]
 
 
 class LightPickler(pickle.Pickler):
-    """Plain pickle, refs and arrays apart; raises NeedCloudpickle where that is not enough."""
+    """Plain pickle, except for refs and arrays; raises NeedCloudpickle where that is not enough."""
 
     by_value = False
     stream: Stream | None = None  # None: refs are written as a foreign pickler would.
     stop_at_refs = False
-    holds_refs = False  # some that were written so
-    aside: Aside | None = None  # None: large arrays are written where they stand.
+    holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
+    aside: Aside | None = None  # None: no arrays become objects of their own.
     globals_aside: Aside | None = None  # As `aside`, only for globals.
     reducer_override = reducer_override
 
 
 @functools.cache
 def heavy_pickler() -> type[pickle.Pickler]:
-    """The class of the heavy pickler: cloudpickle is imported when first needed."""
+    """The class of the heavy pickler, made when first needed, because it imports cloudpickle."""
     import cloudpickle
 
     for module in by_value_modules.values():
@@ -58,10 +58,11 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
 
 def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None) -> Stream:
-    """Pickle `value` with its large buffers and its refs beside the stream.
+    """Pickles `value`, with its large buffers and its refs beside the stream.
 
-    `keep` makes what keeps large globals of functions as objects of their own, named among the
-    refs. Raises whatever the value's own reducers raise, or RefMet if asked to stop there.
+    `keep` returns a Keep, which keeps large globals of functions as objects of their own; they are
+    named among the refs. Raises whatever the value's own reducers raise; RefMet at the first ref if
+    `stop_at_refs`.
     """
     stream = Stream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
@@ -71,7 +72,7 @@ def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | Non
         light.dump(value)
     except (RefMet, MemoryError):
         raise
-    except Exception:  # NeedCloudpickle, or something that perhaps cloudpickle can do.
+    except Exception:  # NeedCloudpickle, or a failure at something that cloudpickle may handle.
         stream = Stream()
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream

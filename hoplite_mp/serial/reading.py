@@ -1,8 +1,8 @@
-"""What reading a pickle stream takes: who makes refs, whether arrays come out writable.
+"""The functions that pickle streams name, and what they need while a stream is read.
 
-A stream cannot hold that, so the functions that streams name find it in a thread-local `Reading`.
-They are all called `load_...`; their names are part of the payloads. It must never know how
-streams are written, nor where they stand.
+They must know how refs are made, and whether arrays become writable. A stream cannot hold that, so
+they find it in a thread-local `Reading`. They are all called `load_...`; their names are part of
+the payloads. It must never know how streams are written, nor where they are stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reading:
         self._refs: dict[int, ObjectRef[Any]] = {}
         self._values: dict[int, Any] = {}
         self.writable = writable
-        self.private = 0  # above 0 inside of what is to have memory of its own
+        self.private = 0  # Above 0 while an object is read that must have memory of its own.
 
     def id(self, index: int) -> bytes:
         """The id at `index`."""
@@ -53,7 +53,7 @@ class Reading:
         return self._refs[index]
 
     def value(self, index: int) -> Any:
-        """The value of the ref at `index`: the same object wherever the arguments name it."""
+        """The value of the ref at `index`, which is one object wherever the arguments name it."""
         if self._resolve is None:
             return self.ref(index)
         if index not in self._values:
@@ -69,7 +69,7 @@ _local = _Local()
 
 
 def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
-    """Unpickle a stream; readings nest, since user code may read another object meanwhile."""
+    """Unpickles a stream. Readings nest, because user code may read another object meanwhile."""
     outer = _local.reading
     _local.reading = reading
     try:
@@ -79,7 +79,7 @@ def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
 
 
 def load_foreign(stream: Any) -> Any:
-    """Unpickle a stream that is part of no payload: arrays come out as pickle makes them."""
+    """Unpickles a stream that is not part of a payload; its arrays become as pickle makes them."""
     outer, _local.reading = _local.reading, None
     try:
         return pickle.loads(stream)
@@ -95,29 +95,29 @@ def _now() -> Reading:
 
 
 def id_in_payload(index: int) -> bytes | None:
-    """The id of a ref in the list of the payload that is being read; None if none is."""
+    """The id of a ref in the list of the payload that is being read; None: none is being read."""
     reading = _local.reading
     return None if reading is None else reading.id(index)
 
 
 def load_ref(index: int) -> ObjectRef[Any]:
-    """A ref that stays one."""
+    """Named in streams: a ref that stays a ref."""
     return _now().ref(index)
 
 
 def load_value(index: int) -> Any:
-    """The value of a ref that a call asked for."""
+    """Named in streams: the value of a ref, which the task receives in the place of the ref."""
     return _now().value(index)
 
 
 def load_same(value: Any) -> Any:
-    """What `by_ref` was given."""
+    """Named in streams: the value itself, such as one that was given to `by_ref`."""
     return value
 
 
 class Private:
-    """Stands in streams before (1) and after (-1) what is read writable in any case. Each is
-    written once: pickle would not call its function for a second time."""
+    """Stands in streams before (1) and after (-1) an object that is always read writable. Each
+    instance is written once, because pickle would not call its function a second time."""
 
     __slots__ = ("step",)
 
@@ -129,7 +129,8 @@ class Private:
 
 
 def load_private(step: int) -> None:
-    """From here on arrays and views have memory of their own; or as outside of that again."""
+    """Named in streams: from here on arrays and views get memory of their own (1), or this ends
+    (-1)."""
     _now().private += step
 
 
@@ -139,7 +140,7 @@ def _writable_now() -> bool:
 
 
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """A memoryview, of its own memory if what is read is to be writable."""
+    """Named in streams: a memoryview. It gets memory of its own if it must be writable."""
     view = memoryview(data)
     if not _writable_now():
         view = view.toreadonly()
@@ -155,7 +156,8 @@ def load_array(
     order: str,
     cls: type[Array] = np.ndarray,
 ) -> Array:
-    """An array over `data`; of a subclass as numpy unpickles one: `__array_finalize__(None)`."""
+    """Named in streams: an array over `data`. For a subclass `__array_finalize__(None)` is called,
+    as when numpy unpickles one."""
     if isinstance(dtype, str):
         dtype = named_dtype(dtype)
     writable = _writable_now()
@@ -171,7 +173,8 @@ def load_array(
 
 
 def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
-    """Set the state of an array that numpy or its subclass reduced; then close it for writing."""
+    """Named in streams: sets the state of an array that numpy or its subclass has reduced; then
+    makes the array read-only if the others are."""
     inner, setter = state
     if setter is not None:
         setter(array, inner)
@@ -185,14 +188,14 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
 
 
 def load_output(name: str) -> Any:
-    """One of the files that this process prints to."""
+    """Named in streams: one of the files that this process prints to."""
     return getattr(sys, name)
 
 
 def load_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """An exception without its own `__init__`."""
+    """Named in streams: an exception, made without its class's `__init__`."""
     exc = _made(cls, args)
     BaseException.__setattr__(exc, "args", args)  # Frozen dataclasses can be exceptions too.
     exc.__dict__.update(state)
@@ -200,7 +203,8 @@ def load_exception(
 
 
 def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """By the first of its builtin bases that can: not each knows the layout of all that derive."""
+    """An instance, made by the first builtin base whose `__new__` accepts the class, because not
+    every base fits the layout of every class that derives from it."""
     bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
     for base in bases[:-1]:
         try:
@@ -210,7 +214,7 @@ def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return Exception.__new__(cls)
 
 
-# The functions that streams name most are found without being looked up.
+# Streams name these functions most, so they are recognized by their ids, without a lookup by name.
 OWN_IDS = frozenset(
     map(id, (load_ref, load_value, load_same, load_view, load_array, load_array_state))
 )

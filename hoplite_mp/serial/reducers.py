@@ -1,8 +1,8 @@
-"""How objects are reduced that pickle alone would not treat as we want, looked up by class.
+"""How objects are reduced that pickle alone would not write as we want, looked up by class.
 
-Refs become places in the payload's list of refs, arrays and views buffers beside the stream; code
-is the matter of `code`. The handlers are given the pickler that asks; they must never know which
-of the two it is, nor what the stream is for.
+Refs become places in the payload's list of refs; arrays and views become buffers beside the stream;
+`code` reduces functions and classes. A handler is given the pickler that calls it; it must never
+know which of the two this is, nor what the stream is for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CLASSES_MAX = 4096
 
 
 class RefMet(Exception):
-    """Internal: a pickler that was told to stop at the first ref has met one."""
+    """Internal: a pickler that must stop at the first ref has met one."""
 
 
 class Resolve:
@@ -63,7 +63,8 @@ class Resolve:
 
 
 class BareException:
-    """Stands for an exception to be rebuilt without its `__init__`, which refused its own args."""
+    """Stands for an exception to be rebuilt without its `__init__`, which refused the exception's
+    own args."""
 
     __slots__ = ("args", "kind", "state")
 
@@ -123,7 +124,7 @@ _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
 def is_bytes_alone(array: Array) -> bool:
-    """Do its bytes, its dtype, its shape and its class say all of it?"""
+    """Do its bytes, its dtype, its shape and its class describe the array completely?"""
     dtype = array.dtype
     return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
 
@@ -132,7 +133,8 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
     cls = type(array)
     dtype = array.dtype
     if not is_bytes_alone(array):
-        # In band, by numpy or by the subclass; the setter makes the result read-only when read so.
+        # Within the stream, as numpy or the subclass reduces it. The setter makes the result
+        # read-only if the arrays of the payload are.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
             return reduced
@@ -170,8 +172,8 @@ _REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
 
 
 def _reduce_file(pickler: Any, file: Any) -> Reduced:
-    """The outputs of this process are those of the reader. All others are refused, because
-    cloudpickle would send the text of a file in the place of the file."""
+    """An output of this process becomes the same output of the reader. All other files are refused,
+    because cloudpickle would send the text of a file in the place of the file."""
     for name in OUTPUTS:
         if file is getattr(sys, name, None):
             return load_output, (name,)
@@ -186,7 +188,7 @@ def _reduce_file(pickler: Any, file: Any) -> Reduced:
 
 
 def _is_file(cls: type) -> bool:
-    """A class of open files that does not say itself how its instances pickle."""
+    """Is this a class of open files that does not define itself how its instances pickle?"""
     if not issubclass(cls, FILES) or cls in copyreg.dispatch_table:
         return False
     own = itertools.takewhile(lambda base: base not in FILES, cls.__mro__)
@@ -216,7 +218,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
 
 
 def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
-    """Connections and the like: as multiprocessing does it, while it starts a process."""
+    """Connections and the like, as multiprocessing reduces them while it starts a process."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is None:
         return NotImplemented
@@ -226,7 +228,7 @@ def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
 
 
 def _is_inherited(cls: type) -> bool:
-    """Has multiprocessing its own way to hand it to a new process, by descriptor?"""
+    """Does multiprocessing hand instances to a new process by descriptor?"""
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
         return False
@@ -240,7 +242,7 @@ _OF_DESCRIPTORS = tuple(
 
 
 def _learn_handler(cls: type) -> Handler | None:
-    """Find out once per class how its instances are reduced; None leaves it to pickle."""
+    """Finds out, once per class, how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
@@ -256,13 +258,13 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
     if len(_handlers) >= CLASSES_MAX:
-        _handlers.clear()  # Else classes made at run time would live as long as the process.
+        _handlers.clear()  # Otherwise classes made at run time would live as long as the process.
     _handlers[cls] = handler
     return handler
 
 
 def reducer_override(pickler: Any, obj: Any) -> Reduced:
-    """Both picklers' method of that name."""
+    """The method `reducer_override` of both picklers."""
     cls = type(obj)
     try:
         handler = _handlers[cls]
@@ -272,7 +274,7 @@ def reducer_override(pickler: Any, obj: Any) -> Reduced:
 
 
 def register_future_type(cls: type) -> None:
-    """Let instances of `cls` stand for the ref in their attribute `ref`."""
+    """Lets instances of `cls` stand for the ref in their attribute `ref`."""
     global _ref_types
     if cls not in _ref_types:
         _ref_types = (*_ref_types, cls)

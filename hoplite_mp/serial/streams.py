@@ -1,7 +1,7 @@
 """Pickle streams as payloads: laid out with their refs and buffers, and read back from there.
 
-What values, calls and errors share. It must never know what a stream stands for, nor how picklers
-come to write it.
+Values, calls and errors share this. It must never know what a stream stands for, nor how picklers
+write it.
 """
 
 from __future__ import annotations
@@ -37,31 +37,34 @@ ResolveRef = Callable[[ObjectRef[Any]], Any]
 # Types whose instances pickle without any function of ours in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 all_atoms = ATOMS.issuperset  # Given types.
-PLAIN_ITEMS_MAX = 64  # Longer containers are left to the pickler: looking at each item costs more.
+# Longer containers are left to the pickler, because to check the type of each item costs more.
+PLAIN_ITEMS_MAX = 64
 
 
 def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
-    """The payload of what pickle alone writes as well as we do."""
+    """The payload of a value for which plain pickle is enough."""
     stream = pickle.dumps(value, 5)
+    if (error := _too_long(len(stream))) is not None:
+        raise unpicklable("value", value, error) from error
     head = pack_head(PICKLE, flags, 0, 0, 0, len(stream)) + stream
     return Encoded(head, [], [], len(head), [])
 
 
 class NotPicklable(TypeError):
-    """Of what cannot be pickled, in the words of a user."""
+    """A value cannot be pickled; the message is for users."""
 
     __module__ = "hoplite_mp.serial"  # As tracebacks show it, and as pickle finds it.
 
     @property
     def reason(self) -> BaseException:
-        """What pickling raised, in these words."""
+        """The exception that pickling raised, with this message."""
         cause = self.__cause__
         return self if cause is None else reworded(cause, str(self))
 
 
 def reworded(error: BaseException, text: str) -> BaseException:
-    """An exception of the same type with this text, if that type takes any; or else the same
-    exception with a note."""
+    """An exception of the same type with this text, if the type is known to take one; otherwise
+    the same exception with the text as a note."""
     if type(error).__module__ in ("builtins", "pickle", "_pickle") and len(error.args) == 1:
         made = type(error)(text)
         made.__cause__ = error
@@ -71,23 +74,30 @@ def reworded(error: BaseException, text: str) -> BaseException:
 
 
 def unpicklable(what: str, value: Any, error: BaseException) -> NotPicklable:
-    """What to raise for `value`, in the words of a user."""
+    """The exception to raise for `value`, with a message for users."""
     return NotPicklable(f"cannot pickle {what} of type {type(value).__qualname__!r}: {error}")
+
+
+def _too_long(nbytes: int) -> ValueError | None:
+    """The error for a pickle stream of so many bytes, if the head cannot say how many these are."""
+    if nbytes <= META_BYTES_MAX:
+        return None
+    return ValueError(
+        f"{nbytes / 2**30:.1f} GiB of it are neither arrays nor buffers; the limit is "
+        f"{META_BYTES_MAX / 2**30:.0f} GiB"
+    )
 
 
 E = TypeVar("E", bound=Encoded)
 
 
 def fill(cls: type[E], stream: Stream, kind: int, flags: int, prefix: bytes = b"") -> E:
-    """Lay a written stream out as a payload."""
+    """Lays a written stream out as a payload."""
     buffers = [buffer.raw() for buffer in stream.buffers]
     refs = stream.refs
     meta_len = len(prefix) + sum(map(len, stream.chunks))
-    if meta_len > META_BYTES_MAX:
-        raise ValueError(
-            f"{meta_len / 2**30:.1f} GiB of it are neither arrays nor buffers; the limit is "
-            f"{META_BYTES_MAX / 2**30:.0f} GiB"
-        )
+    if (error := _too_long(meta_len)) is not None:
+        raise error
     parts = [pack_head(kind, flags, 0, len(refs), len(buffers), meta_len)]
     parts += [ref._id for ref in refs]
     end = HEAD.size + REF_BYTES * len(refs) + BUFFER.size * len(buffers) + meta_len
@@ -109,7 +119,7 @@ def load_within(
     resolve: ResolveRef | None,
     writable: bool,
 ) -> Any:
-    """Unpickle the stream in the meta, from `skip` on, with its refs and buffers."""
+    """Unpickles the stream in the meta, from `skip` on, with its refs and buffers."""
     _, _, _, n_refs, n_buffers, meta_len = head
     table = HEAD.size + REF_BYTES * n_refs
     meta = table + BUFFER.size * n_buffers

@@ -1,11 +1,11 @@
-"""Tensors of torch: their memory beside the stream, and read where it lies.
+"""Tensors of torch: their memory stands beside the stream, and is read in place.
 
-Why it exists: pickle alone writes a tensor's elements into the stream. torch has no tensors that
-are read-only, and warns of memory that is; so a tensor that is read from the store has pages of
-its own where it is written to, and the store's everywhere else.
-A tensor that fills its memory travels as that memory, so tensors that share it share it again; one
-that is a part of a larger one travels as a tensor of its own, because the rest is not meant.
-It must never know: the store, when torch was imported. It imports nothing of torch by itself.
+Why it exists: pickle alone writes a tensor's elements into the stream. torch has no read-only
+tensors, and warns of read-only memory. So a large tensor that is read from the store gets pages of
+its own where it is written to, and uses the store's pages everywhere else.
+A tensor that fills its memory travels as that memory, so tensors that share it share it again. A
+tensor that is a part of a larger one is copied and travels alone, without the rest.
+It must never know: the store, when torch was imported. It only uses torch where a tensor is met.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
     from hoplite_mp.serial.code import Reduced
 
-# A mapping of its own costs 3 us, and the kernel allows 65 530 of them in a process.
+# Smaller memory is copied, because a private mapping costs 3 us, and the kernel allows a process
+# only 65 530 of them.
 PRIVATE_BYTES_MIN = 64 << 10
 
 
 def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
-    """How instances of a class of torch's are reduced; None for others."""
+    """How instances of a class of torch are reduced; None for other classes."""
     torch: Any = sys.modules.get("torch")
     storage: Any = sys.modules.get("torch.storage")
     if torch is None or storage is None or not hasattr(torch, "Tensor"):  # or it is being imported
@@ -44,7 +45,7 @@ def _reduce_tensor(pickler: Any, tensor: Any) -> Reduced:
     torch: Any = sys.modules["torch"]
     plain = type(tensor) is torch.Tensor and not tensor.__dict__ and not tensor._backward_hooks
     if not plain or not _is_in_memory(tensor):
-        return NotImplemented  # torch's own way leads to a tensor, or to its storage
+        return NotImplemented  # torch reduces it, mostly to a tensor or a storage, which come here
     requires_grad = tensor.requires_grad
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
@@ -97,7 +98,7 @@ def load_typed(storage: Any, dtype: Any) -> Any:
 
 
 def load_storage(data: Any) -> Any:
-    """Named in streams: memory of torch's over `data`, writable in any case."""
+    """Named in streams: a storage of torch over `data`, always writable."""
     import torch
 
     nbytes = len(data)
@@ -112,7 +113,7 @@ def _writable(data: Any) -> Any:
     view = memoryview(data)
     if not view.readonly:
         return data
-    # What exports memory of the store can map it again, for this process alone.
+    # An exporter of the store's memory can map it a second time, private to this process.
     private = getattr(view.obj, "private", None)
     if private is not None and view.nbytes >= PRIVATE_BYTES_MIN:
         found = private(view)

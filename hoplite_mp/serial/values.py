@@ -1,9 +1,9 @@
-"""How a value becomes a payload and comes back without a copy: the choice among the kinds.
+"""How a value becomes a payload and is read back without a copy: the choice among the kinds.
 
-What most objects are needs no pickle at all: one array, bytes, or a number is described by a few
-bytes; the rest is a pickle stream. Writing hands out the head and the buffers, which compiled code
-copies into the store; reading makes arrays that are views of the store's memory. It must never
-copy large data itself, nor know where the memory comes from.
+Most objects need no pickle at all, because an array, bytes or a number is described by a few bytes;
+all others are pickle streams. Writing returns the head and the buffers, which compiled code copies
+into the store; reading makes arrays that are views of the store's memory. It must never copy large
+data itself, nor know where the memory comes from.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 def encode(value: Any, keep: MakeKeep | None = None) -> Encoded:
-    """The payload of any value. Raises TypeError for what cannot be pickled.
+    """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `keep` makes what keeps large globals of functions by value as objects of their own.
+    `keep` returns a Keep, which keeps large globals of functions by value as objects of their own.
     """
     encoder = _ENCODERS.get(type(value))
     encoded = None if encoder is None else encoder(value)
@@ -117,10 +117,11 @@ def decode(
     writable: bool = False,
     resolve: ResolveRef | None = None,
 ) -> Any:
-    """The value of a payload: views of `mem`, read-only; or, if `writable`, private copies.
+    """The value of a payload. Its arrays are read-only views of `mem`, or private copies if
+    `writable`.
 
-    `mem` may be longer than the payload. What comes out keeps the exporter of `mem` alive through
-    the buffer protocol. An ERROR payload raises its exception. ValueError: it is no payload.
+    `mem` may be longer than the payload. The views keep the exporter of `mem` alive through the
+    buffer protocol. An ERROR payload raises its exception. ValueError: it is no payload.
     """
     try:
         kind, flags, _, _, _, meta_len = head = unpack_head(mem)

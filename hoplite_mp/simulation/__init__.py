@@ -8,7 +8,7 @@
        ▲
     executions              how a node executes plans
        ▲
-    node  world             what its process asks for; the planner and all nodes together
+    node  world             what a node's process asks for; the planner and all nodes together
        ▲
     scale  main             one operation on very many nodes; the command
 
@@ -17,6 +17,6 @@ surroundings (nodes, the manager's loop, the network) are imitated here, as far 
 one operation in which nothing fails. Faults are simulated with real nodes, in `cluster/`, which
 uses only timeline and network from this folder.
 
-A run is deterministic: nothing here asks the system for anything, except for the time that the
-planner takes, which is shown and has no influence on the run.
+A run is deterministic, because nothing here asks the system for anything, except for the time that
+the planner takes, which is shown and has no influence on the run.
 """

@@ -1,9 +1,9 @@
-"""One host's part in plans: the planner's Distributes and ExecuteReduces as cells.
+"""One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
 
 Why it exists: it sends the planner the same messages as node/collectives/ at the same points, and
 turns programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
-float32; cells with equal bytes under two names are one cell, as they are there.
-It must never know: who decided the plan, what becomes of results.
+float32. If a program has two names for the same bytes, both mean one cell, as they do there.
+It must never know: how a plan was decided, what becomes of results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Executions"]
 
 ITEM_BYTES = 4
-# How often a cell is advanced that is served while another plan receives it (see
-# node/collectives/plan_cells.py).
+# Interval at which a cell is advanced that is served while another plan still receives its bytes
+# (see node/collectives/plan_cells.py).
 WINDOW_S = 0.004
 
 
@@ -60,7 +60,7 @@ class Part:
         return self.plan.operation, self.plan.epoch, name.stripe, name.part
 
     def object(self, stripe: int) -> bytes:
-        """The object that is copied; for plans that copy."""
+        """The object that this stripe copies. Only for plans that copy."""
         plan = self.plan
         return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
 
@@ -107,7 +107,7 @@ class Executions:
             self.host.timeline.after(0.0, self._grow, part)
 
     def withdraw(self, epoch: int) -> None:
-        """Ends a plan that is over."""
+        """Ends this host's part in copying one object, and closes its cells."""
         part = self.copying.pop(epoch, None)
         if part is not None:
             self._close(part)
@@ -185,7 +185,7 @@ class Executions:
                 self._expect(part, name)
                 self.host.engine.fold(cell, sources)
         for serve in program.serves:
-            if serve.cell not in made:  # what is copied from here
+            if serve.cell not in made:  # an object that other hosts copy from this one
                 cell = make(serve.cell, part.object(serve.cell.stripe))
                 part.growing += [cell] if older else []
 

@@ -1,7 +1,7 @@
 """The state that the parts of a simulated node share: its objects, its engine, its messages.
 
-Why it exists: all plans fill cells of one engine and leave objects on one host, whoever asked for
-them. Hosts are identified by number, which is also that of their node.
+Why it exists: all plans of a host fill cells of one engine and leave objects on that host,
+whichever node has requested them. Hosts are identified by number, which is also that of their node.
 It must never know: plans, operations.
 """
 
@@ -31,7 +31,7 @@ PEER_MESSAGE_BYTES = 100
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """What a process waits for; `ended_at` is None until it is there."""
+    """A process's wait for something; `ended_at` is None until the wait has ended."""
 
     what: str
     ended_at: float | None = None
@@ -58,7 +58,7 @@ class Host:
         self.reads: dict[bytes, Wait] = {}  # objects that a process waits for here
         self._manager = manager
         self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
-        # Objects made here, not ready yet.
+        # Objects made here that are not ready -> the hosts to answer when they are.
         self._askers: dict[bytes, list[tuple[Host, Callable[..., None]]]] = {}
 
     # ---- messages
@@ -96,8 +96,8 @@ class Host:
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
     def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
-        """Asks the object's owner who holds it, which answers at once and, if it is pending, again
-        when it is ready."""
+        """Asks the object's owner which hosts hold it. The owner answers at once and, if the object
+        is pending, again when it is ready."""
         home = self._home(object_id)
         self.send(home.number, PEER_MESSAGE_BYTES, home._asked, object_id, self, answer)
 

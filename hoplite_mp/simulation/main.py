@@ -1,7 +1,7 @@
 """`hoplite-mp simulate` from its options to its exit code.
 
-Why it exists: to find out what a plan does on a thousand hosts, or whether faults can break it, one
-host is enough.
+Why it exists: one host is enough to find out how long a plan takes on a thousand hosts, and whether
+faults can break the library.
 It must never know: how anything is simulated.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["DEFAULT_NODES", "simulate"]
 DEFAULT_NODES = "8"
 DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
 DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
-# Beyond this, a plan has some hundred megabytes of streams for each thousand nodes.
+# Limited, because a plan's streams take some hundred megabytes for each thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
 # For runs with faults, whose nodes are real ones.
@@ -63,7 +63,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 def _faults(arguments: argparse.Namespace) -> int:
     """Plays real nodes under faults, and judges them as the tests do, for any number of seeds."""
-    # Imports everything that nodes consist of.
+    # Imported only here, because it imports all code of real nodes.
     from hoplite_mp.simulation.cluster.runs import run_seed
 
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):

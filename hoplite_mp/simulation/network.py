@@ -1,10 +1,10 @@
-"""Hosts on a switch: rates, delays, and what blocks them.
+"""Hosts on a switch: rates and delays of their links, stopped hosts, cuts.
 
 Why it exists: a block leaves its host at the host's up rate, one after the other, and arrives at
 the receiver's down rate, queued behind earlier blocks; both overlap, as with packets. Streams that
 have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is
 held up holds up no other. Messages have priority over blocks and are ordered within a connection;
-they delay the next block by the time that their bytes need; those of different connections may
+they delay the next block by the time that their bytes need. Messages of different connections may
 overtake each other.
 
 What is sent to a host that is stopped or cut off waits; when a connection ends, what is on the way
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "Network", "Port", "Sending"]
 
-# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue;
-# one: a link is idle while the last byte arrives.
+# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. If
+# it were 1, a link would be idle while the last byte of a block arrives.
 WINDOW_BLOCKS = 2
 # Delay between processes of one host.
 NEAR_S = 20e-6
@@ -69,6 +69,8 @@ class Network:
         self.ports: list[Port] = []
         self.stopped: set[int] = set()
         self.cut: set[tuple[int, int]] = set()  # pairs in both directions
+        # Sender and receiver -> bytes per second, and when all blocks have passed this path.
+        self.narrow: dict[tuple[int, int], tuple[float, float]] = {}
         self.blocks = 0  # number of blocks sent
         self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
 
@@ -113,6 +115,11 @@ class Network:
             first = max(now + self.latency_s, there.down_free)
             come = max(first + nbytes / there.down, left + self.latency_s)
             there.down_free = come
+            if (path := (port.host, stream.to)) in self.narrow:
+                rate, free = self.narrow[path]
+                free = max(now, free) + nbytes / rate
+                self.narrow[path] = rate, free
+                come = max(come, free + self.latency_s)
             self.blocks += 1
             timeline.at(left, self._turn, port)
             timeline.at(come, stream.arrive, begin, end)
@@ -139,7 +146,7 @@ class Network:
         return other in self.stopped or (one, other) in self.cut
 
     def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
-        """Delivers what has come from `one`, as soon as it is not blocked."""
+        """Delivers at `other` what `one` has sent, as soon as that path is not blocked."""
         if self.is_blocked(one, other):
             self._held.setdefault((one, other), []).append((call, arguments))
         else:
@@ -157,17 +164,21 @@ class Network:
         self._release()
 
     def separate(self, some: set[int], others: set[int]) -> None:
-        """Cuts all traffic between these hosts."""
+        """Cuts all traffic between `some` and `others`."""
         for one in some:
             for other in others:
                 self.cut |= {(one, other), (other, one)}
 
     def join(self, some: set[int], others: set[int]) -> None:
-        """Ends such a cut."""
+        """Ends a cut that `separate` has made."""
         for one in some:
             for other in others:
                 self.cut -= {(one, other), (other, one)}
         self._release()
+
+    def narrow_path(self, sender: int, receiver: int, rate: float) -> None:
+        """From now on this path carries at most `rate`, even if both links are faster."""
+        self.narrow[sender, receiver] = rate, 0.0
 
     def _release(self) -> None:
         for pair in [pair for pair in self._held if not self.is_blocked(*pair)]:

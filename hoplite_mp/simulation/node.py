@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Wanted"]
 
-# An operation's number has the number of the node that asks in the bits above; below are its life
-# and a count.
+# An operation's number has the number of the node that requests it in the bits from this one on; in
+# the lower bits it has the node's life and a count.
 OPERATION_BITS = 40
 FIRST_OPERATION = 1 << 24 | 1
 

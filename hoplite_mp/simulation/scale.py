@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS", "Row", "Size", "coarseness", "measure"]
 
-# With more nodes than this, blocks are at least that long, unless --block says otherwise, because a
-# thousand nodes have a million streams. Longer blocks: fewer events, but a stripe shorter than a
-# block moves as a whole, so what goes over two hops seems up to twice as slow.
+# With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,
+# because a thousand nodes have a million streams. Longer blocks need fewer events, but a stripe
+# shorter than a block moves as a whole, so a transfer over two hops seems up to twice as slow.
 COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
-# The host that asks, and has the source of a broadcast; not the manager's, whose link sends plans.
+# The host that requests an operation, and that has the source of a broadcast or get. It is not the
+# manager's host, whose link is busy sending plans.
 ASKER = 1
 
 OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gather", "allgather")
@@ -44,7 +45,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The results. `bytes_a_node`: sent by the manager; `step_s`: the planner's time for one
+    """The results. `bytes_a_node`: sent by the manager; `step_s`: the planner's mean time for one
     message."""
 
     operation: str

@@ -1,12 +1,13 @@
 """The cells of one node: pulls, serves and folds, by the rule of `rule.py`.
 
 Why it exists: it is the compiled engine without bytes. Where blocks end, and when one may move, is
-decided by `rule.serve_goal` and `rule.fold_goal`, which hypothesis compares with the engine; this
-file adds when things happen: requests take time, and blocks wait for their links. Nothing fails
+decided by `rule.serve_goal` and `rule.fold_goal`, which tests compare with the engine; this file
+adds when things happen, because requests take time and blocks wait for their links. Nothing fails
 here. As in the engine, a request for a key that no cell has yet waits for one.
 
-Instead of bytes a cell has a place in a whole, and a content: what all of its bytes consist of.
-Both are passed on by each pull and each fold, so a cell that is filled from a wrong one is noticed.
+Instead of bytes a cell has a place in a whole object, and a content, which tells what each of its
+bytes is made of. Each pull and each fold passes both on, so a cell that is filled from a wrong one
+is noticed.
 It must never know: plans, what a key means.
 """
 
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "Content", "Engine", "Key", "Stream", "WrongBytes"]
 
 Key = tuple[int, int, int, int]
-# A name, or a tuple of contents that were added in this order; in another order floating-point sums
-# have other bits.
+# The name of an object, the index of a member, or a tuple of contents that were added in this
+# order, because in another order floating-point sums have other bits.
 Content = Any
 
-# One-way delays before the first request between two hosts arrives, for TCP, TLS and the handshake.
+# The first request between two hosts arrives after this many one-way delays, because TCP, TLS and
+# the handshake come before it.
 CONNECT_WAYS = 6
 
 
@@ -164,7 +166,7 @@ class Engine:
             cell.filled()
 
     def close(self, cell: Cell) -> None:
-        """Closes a cell that is full and that nobody reads any more."""
+        """Closes a cell that is full and that no stream reads any more."""
         if cell.watermark < cell.nbytes or cell.serves:
             raise WrongBytes(f"the cell {cell.key} is closed at byte {cell.watermark}")
         self.cells.remove(cell)

@@ -1,4 +1,4 @@
-"""Virtual time: what happens when, in an order that a seed fixes.
+"""Virtual time: a queue of events, whose order depends on nothing but a seed.
 
 Why it exists: a run must be deterministic. Everything that happens is an event here, simultaneous
 events are processed in the order in which they were made, and there is one source of randomness.

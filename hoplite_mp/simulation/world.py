@@ -34,7 +34,7 @@ SECONDS_MAX = 1e6
 
 
 class World:
-    """One cluster, whose nodes know each other, and whose planner knows their links."""
+    """One cluster, whose nodes have joined, and whose planner knows the rates of their links."""
 
     def __init__(
         self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
@@ -61,7 +61,7 @@ class World:
     # ---- objects
 
     def put(self, node: Node, nbytes: int, ready_in: float = 0.0) -> bytes:
-        """Makes an object of that node, pending for that time. Returns its id."""
+        """Makes an object of that node, which becomes ready after that time. Returns its id."""
         object_id = self._new_id(node, nbytes, 1)
         if ready_in:
             self.timeline.after(ready_in, self._ready, node, object_id)
@@ -95,7 +95,8 @@ class World:
         return " ".join(words[:4])
 
     def _take(self, message: NodeToManager) -> None:
-        # Trees are not packed and no tick is needed: the LAN is a star, and there are no deadlines.
+        # Trees are not packed, because all links are alike; no tick is needed, because there are no
+        # deadlines.
         began = time.perf_counter()  # only for the table: nothing in the run depends on it
         plan = self.planner.step(message, self.timeline.now)
         seconds = time.perf_counter() - began
@@ -106,7 +107,7 @@ class World:
         self.notes += plan.notes
         encoded: tuple[object, int] = (None, 0)
         for number, sent in plan.sends:
-            if encoded[0] is not sent:  # the same plan is sent to many nodes
+            if encoded[0] is not sent:  # a plan that is sent to many nodes is encoded once
                 encoded = (sent, len(encode(sent)))
             self.bytes_out += encoded[1]
             manager = self.nodes[MANAGER_HOST].host
@@ -115,7 +116,7 @@ class World:
     # ---- running
 
     def run(self, waits: list[Wait]) -> float:
-        """Runs until nothing happens any more; returns when the last of the waits ended."""
+        """Runs until no event is left; returns the time at which the last of the waits ended."""
         if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
             raise WrongEnd(f"{waits} do not end")
         ended = [wait.ended_at for wait in waits if wait.ended_at is not None]

@@ -1,13 +1,14 @@
-"""Queue, Lock, Semaphore and Event: what processes of all hosts wait for each other with.
+"""Queue, Lock, Semaphore and Event, with which processes on all hosts wait for each other.
 
-Why it exists: `multiprocessing`'s own are inherited by children of one process. These are actors:
-one process decides who has what, and handles to it travel as every handle of an actor does. Nobody
-waits inside the actor: who has to wait gets a promise of it (`client/promises.py`), and waits for
-that as for any object, so a waiting worker is stood in for, and an event loop goes on.
+Why it exists: those of `multiprocessing` can only be inherited by children of one process. These
+are actors: one process makes all decisions, and its handles can be sent to other processes like
+every handle of an actor. No call waits inside the actor: a caller that has to wait receives a
+promise (`client/promises.py`), and waits for that as for any object, so another worker takes the
+place of a waiting one, and an event loop goes on.
 
-    waiting   tables of one queue, or of one lock's permits: who waits, who has what; decides alone
+    waiting   the tables of one queue, or of one lock's permits, which make all decisions
     serving   the objects in the actors' processes: tables, promises, deaths
-    steps     one face for threads and for event loops
-    handles   what every handle does: making, finding, travelling
+    steps     runs the same methods for threads and for event loops
+    handles   the parts that all handles share: making, finding, pickling
     queues    locks   the public classes
 """

@@ -1,7 +1,7 @@
-"""What every handle of a queue, lock, semaphore or event does: making, finding, travelling.
+"""The base of the handles of queues, locks, semaphores and events: making, finding, pickling.
 
-Why it exists: each is a handle of an actor, with methods of its own instead of the actor's. It
-travels and is counted as that is.
+Why it exists: each of them contains a handle of an actor, and has methods of its own instead of the
+actor's. It can be sent to other processes, and is counted, as the actor's handle is.
 It must never know: what is decided in the actor, how a promise fails.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hoplite_mp import errors
 from hoplite_mp.actor import Actor, _about_of, _identity_of, _methods_of
-from hoplite_mp.client.memory import check_timeout, deadline_ns
+from hoplite_mp.client.deadlines import check_timeout, deadline_ns
 from hoplite_mp.client.promises import life_of
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.cluster import current
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["Handle"]
 
 H = TypeVar("H", bound="Handle")
-KNOWN_MAX = 4096  # actors of which a process remembers that they know it
+KNOWN_MAX = 4096  # a process remembers so many actors that have received its life
 
 
 class Handle:
-    """One of them."""
+    """A handle of a queue, lock, semaphore or event."""
 
     __slots__ = ("__weakref__", "_actor")
 
@@ -43,7 +43,7 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """A new actor; or, under a name that is taken, that one."""
+        """Makes an actor; if the name is taken, the handle is one of the actor that has it."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)
@@ -58,7 +58,7 @@ class Handle:
     def actor(self) -> Actor:
         """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`.
 
-        Those end it when it was made with detached=True.
+        Made with detached=True, it ends only by one of these.
 
         Examples
         --------
@@ -86,7 +86,7 @@ class Handle:
         return _arrived, (type(self), self._actor, self._extras())
 
     def _extras(self) -> tuple[Any, ...]:
-        """What a handle knows beside its actor."""
+        """The data of a handle besides its actor."""
         return ()
 
     def _take_extras(self) -> None: ...
@@ -98,11 +98,11 @@ class Handle:
         return future
 
     def _process(self) -> bytes:
-        """The name of this process; the actor learns of its death from now on."""
+        """The name of this process; from now on the actor notices its death."""
         life = life_of(self._runtime)
         identity = _identity_of(self._actor)._id
         if identity not in life.known_to:
-            with life.lock:  # before any call of another thread that sees it there
+            with life.lock:  # other threads make no call before `enter` is submitted
                 if identity not in life.known_to:
                     self._call("enter", life.process, by_ref(life.promise))
                     if len(life.known_to) >= KNOWN_MAX:
@@ -117,19 +117,20 @@ class Handle:
     def _until(
         self, promised: ObjectRef[Any], deadline: int
     ) -> Generator[Future[Any] | Until | Read, Any, Answer | None]:
-        """What a promise gives; None at the deadline. ActorLostError: the actor has ended."""
+        """Waits for a promise, and returns its value; None at the deadline. ActorLostError: the
+        actor has ended."""
         runtime = self._runtime
         if not (yield Until(runtime, promised, deadline)):
             return None
         try:
             return Answer((yield Read(runtime, promised, False)))
         except ObjectLostError as lost:
-            yield self._call("ping")  # raises why
+            yield self._call("ping")  # raises the reason
             raise errors.ActorLostError(f"the actor of {self!r} has lost its state") from lost
 
 
 def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
-    """Named in streams."""
+    """Rebuilds a handle that was pickled; pickles name this function."""
     handle = kind.__new__(kind)
     handle._actor = actor
     handle._take_extras(*extras)
@@ -137,6 +138,6 @@ def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
 
 
 def waits(block: bool, timeout: float | None) -> tuple[bool, int]:
-    """Whether a call with these arguments waits at all, and until when."""
+    """Does a call with these arguments wait, and until when, in nanoseconds."""
     check_timeout(timeout)
     return block and (timeout is None or timeout > 0), deadline_ns(timeout)

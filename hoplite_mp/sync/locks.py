@@ -1,7 +1,7 @@
 """Lock, Semaphore and Event between all processes of a cluster.
 
 Why it exists: see the package.
-It must never know: who holds what, who goes next.
+It must never know: which process holds a permit, which one is next.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Event", "Lock", "Semaphore"]
 
 
 class _Acquired(Handle):
-    """What can be acquired and released."""
+    """Base of `Lock` and `Semaphore`: acquiring and releasing."""
 
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires it for this process; waits for it if it is held.
+        """Acquires it for this process; waits while nothing is free.
 
         Parameters
         ----------
@@ -42,7 +42,7 @@ class _Acquired(Handle):
         Returns
         -------
         bool
-            Whether this process has it now.
+            Whether it was acquired.
 
         Examples
         --------
@@ -55,7 +55,7 @@ class _Acquired(Handle):
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
         """As `acquire`, without blocking the event loop.
 
-        A cancelled one holds nothing."""
+        A call that is cancelled has acquired nothing."""
         return await run_async(self._acquiring(block, timeout))
 
     def _acquiring(
@@ -72,19 +72,19 @@ class _Acquired(Handle):
                     answer = Answer((yield self._call("stop_waiting", ticket, True)))
         except Exception:
             raise
-        except BaseException:  # Ctrl-C, or a cancelled await: the caller does not have it
+        except BaseException:  # Ctrl-C, or a cancelled await: nothing may stay acquired
             with contextlib.suppress(HopliteError):
                 self._call("stop_waiting", ticket, False)
             raise
         return answer is Answer.DONE
 
     def release(self) -> None:
-        """Gives it back; the process that has waited longest gets it.
+        """Gives it back. Of the processes that wait, the one that has waited longest gets it.
 
         Raises
         ------
         ValueError
-            A lock that nobody holds.
+            It is a lock, and no process holds it.
 
         Examples
         --------
@@ -132,15 +132,15 @@ class _Acquired(Handle):
 class Lock(_Acquired):
     """A lock between processes of all hosts; `with lock:` and `async with lock:`.
 
-    As `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it is
-    not held). It belongs to the process that has acquired it, not to a thread or a task: when that
-    process dies, or its host, whoever has waited longest gets it. What it protects may then be half
-    changed. Those who wait get it in the order in which they came.
+    Like `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it
+    is not held). It belongs to the process that has acquired it, not to a thread or a task: when
+    that process or its host dies, the process that has waited longest gets the lock. The data that
+    it protects may then be half changed. Processes get the lock in the order in which they asked.
 
     Parameters
     ----------
     name, node, detached
-        As of `Queue`.
+        As for `Queue`.
 
     Examples
     --------
@@ -166,19 +166,19 @@ class Lock(_Acquired):
 
 
 class Semaphore(_Acquired):
-    """So many permits for processes of all hosts; `with semaphore:` and `async with semaphore:`.
+    """A number of permits for processes of all hosts; `with semaphore:`, `async with semaphore:`.
 
-    As of `multiprocessing.Semaphore`, `release` may be called by any process, also more often than
-    `acquire`: then there are more permits. It gives back a permit of its own process; if that has
-    none, one of the process that has held one longest; if nobody holds any, a new one. When a
-    process dies, or its host, the permits that it holds go to those who have waited longest.
+    As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
+    `acquire`: then there are more permits. `release` gives back a permit of the calling process; if
+    that has none, one of the process that has held one longest; if no process holds any, a new one.
+    When a process or its host dies, its permits go to the processes that have waited longest.
 
     Parameters
     ----------
     value : int, optional
         How many permits there are at the beginning, from 0. Default: 1.
     name, node, detached
-        As of `Queue`.
+        As for `Queue`.
 
     Examples
     --------
@@ -205,7 +205,7 @@ class Semaphore(_Acquired):
         self._make((permits,), name, node, detached)
 
     def get_value(self) -> int:
-        """How many permits are free now.
+        """Returns how many permits are free now.
 
         Returns
         -------
@@ -220,12 +220,12 @@ class Semaphore(_Acquired):
 
 
 class Event(Handle):
-    """A flag for which processes of all hosts can wait; it is not set at first.
+    """A flag for which processes of all hosts can wait; at first it is not set.
 
     Parameters
     ----------
     name, node, detached
-        As of `Queue`.
+        As for `Queue`.
 
     Examples
     --------
@@ -248,7 +248,7 @@ class Event(Handle):
         self._make((), name, node, detached)
 
     def set(self) -> None:
-        """Sets it: all who wait go on, and `wait` returns at once from now on.
+        """Sets it: all processes that wait go on, and from now on `wait` returns at once.
 
         Examples
         --------
@@ -261,7 +261,7 @@ class Event(Handle):
         await self._call("set")
 
     def clear(self) -> None:
-        """Clears it: `wait` waits from now on.
+        """Clears it: from now on `wait` waits.
 
         Examples
         --------

@@ -2,7 +2,7 @@
 
 Why it exists: see the package. Items are opaque to the actor: small ones are bytes that travel with
 the calls, larger ones are objects of the store, of which the queue holds a ref.
-It must never know: who waits, and for what.
+It must never know: which processes wait, and for what.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
-    """The queue was shut down; from Python 3.13 on it is a `queue.ShutDown`, too."""
+    """The queue was shut down. From Python 3.13 on this is also a `queue.ShutDown`."""
 
 
 _ShutDown = ShutDown
@@ -43,9 +43,9 @@ class Queue(Handle, Generic[T]):
     """A queue between processes of all hosts, first in, first out.
 
     `Queue()` makes an actor on the current cluster (`hoplite_mp.current()`); the handle is passed
-    to tasks, actors and other drivers as any argument, and the queue ends with its last handle.
-    The methods block, as those of `queue.Queue`; each that may wait has a form for event loops,
-    `get_async` and so on, which is a coroutine function. The errors are `queue.Empty` and
+    to tasks, actors and other drivers like any argument, and the queue ends with its last handle.
+    The methods block, like those of `queue.Queue`; each method that may wait has a form for event
+    loops, a coroutine function: `get_async` and so on. The errors are `queue.Empty` and
     `queue.Full` of the standard library.
 
     Parameters
@@ -53,23 +53,23 @@ class Queue(Handle, Generic[T]):
     maxsize : int, optional
         How many items it holds at most. Default: 0, any number.
     name : str, optional
-        `Queue(name="jobs")` is the same queue in every process of the cluster; the first one makes
-        it, with its arguments.
+        `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
+        it, and the other arguments of later calls have no effect on it.
     node : Node or str, optional
         Where its actor runs. Default: this host.
     detached : bool, optional
-        True: it lives without handles, until `Actor.close(q.actor)`.
+        True: it lives on without handles, until `Actor.close(q.actor)`.
     copy : bool, optional
-        True: what this handle, and copies of it, get from the queue is writable. Default: it is
-        read-only, and not copied.
+        True: arrays that this handle, and copies of it, get from the queue are writable copies.
+        Default: they are read-only, and not copied.
 
     Notes
     -----
-    `put` returns when the item is in the queue: it stays there if the process that has put it dies.
-    An item of more than `Config.queue_item_bytes_max` stays on the host of the process that has put
-    it until it is asked for, so it is lost with that host, and `get` raises ObjectLostError. A
-    process that dies while it waits in `get` takes nothing along. When the actor's process or host
-    dies, all that the queue held is lost, and every call raises ActorLostError.
+    When `put` returns, the item is in the queue, and stays there if the process that put it dies.
+    An item of more than `Config.queue_item_bytes_max` bytes stays on the host of that process until
+    it is read, so it is lost with that host, and `get` raises ObjectLostError. If a process dies
+    while it waits in `get`, no item is lost. If the actor's process or host dies, all items of the
+    queue are lost, and every call raises ActorLostError.
 
     Examples
     --------
@@ -114,12 +114,13 @@ class Queue(Handle, Generic[T]):
     # -- put -----------------------------------------------------------------------------------
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Adds the item at the end; while the queue is full it waits.
+        """Adds the item at the end; waits while the queue is full.
 
         Parameters
         ----------
         item : object
-            Anything that pickles. Arrays of more than `Config.queue_item_bytes_max` are stored.
+            Anything that can be pickled. If it has more than `Config.queue_item_bytes_max` bytes,
+            it becomes an object of the store.
         block : bool, optional
             False: it does not wait.
         timeout : float, optional
@@ -149,7 +150,7 @@ class Queue(Handle, Generic[T]):
         Parameters
         ----------
         item : object
-            As of `put`.
+            As for `put`.
 
         Examples
         --------
@@ -160,16 +161,16 @@ class Queue(Handle, Generic[T]):
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
         """As `put`, without blocking the event loop while it waits.
 
-        A cancelled one that was still waiting has put nothing."""
+        A call that is cancelled while it waits has put nothing."""
         await run_async(self._putting(item, block, timeout))
 
     def _packed(self, item: Any) -> Any:
-        """Bytes, or the ref of an object in the store."""
+        """The item as bytes, or as the ref of an object in the store."""
         memory = self._runtime.memory
         memory.check()
         most = memory.config.queue_item_bytes_max
         if type(item) is np.ndarray and item.nbytes > most:
-            return memory.put(item)  # perhaps it lies there already
+            return memory.put(item)  # does not copy an array that is in the store already
         encoded = serial.encode(item, memory.keep)
         if encoded.refs or encoded.nbytes > most:
             return memory.put_encoded(encoded)
@@ -192,7 +193,7 @@ class Queue(Handle, Generic[T]):
                     answer = Answer((yield self._call("stop_putting", ticket)))
         except Exception:
             raise
-        except BaseException:  # Ctrl-C, or a cancelled await: it is not to be put any more
+        except BaseException:  # Ctrl-C, or a cancelled await: the item must not be put later
             self._say("stop_putting", ticket)
             raise
         if answer is Answer.ENDED:
@@ -203,7 +204,7 @@ class Queue(Handle, Generic[T]):
     # -- get -----------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Takes the oldest item; while there is none it waits.
+        """Takes the oldest item; waits while there is none.
 
         Parameters
         ----------
@@ -224,7 +225,7 @@ class Queue(Handle, Generic[T]):
         Queue.ShutDown
             The queue was shut down, and has no items left.
         ObjectLostError
-            The item was lost with the host of the process that has put it.
+            The item was lost with the host of the process that put it.
 
         Examples
         --------
@@ -255,7 +256,7 @@ class Queue(Handle, Generic[T]):
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
         """As `get`, without blocking the event loop while it waits.
 
-        A cancelled one has taken nothing."""
+        A call that is cancelled has taken nothing."""
         return await run_async(self._getting(block, timeout))
 
     def _getting(
@@ -271,7 +272,7 @@ class Queue(Handle, Generic[T]):
                 asked = None
                 if code != Answer.WAIT:
                     break
-                # At the deadline one last look, which does not wait.
+                # After the deadline it tries once more, without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
         except Exception:
             raise
@@ -293,26 +294,26 @@ class Queue(Handle, Generic[T]):
             return decoded  # type: ignore[no-any-return]
         except Exception:
             raise
-        except BaseException:  # it was taken, but the caller does not have it
+        except BaseException:  # the item was taken, but the caller does not have it
             self._say("give_back", ticket[0], found[0], by_ref(value))
             raise
 
     def _give_back(self, asked: Any) -> None:
-        """The answer to somebody who does not wait for it any more."""
-        with contextlib.suppress(Exception):  # it was not an item
+        """Gives back the item that a call took whose caller has been interrupted."""
+        with contextlib.suppress(Exception):  # the call has failed
             code, *found = asked.result(0)
             if code == Answer.DONE:
                 self._say("give_back", self._process(), found[0], by_ref(found[1]))
 
     def _say(self, method: str, *args: Any) -> None:
-        """A call whose result nobody waits for."""
+        """Makes a call without waiting for its result."""
         with contextlib.suppress(HopliteError):
             self._call(method, *args)
 
     # -- looking -------------------------------------------------------------------------------
 
     def qsize(self) -> int:
-        """How many items there are now.
+        """Returns how many items there are now.
 
         Returns
         -------
@@ -368,7 +369,7 @@ class Queue(Handle, Generic[T]):
     # -- the end of work -----------------------------------------------------------------------
 
     def task_done(self) -> None:
-        """One item that was taken has been worked on.
+        """Counts one item that was taken as finished.
 
         Raises
         ------
@@ -394,7 +395,7 @@ class Queue(Handle, Generic[T]):
         Raises
         ------
         WorkerLostError
-            All that are missing were taken by processes that have died.
+            All items that are still missing were taken by processes that have died.
 
         Examples
         --------
@@ -421,13 +422,13 @@ class Queue(Handle, Generic[T]):
     def shutdown(self, immediate: bool = False) -> None:
         """Ends the queue: nothing can be put, and when it is empty nothing can be got.
 
-        Calls that try, and those that wait, raise `Queue.ShutDown`. It is that of `queue.Queue` in
-        Python 3.13, in every version.
+        Calls that try to, and calls that wait for it, raise `Queue.ShutDown`. This works in every
+        version of Python as `queue.Queue.shutdown` does in Python 3.13.
 
         Parameters
         ----------
         immediate : bool, optional
-            True: what it holds is dropped.
+            True: the items in the queue are dropped.
 
         Examples
         --------

@@ -1,10 +1,10 @@
 """The objects in the actors' processes: one for each queue, lock, semaphore, event.
 
-Why it exists: a table (`waiting`) decides; here are the promises of those who wait, and the lives
-of those who have called (`client/promises.py`): when a process dies, or its host, its life fails,
-and its locks are released, and it is taken off the lists. Deaths are seen by other threads than the
-one that runs calls, so one lock stands before the table, and a thread that finds it taken leaves
-the death to the thread that has it.
+Why it exists: a table (`waiting`) makes the decisions. This file keeps the promises for the calls
+that wait, and the lives of the processes that have called (`client/promises.py`). When a process or
+its host dies, its life fails; then its locks are released, and its calls no longer wait. Other
+threads than the one that runs calls learn of deaths, so a lock protects the table; a thread that
+finds the lock taken leaves the death to the thread that has it.
 It must never know: handles, what an item is.
 """
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Lock", "Queue", "Reply", "Semaphore"]
 
-# What a call is answered: an Answer as a number, and an item, or a promise for those who wait.
+# The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
 _JOINED = "joined"
 
 
 class Served:
-    """What all of them do."""
+    """Base of all of them: promises, and deaths."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
         self._runtime = current_runtime()
-        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; made for all: by a text
-        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of processes that have called
+        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
+        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the processes that have called
         self._lock = threading.Lock()
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
-        """The first call of each process: its death is to be learned."""
+        """The first call of each process: from now on its death is noticed here."""
         if process in self._lives:
             return
         self._lives[process] = life
@@ -61,15 +61,15 @@ class Served:
             self._look()
 
     def ping(self) -> None:
-        """Raises what every call raises, if the actor has ended."""
+        """Does nothing: a handle calls it to get the error that calls of an ended actor raise."""
 
     def waiters(self) -> int:
-        """How many wait; all of an event's, and all who join a queue, count as one."""
+        """How many calls wait; all that wait for an event, or in `join`, count as one."""
         return len(self._promises)
 
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
-        """The table, for a call of that process."""
+        """Gives the table to a call of that process, under the lock; then wakes other calls."""
         try:
             with self._lock:
                 if process is not None and process not in self._lives:
@@ -79,7 +79,7 @@ class Served:
                     )
                 yield self._table
                 self._wake()
-        finally:  # also when the call has failed: a death may have been told meanwhile
+        finally:  # also when the call has failed, because a death may have been noticed meanwhile
             self._look()
 
     def _wait(self, key: Hashable) -> Reply:
@@ -94,7 +94,7 @@ class Served:
             keep(self._runtime, promised, int(answer))
 
     def _wake(self) -> None:
-        """Those who go on because of what has just happened."""
+        """Keeps the promises of the calls that go on because of what has just happened."""
         woken, self._table.woken = self._table.woken, []
         for ticket, answer in woken:
             self._keep(ticket, answer)
@@ -102,13 +102,14 @@ class Served:
     # -- deaths --------------------------------------------------------------------------------
 
     def _tell(self, process: bytes, oid: int) -> None:
-        """In any thread, perhaps inside a call."""
-        if self._runtime.tasks.done(oid):  # else this cluster has ended
+        """A life has failed. Runs in any thread, perhaps in one that is inside a call."""
+        if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
             self._deaths.put(process)
             self._look()
 
     def _look(self) -> None:
-        """Whoever has the lock comes here when he has left it, so none is overlooked."""
+        """Handles deaths, unless another thread has the lock. No death is overlooked, because every
+        thread that has held the lock calls this after it has released it."""
         while not self._deaths.empty() and self._lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(queue.Empty):
@@ -126,14 +127,14 @@ class Served:
 
 
 class Queue(Served):
-    """That of one queue."""
+    """The object of one queue."""
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
-        """Its arguments, and the answer of `take`, are flat: so they are the quickest to send."""
+        """Arguments are flat, as is the reply of `take`, because that is the quickest to send."""
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
@@ -146,7 +147,7 @@ class Queue(Served):
             return int(answer)
 
     def take(self, process: bytes, turn: int, waits: bool) -> Reply | tuple[int, int, Any]:
-        """The number and the value of an item are two."""
+        """Returns (Answer.DONE, the item's number, its value), or a Reply."""
         ticket = process, turn
         with self._alone(process) as table:
             found = table.take(ticket, waits)
@@ -180,7 +181,7 @@ class Queue(Served):
             table.end(at_once)
 
     def sizes(self) -> tuple[int, int]:
-        """Items that are there, and at most."""
+        """How many items there are, and how many there may be."""
         return len(self._table.items), self.size_max
 
     def _wake(self) -> None:
@@ -190,7 +191,7 @@ class Queue(Served):
 
 
 class Semaphore(Served):
-    """That of one semaphore."""
+    """The object of one semaphore."""
 
     def __init__(self, value: int, bounded: bool = False) -> None:
         super().__init__(Permits(value, bounded))
@@ -215,14 +216,14 @@ class Semaphore(Served):
 
 
 class Lock(Semaphore):
-    """That of one lock."""
+    """The object of one lock."""
 
     def __init__(self) -> None:
         super().__init__(1, True)
 
 
 class Event(Served):
-    """That of one event. Those who wait share one promise."""
+    """The object of one event. All calls that wait share one promise."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Steps: one program for threads, which block, and for event loops, which do not.
+"""Steps: one piece of code for threads, which may block, and for event loops, which must not.
 
 Why it exists: each method of a queue or a lock is a few calls of an actor with a wait between them,
-and every one of them may be interrupted, by Ctrl-C or by a cancelled `await`. It is written once,
-as a generator that yields what it waits for; `run` and `run_async` wait in their ways.
+and each of these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written
+once, as a generator that yields what it waits for: `run` blocks for that, `run_async` awaits it.
 It must never know: queues, locks.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import FOREVER_NS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """That object is done, or that moment of the monotonic clock has come. Gives whether it is."""
+    """Waits until the object is done, or until the deadline (of the monotonic clock). Gives whether
+    the object is done."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -48,7 +49,7 @@ class Until(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The value of that object."""
+    """Reads the value of the object."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -67,7 +68,7 @@ class Read(NamedTuple):
 
 
 def run(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
-    """In this thread."""
+    """Runs the steps in this thread, and returns what the generator returns."""
     got: Any = None
     error: BaseException | None = None
     try:
@@ -81,11 +82,11 @@ def run(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
-        del error  # no cycle through the traceback
+        del error  # avoids a reference cycle through the traceback
 
 
 async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
-    """In the running event loop."""
+    """Runs the steps in the running event loop, and returns what the generator returns."""
     got: Any = None
     error: BaseException | None = None
     try:

@@ -1,15 +1,15 @@
-"""The tables of a queue and of permits: who has what, who waits, who goes next.
+"""The tables of a queue and of permits: which calls wait, which process has what, which is next.
 
 Why it exists: all decisions of `hoplite_mp.Queue`, `Lock` and `Semaphore` are made here, one after
 the other, by one process. A *ticket* names one call: the process that made it, and a number that
-this process uses once. Each method says what its caller gets, and appends to `woken` whoever of
-those that wait goes on because of it.
+this process uses once. Each method returns the answer to its caller, and appends to `woken` the
+tickets of the waiting calls that go on because of it.
 It must never know: processes, promises, how a death is learned, what an item is.
 
-Invariants of a queue: nobody waits for an item while one is there that is not set aside for a
-getter who was woken; nobody waits for room while there is some. An item leaves the table only as
-the answer to a call, so what nobody has asked for stays, whoever dies.
-Invariant of permits: free + held = those that it was made with + those released beyond.
+Invariants of a queue: no call waits for an item while there is one that is not set aside for a
+getter that was woken; no call waits for room while there is some. An item leaves the table only as
+the answer to a call (or with `end(at_once=True)`), so no death takes along an item of the table.
+Invariant of permits: free + held = the permits at the beginning + those released beyond them.
 """
 
 from __future__ import annotations
@@ -25,37 +25,40 @@ Tickets: TypeAlias = "OrderedDict[Ticket, Any]"  # in the order in which they ca
 
 
 class Answer(enum.IntEnum):
-    """What a caller gets."""
+    """The answer to a call."""
 
     DONE = 0
-    REFUSED = 1  # empty, full, taken; or not in time
-    WAIT = 2  # it will be in `woken` some day
+    REFUSED = 1  # empty, full, or taken; or still so at the deadline
+    WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down
 
 
 class Item(NamedTuple):
-    """`number` is its place among all that were put."""
+    """`number` counts all items that were put into the queue."""
 
     number: int
     value: Any
 
 
 class QueueTable:
-    """One queue."""
+    """The table of one queue."""
 
     def __init__(self, size_max: int) -> None:
-        """size_max: 0: no limit."""
+        """size_max: 0 means no limit."""
         self.size_max = size_max
         self.items: deque[Item] = deque()
-        self.getters: Tickets = OrderedDict()  # wait for an item
-        self.called: set[Ticket] = set()  # have been woken: an item is set aside for each
-        self.putters: Tickets = OrderedDict()  # wait for room, each with its value
-        self.turned_away: set[Ticket] = set()  # waited for room when the queue was shut down
+        self.getters: Tickets = OrderedDict()  # calls that wait for an item
+        self.called: set[Ticket] = set()  # getters that were woken: an item is set aside for each
+        self.putters: Tickets = OrderedDict()  # calls that wait for room, each with its value
+        self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
         self.woken: list[tuple[Ticket, Answer]] = []
-        self.unfinished = 0  # items put for which nobody has said task_done
-        self.taken: dict[bytes, int] = {}  # of these, how many each living process has
-        self.lost = 0  # of these, those of processes that have died
+        self.unfinished = 0  # items put for which task_done was not called yet
+        # Of these, how many each living process has taken, and handed over to no other, as far as
+        # `finish_one` can tell.
+        self.taken: dict[bytes, int] = {}
+        self.lost = 0  # of these, how many processes that have died had taken
         self.ended = False
+        self._dropped = False  # it was ended at once
         self._numbers = 0
 
     # -- putting -------------------------------------------------------------------------------
@@ -72,8 +75,8 @@ class QueueTable:
         return Answer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> Answer:
-        """Its time is over. DONE: the value was put just before. ENDED: the queue was shut down
-        just before, and the value is not in it."""
+        """The caller does not wait any longer. DONE: the value was put just before. ENDED: the
+        queue was shut down just before, and the value is not in it."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
             return Answer.ENDED
@@ -94,7 +97,8 @@ class QueueTable:
     # -- taking --------------------------------------------------------------------------------
 
     def take(self, ticket: Ticket, waits: bool) -> Item | Answer:
-        """The oldest item. Who was woken comes again with the same ticket, and finds its own."""
+        """Takes the oldest item. A getter that was woken calls again with the same ticket, and gets
+        the item that was set aside for it."""
         called = ticket in self.called
         if called or len(self.items) > len(self.called):
             self.called.discard(ticket)
@@ -113,14 +117,18 @@ class QueueTable:
         return Answer.WAIT
 
     def stop_taking(self, ticket: Ticket) -> None:
-        """Nobody waits with it any more."""
+        """The caller does not wait any longer."""
         self.getters.pop(ticket, None)
         if ticket in self.called:
             self.called.discard(ticket)
             self._wake_getters()
 
     def give_back(self, process: bytes, item: Item) -> None:
-        """That process was interrupted before it had it: it goes back to its place."""
+        """Puts an item back in its place, because the process that took it was interrupted before
+        its caller had the item. If the others were dropped meanwhile, it is dropped, too."""
+        if self._dropped:
+            self.finish_one(process)
+            return
         at = 0
         while at < len(self.items) and self.items[at].number < item.number:
             at += 1
@@ -137,14 +145,23 @@ class QueueTable:
     # -- join and task_done --------------------------------------------------------------------
 
     def finish_one(self, process: bytes) -> bool:
-        """False: more were finished than were put."""
+        """Counts one item as finished. False: all that were put are finished already."""
         if not self.unfinished:
             return False
         self.unfinished -= 1
-        if not self._forget_taken(process) and self.lost:
-            self.lost -= 1
-        self.lost = min(self.lost, self.unfinished)
+        if not self._forget_taken(process):  # another process has taken it, and perhaps died
+            if self.lost:
+                self.lost -= 1
+            elif len(self.taken) == 1:
+                self._forget_taken(next(iter(self.taken)))
+            # Of several it is not known which one has handed it over. `join` then raises too early
+            # if one of them dies, which is better than to wait for ever.
+        self._bound_lost()
         return True
+
+    def _bound_lost(self) -> None:
+        """What is in the queue is not lost, even if `task_done` was called too often before."""
+        self.lost = min(self.lost, max(0, self.unfinished - len(self.items)))
 
     def _forget_taken(self, process: bytes) -> bool:
         count = self.taken.get(process, 0)
@@ -155,7 +172,7 @@ class QueueTable:
         return count > 0
 
     def join(self) -> Answer:
-        """REFUSED: all that is left was taken by processes that have died."""
+        """REFUSED: all unfinished items were taken by processes that have died."""
         if not self.unfinished:
             return Answer.DONE
         return Answer.REFUSED if self.unfinished <= self.lost else Answer.WAIT
@@ -163,12 +180,13 @@ class QueueTable:
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, at_once: bool) -> None:
-        """No more is put; `at_once`: nor taken."""
+        """Shuts the queue down: nothing more is put. `at_once`: its items are dropped."""
         self.ended = True
         if at_once:
-            self.unfinished -= len(self.items)
+            self.unfinished = max(0, self.unfinished - len(self.items))
             self.items.clear()
             self.called.clear()
+            self._dropped = True
         for putter in self.putters:
             self.woken.append((putter, Answer.ENDED))
         for getter in self.getters:
@@ -178,24 +196,25 @@ class QueueTable:
         self.getters.clear()
 
     def died(self, process: bytes) -> None:
-        """That process waits no more, and finishes nothing."""
+        """Ends the calls of a process that has died; the items that it had taken are lost."""
         for waiting in (self.putters, self.getters):
             for ticket in [one for one in waiting if one[0] == process]:
                 del waiting[ticket]
         self.called = {one for one in self.called if one[0] != process}
         self.turned_away = {one for one in self.turned_away if one[0] != process}
-        self.lost = min(self.lost + self.taken.pop(process, 0), self.unfinished)
+        self.lost += self.taken.pop(process, 0)
+        self._bound_lost()
         self._wake_getters()
 
 
 class Permits:
-    """A lock, which has one permit, or a semaphore."""
+    """The table of a semaphore, or of a lock, which has one permit."""
 
     def __init__(self, free: int, bounded: bool) -> None:
-        """bounded: a release beyond what is held is refused."""
+        """bounded: a release is refused if no permit is held."""
         self.free = free
         self.bounded = bounded
-        self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process, the oldest first
+        self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process; longest holder first
         self.waiting: Tickets = OrderedDict()
         self.woken: list[tuple[Ticket, Answer]] = []
 
@@ -209,7 +228,8 @@ class Permits:
         return Answer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
-        """Its time is over. DONE: it had got a permit just before, and keeps it if it wants."""
+        """The caller does not wait any longer. DONE: it was given a permit just before, which it
+        keeps if `keep`."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return Answer.REFUSED
@@ -221,8 +241,8 @@ class Permits:
         return Answer.DONE
 
     def release(self, process: bytes) -> bool:
-        """One of that process's, or else, as others may release, of the one that has held one for
-        the longest time. False: none is held, and there cannot be more."""
+        """Gives back a permit of the process; if it has none, because any process may release, one
+        of the process that has held one longest. False: none is held, and bounded."""
         if self.held:
             tickets = self.held.get(process) or next(iter(self.held.values()))
             self._take_back(next(iter(tickets)))

@@ -2,7 +2,8 @@
 
 Why it exists: a call of an actor is a task whose function is `call` below and whose first argument
 is the method's name; the object itself never travels.
-It must never know: who holds handles, in which order calls come, who restarts a process.
+It must never know: which processes hold handles, in which order calls come, how a process is
+restarted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
 
 if TYPE_CHECKING:
     from hoplite_mp.client.actors import ActorSetup
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["call", "made", "make", "take"]
 
-_made: dict[int, Any] = {}  # pid of this process -> its object; a forked child has none
+_made: dict[int, Any] = {}  # pid -> its object; by pid, so that a forked child has none
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that a handle submits."""
+    """The function that a handle submits: calls that method of this process's object."""
     found = _made.get(os.getpid())
     if found is None:
         raise RuntimeError("there is no actor in this process: user code has forked it")

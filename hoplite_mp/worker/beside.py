@@ -3,7 +3,7 @@
 Why it exists: async tasks, calls of async methods, and calls of an actor with `concurrency` above 1
 run several at a time. The worker's own thread takes them in order, reads their arguments, and
 writes their results; coroutines run in the event loop, plain methods in threads.
-It must never know: who decides on retries, how a result is stored.
+It must never know: how retries are decided, how a result is stored.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hoplite_mp.worker.streams import STREAMED
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.worker.event_loop import EventLoop
@@ -42,9 +43,11 @@ class _Running(Call):
         super().__init__(oid)
         self.concurrency = concurrency
         self.coroutine: Any = None
-        # The coroutine's asyncio task, once it has begun.
+        # The coroutine's asyncio task, once it has begun. A task that is cancelled before its first
+        # step ends without running any of its code.
         self.task: asyncio.Task[Any] | None = None
-        self.unwanted = False  # cancelled before it has begun, or has ended
+        # The call was cancelled, or has ended: it must not be cancelled (again).
+        self.unwanted = False
         self.again: Exceptions = ()  # exceptions after which it is tried again
         self.flags = 0  # the task's flags, if it has a priority or resources
 
@@ -71,8 +74,8 @@ class Beside:
 
             self._loop = EventLoop()
             waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
-            # While a task awaits another one, this worker counts as blocked, and another one stands
-            # in.
+            # While a task awaits another task, this worker counts as blocked, and another worker
+            # stands in.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
                 waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
@@ -102,9 +105,9 @@ class Beside:
             and (not most or worker.done_tasks + len(self.running) < most)
         )
 
-    def serve(self, concurrency: int, backlog: list[int]) -> None:
-        """Runs the calls of an actor, at most `concurrency` at a time, until it ends; those of the
-        backlog first."""
+    def serve(self, concurrency: int, backlog: Iterator[int]) -> None:
+        """Runs the calls of an actor, at most `concurrency` at a time, until the actor ends; the
+        calls of the backlog come first."""
         worker, tasks = self.worker, self.tasks
         for oid in backlog:
             while len(self.running) >= concurrency:
@@ -121,8 +124,8 @@ class Beside:
             self._turn(False, 0, True)
 
     def _turn(self, takes: bool, audience: int, any_task: bool) -> None:
-        """Waits until something ends or, if it `takes` more, until there is something to take;
-        handles it."""
+        """Waits until a task that runs here ends or, if `takes`, until another one can be taken;
+        then handles that."""
         if takes:
             seen = self.slots.word()
             if self._ended.empty():
@@ -138,7 +141,8 @@ class Beside:
             self._settle(True)
 
     def _settle(self, wait: bool) -> None:
-        """Writes the result of a task that has ended; `wait`: waits a while for one."""
+        """Writes the result of a task that has ended. wait: if none has, waits for one, at most
+        HOUSE_S."""
         try:
             ended = self._ended.get(wait, HOUSE_S)
         except queue.Empty:
@@ -188,7 +192,7 @@ class Beside:
         worker.check_line()
         token = current_call.set(call)
         try:
-            worker.leave_groups()
+            worker.leave_groups(failed)
             worker.voice.finish()
             again = failed and isinstance(value, call.again) and try_again(worker, oid)
             if value is not STREAMED and not again:
@@ -238,11 +242,12 @@ class Beside:
         """Starts a coroutine; called in the event loop."""
         if self.tasks.aborted(call.oid):
             call.unwanted = True
-        call.task = self.loop.loop.create_task(self._drive(call))
+        self.loop.loop.create_task(self._drive(call))
 
     async def _drive(self, call: _Running) -> None:
         import asyncio
 
+        call.task = asyncio.current_task()
         try:
             if call.unwanted:
                 call.coroutine.close()
@@ -250,7 +255,7 @@ class Beside:
             value, failed = await call.coroutine, False
         except BaseException as error:  # SystemExit too ends only this task, not the loop
             value, failed = error, True
-        call.unwanted = True  # it has ended, and is not cancelled any more
+        call.unwanted = True  # it has ended, and must not be cancelled any more
         self._tell(call, value, failed)
 
     def cancel_aborted(self) -> None:
@@ -262,5 +267,7 @@ class Beside:
                     self._loop.loop.call_soon_threadsafe(self._cancel, call)
 
     def _cancel(self, call: _Running) -> None:
-        if call.task is not None and not call.unwanted:
-            call.task.cancel()
+        if not call.unwanted:
+            call.unwanted = True  # a second cancellation would interrupt its clean-up
+            if call.task is not None:
+                call.task.cancel()

@@ -1,4 +1,4 @@
-"""Gives a worker what a spawned process has from its parent; the worker's parent is a template.
+"""Gives a worker what spawned processes get from their parent; a worker's parent is a template.
 
 Why it exists: see `protocol/birth.py`. Settings of multiprocessing are applied when user code first
 imports that, if ever: importing it costs 1.5 ms, and most workers never need it.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["take_after"]
 
-MODULE = "multiprocessing.context"  # which imports .process
+MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
 
 
 def take_after(birth: Birth, number: int) -> None:
-    """number: of the worker, counted from 1."""
+    """Applies `birth` to this worker. number: the worker's, counted from 1."""
     sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
     if birth.faulthandler and not faulthandler.is_enabled():
         faulthandler.enable(file=2)
@@ -77,7 +77,7 @@ def _end_of(pid: int) -> int:
     """A descriptor that becomes readable when that process has ended."""
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has ended already, and this worker will soon
+    except ProcessLookupError:  # it has ended already, and this worker will end soon
         read, write = os.pipe()
         os.close(write)
         return read

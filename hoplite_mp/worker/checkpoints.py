@@ -1,11 +1,11 @@
 """Checkpoints of an actor: its state is saved outside of its process after every k calls.
 
-Why it exists: a process that restarts continues with the state that was saved last. With the state
-are saved the results of calls whose callers may not have them yet, by the calls' numbers: a call
-that is tried again, and is contained in the saved state, is answered with its first result instead
-of being applied twice. The next call begins only when the node has confirmed that the state is
-saved.
-It must never know: on which hosts states are saved, how calls travel, who restarts a process.
+Why it exists: a process that restarts continues with the state that was saved last. The results of
+calls whose callers may not have them yet are saved with the state, by the calls' numbers. So a call
+that is tried again although the saved state contains its effect is answered with its first result,
+instead of being applied twice. After a save the next call begins only when the node has confirmed
+that the state is saved.
+It must never know: on which hosts states are saved, how calls travel, how a process is restarted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.protocol.actors import ActorStateAsked, KeepActorState
 from hoplite_mp.protocol.local import Imported
 from hoplite_mp.worker import actor
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "call"]
 
-# Calling processes whose results are saved with the state. Of more, those that have not called for
-# longest are forgotten; if a call of theirs is tried again, it is applied again. 100 bytes for
-# each, plus its results.
+# For how many calling processes results are saved with the state. If there are more, the processes
+# whose last calls are the oldest are forgotten; a call of theirs that is tried again is applied
+# again. Each takes 100 bytes, and its results.
 CALLERS_MAX = 4096
 
 _checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in worker/actor.py
@@ -123,7 +123,7 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """The function that a handle of an actor with checkpoints submits."""
     checkpoints = _checkpoints.get(os.getpid())
     if checkpoints is None:
-        return actor.call(method, *args, **kwargs)  # which raises why there is no actor
+        return actor.call(method, *args, **kwargs)  # raises the error that says why there is none
     known = checkpoints.known(number)
     if known is None:
         failed, value = False, None
@@ -131,11 +131,11 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
             value = checkpoints.ended(actor.call(method, *args, **kwargs))
         except Exception as error:
             if isinstance(error, checkpoints.again):
-                raise  # as if the process had died: the call was not applied
+                raise  # it counts as not applied, as if the process had died
             failed, value = True, error
         try:
             checkpoints.note(number, failed, value)
-        except Exception as error:  # it cannot be pickled
+        except Exception as error:  # the value cannot be pickled
             failed, value = True, error
             checkpoints.note(number, failed, value)
         checkpoints.count_one()

@@ -3,7 +3,7 @@
 Why it exists: what an async task leaves behind (a session, a connection pool) is bound to its event
 loop, so the next task must find the same loop. It has a thread of its own, because the worker's
 main thread waits for tasks and writes results, which would block everything that is awaited.
-It must never know: tasks, results, who interrupts whom.
+It must never know: tasks, results, what interrupts a task.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLoop"]
 
-# How long a worker that ends waits for what its tasks have left in the loop. Higher: more of it
-# ends in order; lower: a worker that leaves is gone sooner.
+# How long a worker that ends waits for coroutines that its tasks left in the loop. Higher: more of
+# them end in order; lower: the worker is gone sooner.
 CLOSE_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -42,7 +42,7 @@ class EventLoop:
         while not self._ends:
             try:
                 self.loop.run_forever()
-            # SystemExit, for example, of something that a task has left behind
+            # For example SystemExit, raised by what a task has left behind.
             except BaseException:
                 _log.exception("in the event loop of a worker")
 

@@ -8,6 +8,7 @@ It must never know: how tasks are claimed and run (worker/task_loop.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,8 +20,8 @@ from hoplite_mp import serial
 from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
 from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.descriptors import lift
-from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import Config
 from hoplite_mp.headers import FIRST_SLOT
@@ -51,8 +52,9 @@ def prepare(worker: Worker, setup: int) -> bool:
             channel.call(ActorFailed(worker.error_in_message(error)))
             return False
         text = traceback.format_exc()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):  # the initializer may have replaced it, or closed it
+            sys.stderr.write(text)
+            sys.stderr.flush()
         summary = traceback.format_exception_only(error)[-1].strip()
         # `call` waits for the reply, so that the message arrives before this process's end is
         # noticed.
@@ -102,7 +104,7 @@ def main(
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
-    for fd in (control_fd, store_fd):  # mapped
+    for fd in (control_fd, store_fd):  # both are mapped by now
         os.close(fd)
     worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
     runtime.submitter.audience = audience
@@ -121,6 +123,7 @@ def main(
     try:
         worker.loop()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # tasks may have replaced it, or closed it
+                stream.flush()
     return 0

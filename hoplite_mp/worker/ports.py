@@ -1,8 +1,8 @@
 """The worker's interface for its parts.
 
-Why it exists: concurrent tasks, generators, retries and rounds are parts of a worker, which creates
-them, and call it in turn.
-It must never know: who implements it (worker/task_loop.py).
+Why it exists: a worker creates its parts for concurrent tasks, generators, retries and rounds, and
+these parts call the worker.
+It must never know: which class implements it (worker/task_loop.py).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class OfWorker(Protocol):
     is_actor: bool
     again: Exceptions  # exceptions after which an actor's calls are tried again
     own_again: list[int]  # calls of the actor that are to be tried again
-    untaken: deque[tuple[int, Any]]  # generators' results that their readers do not hold yet
+    untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
     @property
     def beside(self) -> Several: ...
 
     def may_end(self) -> bool:
-        """Has an actor no calls left?"""
+        """May this worker end? That of an actor only if no calls are left."""
 
     def keep_house(self, busy: bool) -> None:
         """Housekeeping between two tasks."""
@@ -64,17 +64,17 @@ class OfWorker(Protocol):
     def check_line(self) -> None:
         """Ends the worker if its line to the node is lost."""
 
-    def leave_groups(self) -> None:
+    def leave_groups(self, failed: bool) -> None:
         """Leaves the Groups that the ended task has joined."""
 
     def speak_to(self, audience: int) -> None:
         """Sets the audience of everything that is printed from here on."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
-        """(function, args, kwargs, exceptions after which the task is tried again)."""
+        """Returns (function, args, kwargs, exceptions after which the task is tried again)."""
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(function, args) that run a generator to its end."""
+        """Returns (function, args) that run a generator to its end."""
 
     def arguments(
         self, args_id: int, inline: bytes, copy: bool

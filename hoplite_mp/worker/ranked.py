@@ -2,7 +2,7 @@
 
 Why it exists: tasks submitted by such a task must have at least its level, because it may wait for
 them; and the node must learn at once that resources are in use, or free again.
-It must never know: how a task runs, who assigns resources.
+It must never know: how a task runs, how resources are assigned.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def begins(runtime: Runtime, oid: int, flags: int) -> None:
     submitter.floor = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
-        if flags & FLAG_STREAM:  # its header is done before the generator has ended
+        if flags & FLAG_STREAM:  # the header, which is done sooner, cannot tell its end
             runtime.channel.call(KeepForStream(oid))
         else:
-            runtime.tasks.wake_node()  # one idle worker less
+            runtime.tasks.wake_node()  # there is one idle worker less
 
 
 def ended(runtime: Runtime, oid: int, flags: int) -> None:

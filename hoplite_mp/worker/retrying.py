@@ -1,4 +1,4 @@
-"""Tasks that are tried again although their worker has not died (`options(retry_exceptions=)`).
+"""Tasks that are tried again after an exception (`options(retry_exceptions=)`); their worker lives.
 
 It must never know: how tasks are queued, how many tries are left.
 """

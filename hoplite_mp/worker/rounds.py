@@ -1,6 +1,6 @@
 """A worker's part in rounds (`Cluster.run`): between two tasks it runs its task of each round.
 
-It must never know: who has called the round, how many others take part.
+It must never know: which process has called the round, how many other workers take part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMON_POOL = 0
 
 def offer(worker: OfWorker) -> None:
     """Lets this worker take part in rounds while a task of its own waits for a round that it has
-    called: otherwise two tasks that call rounds would wait for each other for ever."""
+    called, because otherwise two tasks that call rounds would wait for each other for ever."""
     if worker.pool != COMMON_POOL:
         return
 

@@ -1,11 +1,11 @@
-"""A generator in its worker: its items become objects, and links that lead to them.
+"""Runs a generator in its worker: each item becomes an object, to which a link leads.
 
 Why it exists: a stream is a task whose result is its first *link*, an object that is pending at
-first. When a link is done, it names an item and the next link, so whoever holds one, on any host,
-waits for it and reads it like any object. A link is freed when its reader has taken the item; by
-that the generator knows how far ahead it is and, when nobody holds the next link, that nobody wants
-more.
-It must never know: who reads, on which host, what is done after a death.
+first. A link that is done names an item and the next link, so a process on any host that holds a
+link waits for it and reads it as it does with any object. A reader that has taken the item lets the
+link go. From that this worker knows how many items the generator is ahead of its reader, and, when
+no process holds the pending link, that no more items are wanted.
+It must never know: which process reads, on which host, what is done after a death.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks, serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.streams import END, ITEM, RAISED, Plan
 from hoplite_mp.client.submitter import NAME_BYTES
 from hoplite_mp.errors import ClosedError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STREAMED", "Source"]
 
-STREAMED = object()  # in place of a result that has been written already
-# The least size that an item counts for Config.stream_bytes_max, because its object and its link
+STREAMED = object()  # returned in place of a result that has been written already
+# Smaller items count this many bytes for Config.stream_bytes_max, because an item's object and link
 # need about that much.
 ITEM_BYTES_MIN = 4096
 
@@ -52,16 +52,20 @@ class Source:
         self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
         self.limited = 0  # the link for which this worker's deadline is set
         self.link: Any = self._new_link()  # the pending link
-        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item): not taken yet
+        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item), not taken yet
         self.bytes_ahead = 0
-        self.first: Any = None  # holds on the first link, until its reader has one
+        self.first: Any = None  # holds on the first link, until its reader holds it
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """Runs the whole generator. Returns STREAMED; raises what the task itself must fail
-        with."""
-        items = self._items(function(*args, **kwargs))
+        """Runs the whole generator. Returns STREAMED; raises the error with which the task itself
+        must fail."""
+        try:
+            items = self._items(function(*args, **kwargs))
+        except BaseException:
+            self._drop_link()  # no reader will ever have it
+            raise
         first = serial.encode(self.link)
-        if self.timeout_ns:  # from now on the timeout is that of the links
+        if self.timeout_ns:  # the links have it from now on, not the task
             self.worker.beside.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
@@ -73,7 +77,7 @@ class Source:
         self._resume()
         try:
             self._send(items)
-        except BaseException as error:  # the cluster is ending, say: the task itself is done
+        except BaseException as error:  # the task is done, so the stream fails
             self._give_up(error)
         finally:
             self._limit(0)
@@ -93,7 +97,7 @@ class Source:
             ) from None
 
     def _send(self, items: Any) -> None:
-        """Sends items until the generator has ended, or nobody wants more."""
+        """Sends items until the generator has ended, or no more items are wanted."""
         raised: BaseException | None = None
         number = 0
         try:
@@ -134,7 +138,7 @@ class Source:
             raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
 
     def _end(self, raised: BaseException | None) -> None:
-        """Writes the last link: there are no more items, or the generator has raised."""
+        """Writes the last link, which says that the generator has ended or has raised."""
         self._limit(0)
         if raised is None:
             self._fulfil((END, None, None), 0)
@@ -148,7 +152,7 @@ class Source:
         self._fulfil((RAISED, failure, None), 0)
 
     def _give_up(self, error: BaseException) -> None:
-        """The stream itself has failed: tells its reader, if possible."""
+        """Makes the pending link fail, if possible, because the stream itself has failed."""
         try:
             if self.link is not None and self.memory.client.usable:
                 oid = self.memory.local_id(self.link)
@@ -174,8 +178,8 @@ class Source:
         return self.memory.own_ref(oid)
 
     def _fulfil(self, value: tuple[Any, ...], nbytes: int) -> None:
-        """Seals the pending link. The refs inside are held first, because the link may be freed at
-        once."""
+        """Seals the pending link. The refs inside it are recorded before, because it may be freed
+        at once."""
         oid = self.memory.local_id(self.link)
         encoded = serial.encode(value)
         self.memory.inner[oid] = list(encoded.refs)
@@ -185,7 +189,7 @@ class Source:
         self.link = None
 
     def _drop_link(self) -> None:
-        """Cancels a link that nobody has ever received."""
+        """Cancels the pending link, which no reader has received."""
         oid = self.memory.local_id(self.link)
         self.tasks.cancel(oid, True)
         self.tasks.settle(oid)
@@ -205,11 +209,11 @@ class Source:
                 break
             self.ahead.popleft()
             self.bytes_ahead -= nbytes
-        while client.news():  # each link releases this worker's hold on the next one
+        while client.news():  # freeing a link may release the last hold on the next one
             self.memory.collect()
 
     def _unwanted(self) -> bool:
-        """Will nobody ever take another item?"""
+        """Are no more items wanted? True if no reader holds the pending link or one before it."""
         if self.memory.client.closing:
             return True
         self._look()
@@ -225,7 +229,7 @@ class Source:
         return self.bytes_ahead >= self.plan.bytes_max
 
     def _has_room(self) -> bool:
-        """Waits until there is room for another item. False: nobody wants one."""
+        """Waits until there is room for another item. False: no more items are wanted."""
         blocked = False
         waiting = self.worker.submitter.waiting
         try:
@@ -247,11 +251,10 @@ class Source:
                 waiting.count_blocked(-1)
                 self._resume()
 
-    # -- the timeout, which runs only while the generator does
-    # --------------------------------------
+    # -- the timeout, which runs only while the generator does ---------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """Sets the time at which this worker is killed, because of the pending link; 0: removes
+        """Sets the time at which this worker is killed unless the pending link is done; 0 removes
         it."""
         if self.limited:
             self.worker.beside.limit(self.limited, 0)

@@ -2,7 +2,7 @@
 
 Why it exists: of this library's processes only workers run user code. The loop is thin: claiming,
 pickling and writing results are a few calls into compiled modules.
-It must never know: who decides on retries, where workers come from, the user's main script.
+It must never know: how retries are decided, where workers come from, the user's main script.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ import numpy as np
 
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.array_marks import freeze
+from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
-from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.streams import Plan
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.actors import ActorBegins, ActorMayEnd
+from hoplite_mp.protocol.actors import (
+    BACKLOG_CALLS_MAX,
+    ActorBacklog,
+    ActorBegins,
+    ActorMayEnd,
+)
 from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.worker import ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.streams import STREAMED, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hoplite_mp.client.actors import ActorSetup
     from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.client.runtime import Runtime
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 POLL_NS = 500_000_000
-UNTAKEN_LOOKS = 8  # after each task; more than one task can add, so that their number falls
+UNTAKEN_LOOKS = 8  # checks after each task; a task adds fewer, so that the number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 RANKED: int = _tasks.RANKED_FLAG
@@ -63,9 +70,12 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        # The outermost task has a timeout, by which this process may be killed.
+        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, and each
+        # task gets one.
+        self.interrupted: set[int] = set()
+        # The outermost task has a timeout, at which this process may be killed.
         self.limited = False
-        # Id -> (function, what to check before it runs, number of bytes that it was decoded from).
+        # Id -> (function, globals to check before it runs, bytes that it was decoded from).
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
         self.first_use = False  # garbage collection is postponed during the first task's imports
@@ -96,11 +106,10 @@ class Worker:
         """Runs tasks until the cluster or the pool closes, or this worker is to retire."""
         client, tasks = self.memory.client, self.tasks
         if self.is_actor:
-            backlog = self.runtime.channel.call(ActorBegins()).value
             if self.concurrency > 1:
-                self.beside.serve(self.concurrency, backlog)
+                self.beside.serve(self.concurrency, self.backlog())
             else:
-                self.run_backlog(backlog)
+                self.run_backlog()
         while not client.closing and self.concurrency == 1:
             if self.beside.slots.called:
                 rounds.take_part(self)
@@ -115,10 +124,18 @@ class Worker:
         self.beside.close()
         self.finish_own()
 
-    def run_backlog(self, calls: list[int]) -> None:
-        """Runs calls that were made before this process had its object, in order: an earlier
-        process that died may have taken their hints out of the queues."""
-        for oid in calls:
+    def backlog(self) -> Iterator[int]:
+        """Calls that were made before this process had its object, in order. Their hints may be
+        missing in the queues, because an earlier process that died has taken them."""
+        calls = self.runtime.channel.call(ActorBegins()).value
+        while True:
+            yield from calls
+            if len(calls) < BACKLOG_CALLS_MAX:
+                return
+            calls = self.runtime.channel.call(ActorBacklog()).value
+
+    def run_backlog(self) -> None:
+        for oid in self.backlog():
             if self.tasks.claim(oid):
                 self.run_whole(oid)
                 self.keep_house(True)
@@ -132,14 +149,15 @@ class Worker:
                 self.run(oid)
 
     def may_end(self) -> bool:
-        """Its pool is closing. May it end? An actor first runs the calls that wait for their
-        arguments."""
+        """May this worker end, whose pool is closing? An actor's worker first runs the calls that
+        wait for their arguments."""
         return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
-        """Waits for tasks that were submitted here, which would fail with this process. Meanwhile
-        it counts as blocked, so that another worker can run them. It need not wait for refs inside
-        its results to be taken over, because the node holds those after its death."""
+        """Waits for tasks that were submitted here, because they would fail at the end of this
+        process. Meanwhile this worker counts as blocked, so that another one can run them. It need
+        not wait until submitters hold the refs inside its results, because the node holds those
+        after the end of this process."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -173,8 +191,8 @@ class Worker:
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
-        """Drops cached functions that their submitter has dropped, and so what their closures
-        hold."""
+        """Drops functions from the cache that their submitter no longer holds, and so frees what
+        their closures hold."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
             if header["id"] != function_id or header["owner"] not in header["refs"]:
@@ -185,7 +203,7 @@ class Worker:
     def run_in_place(self, oid: int) -> bool:
         """Runs a task that this worker waits for, if it may run here and now."""
         if self.limited or self.beside.running:
-            return False  # the deadline would kill this process, and so the other task, too
+            return False  # a deadline of another task may kill this process, and this task with it
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
@@ -221,7 +239,7 @@ class Worker:
                 self.limited = timeout_ns != 0
             function, carried = self.function(function_id)
             args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
-            # After the arguments, because functions among them bring globals.
+            # Checked after the arguments were read, because functions among them bring globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
                     carried.check_own()
@@ -245,11 +263,11 @@ class Worker:
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child has returned to this loop
         self.check_line()
-        self.leave_groups()
+        self.leave_groups(failed)
         self.voice.finish()
         again = again and retrying.try_again(self, oid)
         if value is not STREAMED and not again:
-            # Pickling functions in the result needs their globals.
+            # Before `end_run`, because pickling functions in the result needs their globals.
             failed = self.store(oid, value, failed)
         value = None
         serial.end_run(brought)
@@ -262,6 +280,7 @@ class Worker:
             self.speak_to(audience)
         self.tasks.end(outer, -1 if again else failed)
         self.current = before
+        self.interrupted.discard(oid)
         self.runtime.process_leaves = leaves
         self.in_user_code = bool(before)
 
@@ -280,7 +299,7 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """What runs a generator to its end, instead of a function that would return one."""
+        """(function, args) that run a generator to its end; the user's function returns it."""
         source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
@@ -291,14 +310,14 @@ class Worker:
 
     def speak_to(self, audience: int) -> None:
         """Sets the audience of what is printed from now on, here and by tasks submitted from here.
-        It stays after the task, until another one begins."""
+        It stays set after the task, until another one begins."""
         self.submitter.audience = audience
         self.voice.turn_to(audience)
 
-    def leave_groups(self) -> None:
+    def leave_groups(self, failed: bool) -> None:
         for leave in self.runtime.task_leaves:
             with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
-                leave()
+                leave(failed)
 
     def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
         known = self.functions.get(function_id)
@@ -307,15 +326,15 @@ class Worker:
         value = self.memory.read(function_id, FOREVER_NS, False)
         data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        # Held by the function's object as long as they are needed.
+        # Ids suffice: the function's object holds these objects as long as they are needed.
         ids = [ref._id for ref in beside]
         function, carried = serial.decode_with_carried(data, ids)
         del value, beside
         if self.memory.attached != attached:
-            # It holds refs, which must not be held for longer than it runs.
+            # Not cached: it has refs, which must not be held for longer than it runs.
             return function, carried
-        # Keeps no ref to the function's object: an id is never reused, and closures may hold large
-        # values.
+        # The cache holds no ref to the function's object, because closures may hold large values.
+        # It needs none, because an id is never reused.
         self.functions[function_id] = (function, carried or None, carried.nbytes)
         self.functions_bytes += carried.nbytes
         while len(self.functions) > 1 and (
@@ -346,13 +365,13 @@ class Worker:
         """Writes the result, or the error. Returns whether the task has failed in the end."""
         try:
             if not failed and type(value) is np.ndarray:
-                block = self.memory.block_of(value)
+                block = self.memory.block_to_publish(value)
                 if block is not None and self.store_block(oid, value, block):
                     return False
             if not failed:
                 self.write(oid, self.encode_result(oid, value))
                 return False
-        except BaseException as error:  # it cannot be pickled, or finds no room
+        except BaseException as error:  # the value cannot be pickled, or there is no room
             value = error
         try:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
@@ -367,7 +386,7 @@ class Worker:
     def encode_result(self, oid: int, value: Any) -> serial.Encoded:
         try:
             return serial.encode(value, self.memory.keep)
-        except Exception as error:  # the error is about a value that the user may never have seen
+        except Exception as error:  # reworded, because it may name a value unknown to the user
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
             why = f"{type(cause).__name__}: {cause}"
@@ -395,7 +414,8 @@ class Worker:
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """An array of c.empty(): its block becomes the result, without copying."""
+        """Makes the block of an array of c.empty() the result, without copying; False if that
+        cannot be."""
         head = self.memory.block_head(array, block)
         if head is None:
             return False
@@ -413,5 +433,7 @@ class Worker:
 
     def on_signal(self, number: int, frame: Any) -> None:
         self.beside.cancel_aborted()
-        if self.in_user_code and self.current and self.tasks.aborted(self.current):
+        oid = self.current
+        if self.in_user_code and oid and oid not in self.interrupted and self.tasks.aborted(oid):
+            self.interrupted.add(oid)
             raise KeyboardInterrupt("this task was cancelled")

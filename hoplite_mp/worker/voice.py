@@ -1,9 +1,9 @@
-"""Tells the node for which driver this worker's output is: marks in its stdout and stderr.
+"""Tells the node, by marks in stdout and stderr, for which driver this worker's output is.
 
 Why it exists: the node reads output later, when another task may be running. So the worker writes a
-mark into the pipes where lines for another driver begin; between two tasks of one driver it writes
-none. It has descriptors of its own, because a task may redirect 1 and 2.
-It must never know: tasks, who reads the pipes.
+mark into both pipes where lines for another driver begin; between two tasks of one driver it writes
+none. It writes to duplicates of descriptors 1 and 2, because a task may redirect these.
+It must never know: tasks, which process reads the pipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Voice:
     """The two output pipes of this process."""
 
     def __init__(self, home: int, audience: int) -> None:
-        """audience: the one that the node assumes at the beginning."""
+        """audience: the one that the node assumes before the first mark."""
         self.home = home
         self.audience = audience
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
@@ -39,14 +39,14 @@ class Voice:
             if not pipe.there():
                 continue  # a task has closed it, so there will be no lines
             with contextlib.suppress(OSError):
-                # A process that a task has started may have changed the mode, which is shared by
-                # duplicates.
+                # A process that a task has started may have made the pipe non-blocking; all
+                # duplicates of a descriptor share that mode.
                 os.set_blocking(pipe.fd, True)
                 os.write(pipe.fd, mark(self.home, audience))
 
     def finish(self) -> None:
-        """The task ends. A driver on another host must get its last lines before its result; one on
-        this host gets them at the latest when this process ends."""
+        """To be called when a task ends. A driver on another host must get the task's last lines
+        before its result; a driver on this host gets them when this process ends, or sooner."""
         if self.audience:
             self.flush()
 

@@ -10,15 +10,15 @@
     total = hoplite_dask.reduce(client, parts, "sum", num=5)       # a Dask Future, too
     print(total.result(), total.contributors)
 
-Why it exists: Dask moves what tasks need from worker to worker as pickles, one copy for each worker
-process. Here a large array is one copy for each host, read in place by all of its workers, and sums
-are added up on their way through the network.
+Why it exists: Dask moves the data of tasks from worker to worker as pickles, one copy for each
+worker process. Here each host has one copy of a large array, which all of its workers read in
+place, and sums are added up on their way through the network.
 
 Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
-no workers; tasks are Dask's. A ref among a task's arguments stays a ref. While Dask carries a ref,
-the node of who has pickled it holds the object for Config.foreign_hold_s; a ref that a task was
-given, or has returned to a client that has called `init`, holds it itself.
-It must never know: how nodes are started (`beside`), how plugins get where they are.
+no workers, because tasks run in Dask's. A ref among a task's arguments stays a ref. While Dask
+carries a ref, the node of the process that pickled it holds the object for Config.foreign_hold_s;
+a ref that has arrived in a task, or in a client that has called `init`, holds the object itself.
+It must never know: how nodes are started (`beside`), how Dask distributes plugins.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def init(
     tls: bool | None = None,
     config: Config | None = None,
 ) -> Cluster:
-    """Puts a node beside each worker of the client's Dask cluster, now and of those that come
+    """Puts a node beside each worker of the client's Dask cluster, also beside workers that join
     later, and returns the Cluster, in which the calling process takes part, too.
 
     One node serves all workers of a host and user; it stays when workers are restarted, and leaves
     Config.beside_idle_s after the last of them has gone. The manager, and a node, are in the
-    scheduler's host, and end with the scheduler. Calling it again changes nothing; after the loss
-    of the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
+    scheduler's process, and end with it. Calling `init` again changes nothing; after the loss of
+    the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
 
     This library must be installed where scheduler and workers run.
 
@@ -78,14 +78,14 @@ def init(
         "host:port" for the manager, on the scheduler's host. Default: any free port, at the
         addresses at which the scheduler listens.
     ports, memory, config
-        Of each node, as of `Cluster`. The first call's count.
+        For each node, as for `Cluster`. Only those of the first call count.
     tls
-        False sends everything in the clear.
+        False: everything is sent unencrypted.
 
     Raises
     ------
     ManagerLostError, AuthError
-        What a worker, or this process, could not take part for.
+        The reason why a worker, or this process, could not take part.
     """
     options = {"listen": listen, "ports": ports, "memory": memory, "tls": tls, "config": config}
     return client.sync(_init, client, options)  # type: ignore[no-any-return]
@@ -104,18 +104,18 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
 
 
 def _cluster_of(client: Client) -> Cluster:
-    """That of `init`; in tasks, whose clients come and go, their worker's."""
+    """The cluster that `init` returned; in tasks, whose clients are others, the worker's."""
     member = _members.get(client)
     return current() if member is None else member.cluster
 
 
 def broadcast(client: Client, value: Any) -> Future:
-    """In place of `client.scatter(value, broadcast=True)`: a Dask Future of the value, which all
-    workers of now have at once, and tasks are given as the value itself.
+    """Replaces `client.scatter(value, broadcast=True)`: returns a Dask Future of the value. All
+    present workers then have the value, and tasks receive it itself.
 
-    It travels once to each host, through a tree, and lies there once; arrays in it are read-only.
-    A worker that comes later has it from another one, by Dask's own means, when a task there needs
-    it. StoreFullError: it does not fit a host's store. With an asynchronous client: `await` it.
+    It is sent once to each host, through a tree, and stored there once; arrays in it are read-only.
+    A worker that joins later gets it from another one, through Dask, when a task there needs it.
+    StoreFullError: it does not fit into a host's store. With an asynchronous client: `await` it.
     """
     return client.sync(_broadcast, client, value)
 
@@ -125,7 +125,7 @@ async def _broadcast(client: Client, value: Any) -> Future:
     ref = await asyncio.to_thread(c.put, value)
     await c.broadcast(ref)
     key = f"broadcast-{uuid.uuid4().hex}"
-    # It is held here until all have answered.
+    # `ref` holds the object until all workers have answered.
     answers = await client.run(_have, key, CarriedRef(ref), on_error="return")
     del ref
     who_has = [worker for worker, answer in answers.items() if isinstance(answer, int)]
@@ -133,7 +133,7 @@ async def _broadcast(client: Client, value: Any) -> Future:
         for answer in answers.values():
             raise answer
         raise ObjectLostError("this Dask cluster has no workers: nobody can have the value")
-    # As Dask's own scatter does when a client hands data to workers itself.
+    # Dask's own scatter does the same when a client sends data to workers directly.
     await client.scheduler.update_data(
         who_has={key: who_has}, nbytes={key: answers[who_has[0]]}, client=client.id
     )
@@ -143,7 +143,7 @@ async def _broadcast(client: Client, value: Any) -> Future:
 
 
 async def _have(key: str, carried: CarriedRef, dask_worker: Any) -> int:
-    """In each worker: the value becomes data of Dask's. Returns its size in bytes."""
+    """Runs in each worker: makes the value data of Dask's worker. Returns its size in bytes."""
     value = await asyncio.to_thread(current().get, carried.ref)
     answer = dask_worker.update_data({key: value})
     return int(answer["nbytes"][key])
@@ -156,8 +156,8 @@ class Reduction(Future):
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices into the futures that were given: those went in, each once. None until it
-        is finished, or if it has failed."""
+        """Sorted indices of the given futures that went into the result, each once. None until the
+        reduction is finished, or if it has failed."""
         if self.status != "finished":
             return None
         return self._which.result()  # type: ignore[no-any-return]
@@ -169,12 +169,12 @@ def reduce(
     op: str | Callable[..., Any] = "sum",
     num: int | None = None,
 ) -> Reduction:
-    """Adds up the arrays (or what op says) that Dask Futures stand for, in place of a tree of
-    tasks: a Dask Future of the result, at once. What they stand for may also be numbers, or refs.
+    """Reduces the values of Dask Futures: arrays, numbers or refs. It replaces a tree of tasks, and
+    returns a Dask Future of the result at once.
 
     The first `num` to be ready go in (all if None); ``.contributors`` says which. A source that
     fails is skipped while num can still be met, else the result is a ReduceError with the cause.
-    What is lost with a worker's host is computed again by Dask, and goes in then.
+    A value that is lost with a worker's host is computed again by Dask, and goes in then.
 
     ValueError: no futures, num < 1 or > len, unknown op. TypeError: something else than Futures.
     """
@@ -188,7 +188,8 @@ def reduce(
     wanted = len(sources) if num is None else whole(num)
     if wanted is None or not 1 <= wanted <= len(sources):
         raise ValueError(f"num={num!r}: it must be from 1 to the number of futures, {len(sources)}")
-    # The sources are no dependencies: it begins before they are done, and does not need them all.
+    # The sources are not dependencies, because the task begins before they are done, and does not
+    # need all of them.
     both = client.submit(
         reduce_sources, Sources([one.key for one in sources]), op, wanted, pure=False
     )
@@ -200,7 +201,7 @@ def reduce(
 
 
 class _Holding:
-    """Until the reduction is over its sources are wanted, whether the caller holds them or not."""
+    """Holds the sources until the reduction is over, because the caller may drop them earlier."""
 
     def __init__(self, sources: list[Future]) -> None:
         self._sources = sources

@@ -1,9 +1,10 @@
-"""What this library is inside of Dask's own processes: a plugin of the scheduler, one of workers.
+"""The plugins by which this library runs in Dask's processes: one for the scheduler, one for
+workers.
 
-Why it exists: Dask starts, restarts and retires its workers; it sets its plugins up in each of
-them, also in those that come later, so they are where nodes are found, started and left. The
-scheduler's process begins the cluster, because what ends with it, the Dask cluster, ends too. The
-cluster's secret travels as the state of plugins, inside Dask's own connections.
+Why it exists: Dask starts, restarts and retires its workers, and sets its plugins up in each of
+them, also in those that join later; so plugins find, start and leave the nodes. The scheduler's
+process begins the cluster, because the Dask cluster ends with that process, too. The cluster's
+secret is part of the plugins' state, and is sent over Dask's own connections.
 It must never know: what users put, broadcast or reduce.
 """
 
@@ -35,17 +36,18 @@ class SchedulerSide(SchedulerPlugin):
     idempotent = True
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options  # of beside.begin
+        self._options = options  # for beside.begin
         self._member: Member | None = None
         self._beginning: asyncio.Lock | None = None
 
     async def start(self, scheduler: Any) -> None:
-        """Called by Dask when it is registered."""
+        """Dask calls this when the plugin is registered."""
         self._beginning = asyncio.Lock()
         await self.place(scheduler)
 
     async def place(self, scheduler: Any) -> Place:
-        """Where the cluster is; it begins again if its node, and so its manager, was killed."""
+        """The Place of the cluster; begins a new cluster if its node, which has the manager, was
+        killed."""
         assert self._beginning is not None
         async with self._beginning:
             before = self._member
@@ -62,7 +64,7 @@ class SchedulerSide(SchedulerPlugin):
             return place
 
     async def close(self) -> None:
-        """Called by Dask when the scheduler ends."""
+        """Dask calls this when the scheduler ends."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.end)
@@ -79,44 +81,45 @@ class WorkerSide(WorkerPlugin):
         self._member: Member | None = None
 
     async def setup(self, worker: Any) -> None:
-        """Called by Dask in each worker, also in one that is restarted or comes later."""
+        """Dask calls this in each worker, also in one that is restarted or joins later."""
         host = host_of(worker.scheduler.address)
         place = self._place if host is None else self._place.at(host)
         self._member = await asyncio.to_thread(beside.take_part, place)
 
     async def teardown(self, worker: Any) -> None:
-        """Called by Dask when the worker retires."""
+        """Dask calls this when the worker retires."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.leave)
 
 
 def worker_plugin_name(place: Place) -> str:
-    """One for each life of the cluster: registering it again for the same one does nothing."""
+    """A name of its own for each cluster that is begun. Registering the plugin again for the same
+    cluster does nothing."""
     return f"{NAME}-{place.name}"
 
 
 async def place_of(dask_scheduler: Any) -> Place:
-    """Runs in the scheduler."""
+    """Runs in the scheduler, and returns the Place of the cluster."""
     plugin = dask_scheduler.plugins[NAME]
     return await plugin.place(dask_scheduler)  # type: ignore[no-any-return]
 
 
 def host_of(address: str) -> str | None:
-    """The host in an address of Dask's; None: it names none ("inproc://...")."""
+    """The host in one of Dask's addresses; None if it names none ("inproc://...")."""
     if address.startswith("inproc://"):
         return None
     return str(get_address_host(address))
 
 
 def _listen_beside(scheduler: Any) -> str:
-    """Where to listen so that all who reach the scheduler reach the manager, too, and nobody else:
-    at the same addresses."""
+    """Where the manager listens: at the same addresses as the scheduler, so that both are reachable
+    from the same hosts."""
     host = host_of(scheduler.listen_address) or "127.0.0.1"
     return str(Address(host, 0))
 
 
 @normalize_token.register(ObjectRef)
 def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
-    """Dask names tasks after their arguments: a ref is what it refers to."""
+    """Dask names tasks after their arguments; a ref counts as the object to which it refers."""
     return "hoplite_mp.ObjectRef", ref.id

@@ -1,9 +1,10 @@
 """A reduction of Dask's Futures, as it runs in one of Dask's workers.
 
-Why it exists: a Dask task begins when all of its dependencies are done, but a reduction is over
-the first few of them. So one task, which gives up its thread of the worker, waits for the sources,
-has each put into the store where it lies, and reduces the refs. If it dies Dask runs it again; if a
-host is lost meanwhile, Dask computes again what lay there, and the reduction is begun again.
+Why it exists: a Dask task begins when all of its dependencies are done, but a reduction needs only
+the first few of its sources. So one task, which leaves its worker's thread to others, waits for the
+sources, has each one put into the store of the worker that has it, and reduces the refs. If the
+task dies, Dask runs it again. If a host is lost meanwhile, Dask computes that host's values again,
+and the reduction begins again.
 It must never know: how arrays are added up.
 """
 
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Sources", "reduce_sources"]
 
-# How often a reduction is begun again because a host was lost. Higher: more deaths in the middle
-# are survived. Lower: a cluster that falls apart is told so sooner.
+# How often a reduction is tried when hosts are lost. Higher: it survives more deaths. Lower: a
+# cluster that loses one host after another gets the error sooner.
 ATTEMPTS_MAX = 5
 
 
 class Sources:
-    """Keys of Dask's, which Dask is not to take for dependencies."""
+    """Keys of Dask's, wrapped so that Dask does not take them for dependencies."""
 
     def __init__(self, keys: list[Any]) -> None:
         self.keys = keys
@@ -41,13 +42,13 @@ class Sources:
 def reduce_sources(
     sources: Sources, op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """The result, and which sources went in."""
+    """Returns the result, and the indices of the sources that went in."""
     with worker_client() as client:
         return _Reducing(client, sources.keys, num).run(op)
 
 
 class _Reducing:
-    """One run of it."""
+    """One run of the reduction."""
 
     def __init__(self, client: Client, keys: list[Any], num: int) -> None:
         self.client = client
@@ -56,8 +57,8 @@ class _Reducing:
         self.refs: dict[int, ObjectRef[Any]] = {}  # in the order in which they became ready
         self.failed: dict[int, BaseException] = {}
         self.tries = [0] * len(keys)
-        self.put: dict[int, Any] = {}  # the tasks that have put them, which hold them there
-        self.under_way: dict[Any, int] = {}  # key of a task that puts -> its source
+        self.put: dict[int, Any] = {}  # the tasks that have put them, whose results hold them
+        self.under_way: dict[Any, int] = {}  # key of a task that puts a source -> its index
         self.completed = as_completed([])
 
     def run(self, op: str | Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
@@ -80,14 +81,14 @@ class _Reducing:
         raise AssertionError("the last attempt returns or raises")
 
     def _publish(self, index: int) -> None:
-        """Has Dask put that source into the store, where it lies, when it is done."""
+        """Submits a task that puts the source into the store, where it is, when it is done."""
         self.tries[index] += 1
         task = self.client.submit(_put, self.sources[index], pure=False)
         self.under_way[task.key] = index
         self.completed.add(task)
 
     def _await_enough(self) -> None:
-        """Until num refs are there. ReduceError: that many will never be."""
+        """Waits until there are num refs. ReduceError: there will never be so many."""
         while len(self.refs) < self.num:
             possible = len(self.refs) + len(self.under_way)
             if possible < self.num:
@@ -105,14 +106,14 @@ class _Reducing:
                 self.refs[index] = ref
                 self.put[index] = task
             except Exception as error:  # whatever the user's task has raised
-                again = isinstance(error, ObjectLostError)  # its host went before the ref came
+                again = isinstance(error, ObjectLostError)  # its host was lost before the ref came
                 if again and self.tries[index] < ATTEMPTS_MAX:
                     self._publish(index)
                 else:
                     self.failed[index] = error
 
     def _is_lost(self, ref: ObjectRef[Any]) -> bool:
-        """Has it been there, and is held by no living node?"""
+        """Is the object done, but on no living node?"""
         c = current()
         with contextlib.suppress(HopliteError):
             done, _ = c.wait([ref], timeout=0)
@@ -121,5 +122,5 @@ class _Reducing:
 
 
 def _put(value: Any) -> CarriedRef:
-    """In the worker that has the value. One that is in the store already is not copied."""
+    """Runs in the worker that has the value. A value that is in the store already is not copied."""
     return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

@@ -13,8 +13,8 @@
 
 `collective` has the calls of `ray.util.collective`, over Group.
 
-Why it exists: who has outgrown one machine keeps Ray for scheduling, and gets what Ray moves slowly
-from here.
+Why it exists: programs on several machines can keep Ray for scheduling, and move through this
+library what Ray moves slowly.
 It must never know: how objects travel.
 """
 

@@ -1,10 +1,10 @@
-"""The actors of Ray's that keep the cluster beside it: one leads, one stands on each host.
+"""The Ray actors that keep a cluster beside Ray going: one leader, and one actor on each host.
 
-Why it exists: Ray starts actors again when they die, places them on hosts, and finds them by name;
-so what keeps the nodes going is detached actors. The leading one is on Ray's head, whose end is
-Ray's own, and follows the hosts that come and go; where its cluster is stands among the internal
-values of Ray's head, for the actor that Ray starts in its place. The token travels there, and in
-arguments and results of actors, which are Ray's own channels.
+Why it exists: Ray restarts actors when they die, places them on hosts, and finds them by name; so
+detached actors keep the nodes going. The leader is on Ray's head, because Ray ends with that host,
+and follows the hosts that come and go. It writes the cluster's Place into the internal key-value
+store of Ray's head, where it is read by the actor with which Ray replaces a leader that has died.
+The token is sent there, and in arguments and results of actors, over Ray's own connections.
 It must never know: what drivers and tasks do with the cluster.
 """
 
@@ -33,16 +33,16 @@ __all__ = ["LEADER", "NAMESPACE", "Leader", "OnHost", "Settings", "head_of", "pi
 
 NAMESPACE = "hoplite_mp"
 LEADER = "leader"
-KEY = "place"  # in that namespace of Ray's internal values
+KEY = "place"  # in this namespace of Ray's internal key-value store
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
-# How often the leading actor looks which nodes Ray has. Higher: fewer questions to Ray's head.
-# Lower: a new host gets its node sooner.
+# How often the leader asks which nodes Ray has. Higher: fewer requests to Ray's head. Lower: a new
+# host gets its node sooner.
 FOLLOW_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
 
 class Settings(NamedTuple):
-    """What the first driver wants of the cluster."""
+    """The first driver's settings for the cluster."""
 
     memory: int | str | None
     ports: str | None
@@ -51,41 +51,41 @@ class Settings(NamedTuple):
 
 
 def head_of(nodes: list[dict[str, Any]]) -> str:
-    """Ray's id of its head."""
+    """Ray's id of its head node."""
     living = [node for node in nodes if node["Alive"]]
     marked = [node for node in living if HEAD in node["Resources"]]
     return str((marked or living)[0]["NodeID"])
 
 
 def pinned(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """There, or nowhere."""
+    """Schedules an actor on that node of Ray and on no other."""
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 class OnHost:
-    """Beside one node of Ray. It has the node of this library there started, and by taking part
-    keeps it from leaving."""
+    """The actor beside one node of Ray. By taking part it starts the node of this library there,
+    and keeps that node from leaving."""
 
     def __init__(self, place: beside.Place) -> None:
         self._member = beside.take_part(place)
 
     def number(self) -> int:
-        """Of the node, as in `Cluster.nodes`. Raises why there is none."""
+        """The number of the node, as in `Cluster.nodes`. Raises the reason if there is none."""
         if self._member.lost is not None:
             raise self._member.lost
         return int(self._member.cluster._runtime.tasks.node_number)
 
 
 class Leader:
-    """Keeps the cluster going: the manager, with the node beside Ray's head, is a keeper's there,
-    and an actor like this that Ray has started again goes on with it."""
+    """Keeps the cluster going. A keeper on Ray's head has the manager and the node there, so a
+    leader that Ray has restarted goes on with the same cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._own = ray.get_runtime_context().get_node_id()
         self._on_hosts: dict[str, Any] = {}  # Ray's id of a node -> the actor there
-        self._asked: dict[Any, tuple[str, Any]] = {}  # what an actor answers -> its place above
-        self._standing: set[str] = set()  # where the node of this library has joined
+        self._asked: dict[Any, tuple[str, Any]] = {}  # Ray's ref of a reply -> (node id, actor)
+        self._standing: set[str] = set()  # ids of Ray's nodes beside which ours have joined
         self._names: dict[str, str] = {}
         self._looked = threading.Condition()
         self._looks = 0
@@ -94,7 +94,8 @@ class Leader:
         threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
 
     def _lead(self) -> None:
-        """The cluster of the actor before this one, if its manager is there; else a new one."""
+        """Takes over the cluster of the previous leader, if its manager lives; otherwise begins a
+        new one."""
         found = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE)
         place = None if found is None else pickle.loads(found)
         if place is None or not beside.is_kept(place):
@@ -115,7 +116,7 @@ class Leader:
             self._looked.notify_all()
 
     def place(self) -> beside.Place:
-        """Of the cluster; a new one if its manager has ended."""
+        """The Place of the cluster. If the manager has ended, waits for a new cluster."""
         patience = self._place.config.start_timeout_s
         with self._looked:
             self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
@@ -126,14 +127,15 @@ class Leader:
         return beside.is_kept(self._place) and self._member.lost is None
 
     def pid(self) -> int:
-        """For those who look for the process."""
+        """The pid of the leader's process."""
         return os.getpid()
 
     def await_hosts(self, timeout: float | None) -> list[str]:
-        """Returns when each living node of Ray has one beside it, or what is missing then."""
+        """Waits until each living node of Ray has a node beside it, or for `timeout` seconds.
+        Returns the addresses of those that have none."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._looked:
-            enough = self._looks + 2  # a look that began after this call
+            enough = self._looks + 2  # the second look from now has begun after this call
             while not self._ends.is_set() and (self._looks < enough or self._missing()):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -145,7 +147,7 @@ class Leader:
         return [name for one, name in self._names.items() if one not in self._standing]
 
     def end(self) -> beside.Place:
-        """The nodes beside the others go with the manager."""
+        """Ends the cluster; the nodes on other hosts end with the manager."""
         with self._looked:
             self._ends.set()
             self._looked.notify_all()
@@ -165,22 +167,22 @@ class Leader:
                     _log.warning("the manager beside Ray's head has ended: a new cluster begins")
                     self._lead()
                 self._look()
-            except Exception as error:  # Ray's are of many classes; the next look may succeed
+            except Exception as error:  # Ray raises many classes; the next look may succeed
                 _log.warning("following Ray's nodes failed, and is tried again: %s", error)
             self._ends.wait(FOLLOW_S)
 
     def _look(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for one in [one for one in self._on_hosts if one not in living]:
-            # Ray has given the host up. This library has seen the death of its node, or will see
-            # it; nothing of it is told twice.
+            # Ray has given the host up. This library notices the death of its node by itself, so
+            # nothing is reported to it.
             ray.kill(self._on_hosts.pop(one))
         for one in living:
             if one != self._own and one not in self._on_hosts:
                 self._on_hosts[one] = _begin_on(one, self._place)
         waited_for = {one for one, _ in self._asked.values()}
         for one, actor in self._on_hosts.items():
-            if one not in waited_for:  # those that stand, too: a node may be lost later
+            if one not in waited_for:  # also if the node has joined, because it may be lost later
                 self._asked[actor.number.remote()] = one, actor
         standing = self._standing & living.keys()
         done: list[Any] = []
@@ -208,7 +210,7 @@ class Leader:
 
 
 def _begin_on(node_id: str, place: beside.Place) -> Any:
-    """The actor beside that node of Ray."""
+    """Starts the actor beside that node of Ray, or finds it."""
     made = ray.remote(OnHost).options(
         name=f"{place.name} {node_id}",
         namespace=NAMESPACE,
@@ -223,7 +225,7 @@ def _begin_on(node_id: str, place: beside.Place) -> Any:
 
 
 def _kill_earlier(name: str) -> None:
-    """A cluster begins: the one before it has ended, and what stood in it on other hosts goes."""
+    """Kills the actors that earlier clusters have left on hosts, because a new cluster begins."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
             continue

@@ -1,4 +1,4 @@
-"""ray.util.collective's calls, over Group: an import line is the change.
+"""The calls of ray.util.collective, over Group: a program changes only the import line.
 
     from hoplite_mp.integrations.ray import collective as col     # was: from ray.util import ...
 
@@ -13,9 +13,9 @@ Importing this module also registers the backend "HOPLITE" with Ray, for program
 `ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it has to be imported in the
 driver and in the actors.
 
-Why it exists: Ray's groups are Gloo's or NCCL's, which end with their first rank. In these the
-survivors go on: a call completes among them, and an actor that Ray has started again takes part
-anew with `init_collective_group` of the same name and rank.
+Why it exists: Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the
+survivors go on: a call completes among them, and an actor that Ray has restarted takes part again
+by `init_collective_group` with the same name and rank.
 It must never know: how a Group works.
 """
 
@@ -87,12 +87,12 @@ def init_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30_000,
 ) -> None:
-    """This actor, or task, takes part in that group as that rank.
+    """Makes this actor, or task, a member of the group with that rank.
 
-    Returns at once; the first call waits until all `world_size` ranks are there, and raises after
-    Config.group_wait_s, saying how many came. backend and gloo_timeout are taken, so that programs
-    need not change, and not looked at. The driver must have called
-    `hoplite_mp.integrations.ray.init()`, else ClosedError.
+    Returns at once. The first call waits until all `world_size` ranks are there; after
+    Config.group_wait_s it raises an error that says how many came. backend and gloo_timeout are
+    accepted, so that programs need not change, but have no effect. ClosedError: the driver has not
+    called `hoplite_mp.integrations.ray.init()`.
     """
     rays.init_collective_group(world_size, rank, BACKEND, group_name)
 
@@ -105,13 +105,13 @@ def create_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30_000,
 ) -> None:
-    """In a driver: these actors are that group, each as its rank; each takes part when it makes its
-    first call. backend and gloo_timeout: as of `init_collective_group`."""
+    """For a driver: declares which actors are the group, and their ranks. Each actor becomes a
+    member at its first call. backend and gloo_timeout: as for `init_collective_group`."""
     rays.create_collective_group(list(actors), world_size, list(ranks), BACKEND, group_name)
 
 
 class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
-    """One rank of a group, as Ray's functions call it."""
+    """One rank of a group; Ray's functions call its methods."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -134,13 +134,13 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
 
     @property
     def group(self) -> Group:
-        """What is under it: `alive`, `contributors` and `calls` tell of deaths."""
+        """The Group behind it; its `alive`, `contributors` and `calls` show deaths."""
         return self._group
 
     def destroy_group(self) -> None:
         self._group.close()
 
-    # -- calls: values come in lists of one, because Ray thinks of several GPUs --------------------
+    # -- calls: values come in lists of one, because Ray allows for several GPUs -------------------
 
     def allreduce(self, tensors: list[Any], allreduce_options: Any = None) -> None:
         x = _array_of(tensors[0])
@@ -167,7 +167,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
     def allgather(
         self, tensor_lists: list[list[Any]], tensors: list[Any], allgather_options: Any = None
     ) -> None:
-        """What a dead rank would have given stays as it is."""
+        """The tensors for the parts of dead ranks stay as they are."""
         parts = self._group.allgather(_array_of(tensors[0]))
         for tensor, part in zip(tensor_lists[0], parts, strict=True):
             if part is not None:
@@ -201,7 +201,7 @@ def _of(options: Any, name: str) -> int:
 
 
 def _array_of(tensor: Any) -> Array:
-    """The same memory as an array."""
+    """The memory of the tensor as an array."""
     if isinstance(tensor, np.ndarray):
         return tensor
     device = getattr(tensor, "device", None)
@@ -215,8 +215,9 @@ def _array_of(tensor: Any) -> Array:
 
 
 def _fill(x: Array, result: Any) -> None:
-    """In place. ValueError: it does not fit, or x cannot be written to. That is said after the
-    call, in which this rank's part has counted, so that the others do not wait for it."""
+    """Writes the result into x. ValueError: it has another shape, or x is read-only; TypeError: it
+    has another dtype. This is checked only after the call, so that this rank's part has counted,
+    and the other ranks do not wait for it."""
     if not x.flags.writeable:
         raise ValueError(
             "the result is to stand in an array that is read-only, as those are that Ray passes to "

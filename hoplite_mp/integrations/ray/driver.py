@@ -1,7 +1,7 @@
 """init and shutdown: a driver of Ray begins the cluster beside Ray's, or takes part in it.
 
-Why it exists: the cluster is to be one for all drivers of a Ray cluster, and to live as long as
-that does. So a detached actor of Ray's, found by its name, has it (`actors.Leader`).
+Why it exists: all drivers of a Ray cluster share one cluster of this library, which lives as long
+as Ray's. So a detached Ray actor with a fixed name keeps it (`actors.Leader`).
 It must never know: how a node is started, what tasks do with refs.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["init", "shutdown"]
 
-# How many calls of the leading actor run at a time: drivers that wait for hosts, and processes that
-# ask where the cluster is, must not wait for one another. Each costs a thread there.
+# How many calls of the leader run at a time, because drivers that wait for hosts, and processes
+# that ask where the cluster is, must not wait for one another. Each costs a thread there.
 LEADER_CALLS_MAX = 64
 _log = logging.getLogger("hoplite_mp")
 
@@ -40,25 +40,25 @@ def init(
     """Starts a node of this library beside each node of the Ray cluster, or finds those that
     another driver has started; returns the Cluster, in which this process takes part.
 
-    The nodes have no workers: tasks are Ray's. In tasks and actors of Ray
+    The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
     `hoplite_mp.current()` is the same cluster, through the node of their host, so arrays are read
-    there without a copy. Refs may be arguments and results of Ray's, in any nesting: a node holds
-    what a ref names for Config.foreign_hold_s after Ray was given it.
+    there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when a
+    ref is given to Ray, the node holds its object for Config.foreign_hold_s.
 
-    Nodes of Ray that come later get theirs within seconds, and those that go take theirs along. The
-    cluster lives until `shutdown()`, or until Ray's ends.
+    When a node of Ray is added, it gets one of this library within seconds; when it ends, that one
+    ends, too. The cluster lives until `shutdown()`, or until Ray's ends.
 
     Parameters
     ----------
     memory : int or str, optional
-        Limit of each host's store, in bytes or as "2GiB". Default: a third of the host's memory,
-        beside what Ray takes for its own store (`object_store_memory`).
+        Limit of each host's store, in bytes or as "2GiB". Default: a third of the host's memory, in
+        addition to Ray's own store (`object_store_memory`).
     ports : str, optional
-        "A-B": where nodes listen for one another.
+        "A-B": the ports on which nodes listen for one another.
     tls : bool, optional
-        False sends everything in the clear, as Ray does unless told otherwise.
+        False: everything is sent unencrypted, as Ray does by default.
     config : Config, optional
-        Every other limit, for all hosts. Only the first driver's arguments count.
+        All other limits, for all hosts. Only the first driver's arguments count.
     timeout : float, optional
         Seconds to wait until the nodes beside all living nodes of Ray have joined; None: for ever.
 
@@ -68,7 +68,8 @@ def init(
         Ray is not initialized here, or this is a Ray Client (`ray://`), whose process is not on a
         host of the cluster.
     HopliteTimeoutError
-        Not all nodes have joined in time. Those that have are there: `init()` may be called again.
+        Not all nodes have joined in time. Those that have joined stay, and `init()` may be called
+        again.
     """
     if not ray.is_initialized():
         raise RuntimeError("Ray is not initialized in this process: call ray.init() before init()")
@@ -82,7 +83,7 @@ def init(
     try:
         return beside.take_part(place).cluster
     except errors.ManagerLostError:
-        # The manager had died, and the leader had not yet seen it; meanwhile it may have begun
+        # The manager had died, which the leader had not noticed yet; meanwhile it may have begun
         # another cluster.
         other = _place(settings, timeout)
         if other.name == place.name:
@@ -91,7 +92,7 @@ def init(
 
 
 def _place(settings: Settings, timeout: float | None) -> beside.Place:
-    """Where the cluster is, when all nodes have joined. Raises as `init`."""
+    """The Place of the cluster, when all nodes have joined. Raises the same errors as `init`."""
     leader = _leader(settings)
     try:
         place: beside.Place = ray.get(leader.place.remote(), timeout=timeout)
@@ -111,7 +112,7 @@ def _place(settings: Settings, timeout: float | None) -> beside.Place:
 
 
 def _leader(settings: Settings) -> Any:
-    """The actor; made by the first driver that asks."""
+    """The handle of the leader, which the first driver makes."""
     made = ray.remote(Leader).options(
         name=LEADER,
         namespace=NAMESPACE,
@@ -127,7 +128,7 @@ def _leader(settings: Settings) -> Any:
 
 
 def _longer(timeout: float | None) -> float | None:
-    """For an answer that comes at the end of that time."""
+    """A timeout for a reply that is sent when `timeout` has passed."""
     return None if timeout is None else timeout + ANSWER_S
 
 
@@ -135,9 +136,9 @@ ANSWER_S = 10.0
 
 
 def shutdown(timeout: float | None = 60.0) -> None:
-    """Ends the cluster beside Ray's, for all drivers; objects in it are gone. Ray's stays.
+    """Ends the cluster beside Ray's, for all drivers, with its objects. Ray's own cluster goes on.
 
-    timeout: seconds to wait for the actors' end. No effect if there is none.
+    timeout: seconds to wait for its end. No effect if there is no such cluster.
     """
     try:
         leader = ray.get_actor(LEADER, namespace=NAMESPACE)

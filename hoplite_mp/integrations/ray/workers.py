@@ -1,8 +1,8 @@
-"""A process of Ray's, when it first needs the cluster: it takes part in it.
+"""Lets a process of Ray's take part in the cluster when it first needs it.
 
-Why it exists: `current()`, and refs among the arguments of a task, are to work in processes that
-Ray makes and that nobody has prepared.
-It must never know: who began the cluster.
+Why it exists: `current()`, and refs among the arguments of a task, must work in processes that Ray
+starts, without any preparation there.
+It must never know: which driver began the cluster.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["enter"]
 
 
 def enter() -> bool:
-    """Takes part in the cluster beside Ray's. False: this process is no worker of Ray's, or no
-    driver has called `init()`. Raises why it could not."""
-    # Which kind of process this is, Ray says nowhere else; its own collectives look here, too.
+    """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray's, or no
+    driver has called `init()`. Raises the reason if it cannot take part."""
+    # Ray has no public function for the kind of a process; its own collectives look here, too.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False
     try:

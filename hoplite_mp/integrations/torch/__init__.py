@@ -1,7 +1,7 @@
 """torch on a cluster of this library: a process group, and training that survives deaths.
 
-Importing it registers the backend: `dist.init_process_group("hoplite", ...)` works in every process
-that has a cluster, as a member of `Cluster.spmd` or by `Cluster(address=...)`.
+Importing it registers the backend: then `dist.init_process_group("hoplite", ...)` works in every
+process that has a cluster, as a member of `Cluster.spmd` or by `Cluster(address=...)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if "hoplite" not in dist.Backend.backend_list:
 
 
 def __getattr__(name: str) -> Any:
-    """DistributedDataParallel at its first use, because it takes 1.5 s to import."""
+    """Imports DistributedDataParallel at its first use, because that takes 1.5 s."""
     if name != "DistributedDataParallel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel

@@ -1,9 +1,9 @@
-"""The process group of size one that torch's DistributedDataParallel is given here.
+"""The process group of size one that torch's DistributedDataParallel gets here.
 
-Why it exists: torch's world has a fixed size and its DDP makes calls of its own (at its start, for
-buffers), which ranks that join later would miss. With nobody else in its process group it makes
-none that matter; what the ranks tell each other goes another way. One of its calls does matter:
-the sum of which parameters were used, without which ranks would disagree on who has a gradient.
+Why it exists: torch's world has a fixed size, and its DDP makes calls of its own (at its start, for
+buffers), which ranks that join later would miss. In a process group of one rank these calls have no
+effect; the ranks communicate in another way. Only one of the calls is passed on: the sum over ranks
+of the parameters that were used, because all must agree which parameters have a gradient.
 It must never know: Groups, gradients.
 """
 
@@ -25,7 +25,7 @@ Tensors = list[torch.Tensor]
 
 
 class Alone(dist.ProcessGroup):
-    """Rank 0 of 1. `used` makes the sum of a tensor over all ranks, in place."""
+    """Rank 0 of 1. `used` sums a tensor over all ranks, in place."""
 
     def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
         super().__init__(0, 1)

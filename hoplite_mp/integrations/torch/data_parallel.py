@@ -1,8 +1,8 @@
 """torch's DistributedDataParallel for ranks that may die, and come back.
 
-Why it exists: torch's world has a fixed size, and a rank that dies ends all. Here torch's class
-gathers gradients in buckets while the backward pass runs, as always, but sees a process group of
-one; the buckets are averaged over the living ranks by the calls of a Group.
+Why it exists: torch's world has a fixed size, and the death of one rank ends the training. Here
+torch's class gathers gradients in buckets during the backward pass, as always, but its process
+group has only one rank; calls of a Group average the buckets over the living ranks.
 It must never know: how members of a Group are found, how a call survives a death.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# torch's own class does this in its constructor, where it takes 1.5 s in a new process: while a
-# rank that has come back to a Group imports it there, the others wait for that rank's first call.
+# torch's own class imports this in its constructor, which takes 1.5 s in a new process. By then a
+# rank that has come back has entered its Group, and the others would wait for its first call.
 import torch._dynamo
 from torch.futures import Future
 from torch.nn import parallel
@@ -46,19 +46,19 @@ NOT_HERE = (
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """A module whose gradients are averaged over the living ranks of a Group.
 
-    `group`: a Group of all ranks, made for this alone; only this object makes calls of it.
-    `state`: what else a rank that comes back has to take over from the others, by name: objects
-    with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
-    `forward_sync_buffers`: before each step all take the buffers of the lowest living rank.
-    Further arguments as of torch's class, where they make sense; buckets keep their first order.
+    `group`: a Group of all ranks, made for this object alone; no other code makes calls of it.
+    `state`: further objects, by name, whose state a rank that comes back takes over from the
+    others: with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
+    `forward_sync_buffers`: before each step all ranks take the buffers of the lowest living rank.
+    Further arguments as for torch's class, where they make sense; buckets keep their first order.
 
     When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
-    the others: at the beginning those of rank 0, later those of the survivors, from whom it takes
-    them between two steps. Each rank then does the same: one forward pass in training mode and one
-    backward pass for a step (with `no_sync()` before, several). A rank that dies is left out of the
-    averages from then on, so `step_number` and the gradients are the same on all survivors.
+    the others: at the beginning those of rank 0; later it gets them from a survivor between two
+    steps. Each rank then does the same: one forward pass in training mode and one backward pass for
+    a step (several with `no_sync()` before them). A rank that dies is left out of the averages from
+    then on, so `step_number` and the gradients are the same on all survivors.
     PeerLostError: this rank has come back, but the others have finished.
-    TypeError: a parameter is not on the CPU; an object of `state` has not these methods.
+    TypeError: a parameter is not on the CPU; an object of `state` does not have these methods.
     """
 
     def __init__(
@@ -77,22 +77,23 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             process_group=Alone(traffic.used),
             init_sync=False,
             forward_sync_buffers=False,
-            # Else torch sorts the buckets anew after the first step of each rank, and one that has
-            # come back would have others than the survivors.
+            # Otherwise torch rebuilds the buckets after the first step of each rank, and a rank
+            # that has come back would have different ones than the survivors.
             find_unused_parameters=True,
             **kwargs,
         )
-        # Only now, because from here on all wait for each other.
+        # Only now, because from here on the ranks wait for each other.
         traffic.begin_with_the_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
-        # torch reads the annotations of a hook, and knows them as objects only; a lambda has none.
+        # torch checks the annotations of a hook, and does not understand them as strings; a lambda
+        # has none.
         self.register_comm_hook(traffic, lambda to, bucket: to.average(bucket))
         weakref.finalize(self, traffic.caller.end, 0)
 
     @property
     def step_number(self) -> int:
-        """How many steps all have made, which are backward passes with averaged gradients."""
+        """How many steps the ranks have made: backward passes with averaged gradients."""
         return self._traffic.state.step
 
     @property
@@ -102,9 +103,9 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @property
     def peers(self) -> Group:
-        """The Group of those who make the present step, for calls of one's own that all of them
-        make between a forward pass and the backward pass, or after it. It may be another one
-        after the next forward pass."""
+        """The Group of the ranks that make the present step, for the program's own calls, which all
+        of them must make between a forward pass and the backward pass, or after that. The next
+        forward pass may replace the Group."""
         return self._traffic.meeting.peers
 
     @property
@@ -118,7 +119,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
 
 class _State:
-    """What a newcomer takes over."""
+    """The state that a newcomer takes over."""
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any]) -> None:
         self.module = module
@@ -150,33 +151,34 @@ class _State:
 
 
 class _Traffic:
-    """What goes from rank to rank. The backward pass hands buckets over to the thread of `caller`,
-    which makes the calls in their order while the pass goes on."""
+    """The calls between ranks. The backward pass gives buckets to the thread of `caller`, which
+    makes the calls in the given order while the pass goes on."""
 
     def __init__(self, group: Group, state: _State) -> None:
         self.state = state
         self.meeting = Meeting(group, state.give, state.take)
         self._has_met = False
+        self._failed = False  # a bucket of the present backward pass
         self.caller: Caller
 
     def begin_with_the_others(self) -> None:
-        """What comes before the first step: this rank has their state then, and makes calls."""
+        """Before the first step: takes over the state of the other ranks, and starts `caller`."""
         self.meeting.meet()
         self._has_met = True
         self.caller = Caller(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
 
     def begin(self, buffers: list[torch.Tensor]) -> None:
-        """What comes before a step."""
+        """Before a step: meets the other ranks, and takes over the buffers of one of them."""
         if not self._has_met:
             self.meeting.meet()
-        self._has_met = False
+        self._has_met = self._failed = False
         if buffers:
             given = self.meeting.from_one([buffer.detach() for buffer in buffers])
             for buffer, one in zip(buffers, given, strict=True):
                 buffer.detach().copy_(one)
 
     def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """torch's communication hook: begins the average of a bucket in place."""
+        """torch's communication hook: begins to average a bucket in place."""
         tensor, last = bucket.buffer(), bucket.is_last()
         array, peers = flat(tensor, reduced=True), self.meeting.peers
         future: Future[torch.Tensor] = Future()
@@ -185,17 +187,18 @@ class _Traffic:
             try:
                 peers.allreduce(array, "mean", out=array)
             except BaseException as error:
+                self._failed = True
                 future.set_exception(error)
                 raise
-            self.state.step += last
+            self.state.step += last and not self._failed
             future.set_result(tensor)
 
         self.caller.make([tensor], call)
         return future
 
     def used(self, tensor: torch.Tensor) -> Work:
-        """How many ranks have used each parameter: of those that none has used no gradient is
-        made."""
+        """Sums up how many ranks have used each parameter. torch makes no gradient for a parameter
+        that no rank has used."""
         array, peers = flat(tensor, reduced=True), self.meeting.peers
         return self.caller.make([tensor], lambda: _none(peers.allreduce(array, out=array)))
 

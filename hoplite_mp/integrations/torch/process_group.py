@@ -2,7 +2,7 @@
 
 Why it exists: programs written for torch.distributed run on a cluster of this library. Elements
 travel as arrays of one dimension, straight from a tensor's memory and into a tensor's memory.
-It must never know: how torch chooses a backend, models, who starts ranks.
+It must never know: how torch chooses a backend, models, what starts ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroup", "create"]
 
-NAME_KEY = "hoplite_mp"  # in the store that torch gives: under it rank 0 writes the Group's name
+NAME_KEY = "hoplite_mp"  # under this key in torch's store rank 0 writes the Group's name
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.PRODUCT: "prod",
@@ -45,7 +45,7 @@ Tensors = list[torch.Tensor]
 
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """What `dist.init_process_group` and `dist.new_group` call on each rank. ClosedError: no
+    """`dist.init_process_group` and `dist.new_group` call this on each rank. ClosedError: no
     cluster is open in this process."""
     try:
         cluster = hoplite_mp.cluster.current()
@@ -71,10 +71,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout_s = None if timeout is None else timeout.total_seconds()
         self._name = ""
         self._caller = Caller(f"hoplite_mp {group.name}", group.close)
-        # Without shutdown(): the thread must not keep what nobody uses any more.
+        # Ends the thread of a process group that is dropped without shutdown().
         self._end = weakref.finalize(self, self._caller.end, 0)
 
-    # -- what torch asks about it ----------------------------------------------------------------
+    # -- what torch asks of any process group ----------------------------------------------------
 
     def getBackendName(self) -> str:
         return "hoplite"
@@ -107,7 +107,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._caller.make(tensors, call)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """All of them as one call."""
+        """Reduces all tensors in one call."""
         op = self._op(opts, tensors)
         ones = [plain(tensor) for tensor in tensors]
         if len({one.dtype for one in ones}) != 1:
@@ -145,6 +145,7 @@ class ProcessGroup(dist.ProcessGroup):
         output, parts = _single(outputs), [plain(part).view(-1) for part in _single(inputs)]
         sizes = [part.numel() for part in parts]
         self._check_number("reduce_scatter", "inputs", parts)
+        _check_dtypes("reduce_scatter", output, parts)
         if output.numel() != sizes[self.rank()]:
             raise ValueError(
                 f"reduce_scatter: input {self.rank()} has {sizes[self.rank()]} elements, the "
@@ -160,6 +161,7 @@ class ProcessGroup(dist.ProcessGroup):
                 f"reduce_scatter_single: an input of {given.numel()} elements is not "
                 f"{self.size()} times an output of {output.numel()}"
             )
+        _check_dtypes("reduce_scatter_single", output, [given])
         sizes = [output.numel()] * self.size()
         return self._reduce_scattered(output, plain(given).view(-1), sizes, opts)
 
@@ -176,7 +178,7 @@ class ProcessGroup(dist.ProcessGroup):
             if len(set(sizes)) == 1:
                 rows = array.reshape(len(sizes), -1)
                 self.group.reduce_scatter(rows, op.name, out=out.reshape(1, -1))
-            else:  # a Group cuts evenly
+            else:  # reduce_scatter of a Group needs equal parts
                 total = self.group.allreduce(array, op.name)
                 out[...] = total[begin : begin + sizes[rank]]
             op.after(one)
@@ -300,7 +302,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
-        """outputs[rank][i] takes inputs[i] of that rank."""
+        """outputs[rank][i] receives inputs[i] of that rank."""
         works = [
             self._gathered([of_rank[i] for of_rank in outputs], one, None)
             for i, one in enumerate(inputs)
@@ -322,7 +324,7 @@ class ProcessGroup(dist.ProcessGroup):
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
-        """Done when the tensor may be changed again; the message is kept until it is received."""
+        """Done when the tensor may be changed again. The message is kept until it is received."""
         work = Work(tensors)
         work.finish(functools.partial(self.group.send, flat(plain(_single(tensors))), to, tag))
         return work
@@ -360,7 +362,8 @@ class ProcessGroup(dist.ProcessGroup):
     # -- details -----------------------------------------------------------------------------------
 
     def _all(self, outputs: Tensors, works: list[Work]) -> Work:
-        """Done when all of them are; they are made before it, so it waits for nothing."""
+        """A Work that is done when all of `works` are. The thread makes their calls before this
+        one, so it need not wait for them."""
 
         def call() -> None:
             for work in works:
@@ -391,7 +394,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _cut(
         self, array: Array, tensor: torch.Tensor, splits: Sequence[int], what: str
     ) -> list[Array]:
-        """An array in pieces, one for each rank: of so many rows, or of as many each."""
+        """Cuts an array into one piece for each rank, with the numbers of rows in `splits`, or with
+        equal numbers if that is empty."""
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % self.size():
@@ -411,7 +415,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 class _Op:
-    """A reduction by its name in a Group, and what is left to be done with the result."""
+    """A reduction's name in a Group, and what remains to be done with its result."""
 
     def __init__(self, name: str, size: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -429,7 +433,18 @@ def _none(_: Any) -> None:
 
 
 def _single(tensors: Sequence[Any]) -> Any:
-    """torch hands lists over for calls with several devices in a process, which are no more."""
+    """The only tensor of a list. torch passes lists because calls could once have several devices
+    in a process."""
     if len(tensors) != 1:
         raise ValueError(f"backend 'hoplite' takes one tensor for each rank, not {len(tensors)}")
     return tensors[0]
+
+
+def _check_dtypes(kind: str, output: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    """The inputs are reduced in their own dtype, and a cast of the result could change values."""
+    others = {str(one.dtype) for one in inputs if one.dtype != output.dtype}
+    if others:
+        raise ValueError(
+            f"{kind}: the output has the dtype {output.dtype}, but inputs have "
+            f"{', '.join(sorted(others))}; they must be the same"
+        )

@@ -1,10 +1,11 @@
-"""Who takes part in a step, when ranks die and come back: two Groups for one training run.
+"""Which ranks take part in a step, when ranks die and come back: two Groups for a training run.
 
 Why it exists: a newcomer may enter a Group at any call, but a step makes many calls of different
-shapes, so it would enter in the middle of one. The Group that ranks enter (the *meeting*) therefore
-makes one and the same call before each step. Whoever meets there forms a second Group, which
-nobody enters later, and which makes the calls of the steps; it goes on without those that die, and
-is replaced when somebody new was met. A newcomer is handed the state by one who has it.
+shapes, and it would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*)
+that makes only one call before each step, always the same. The ranks that meet there form a second
+Group, the peers, which makes the calls of the steps and which no rank enters later. It goes on
+without ranks that die, and is replaced when a newcomer has come to the meeting. A newcomer gets the
+state from a rank that has it.
 It must never know: torch, what the state is.
 """
 
@@ -24,7 +25,7 @@ __all__ = ["Meeting"]
 
 
 class Meeting:
-    """One rank's side. `give` returns the state, `take` puts one into place of this rank's own."""
+    """One rank's part in it. `give` returns the state; `take` replaces this rank's own state."""
 
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         if group.strict:
@@ -40,7 +41,7 @@ class Meeting:
 
     @property
     def peers(self) -> Group:
-        """Those who take part in the present step."""
+        """The Group of the ranks that take part in the present step."""
         if self._peers is None:
             raise PeerLostError(f"group {self.group.name!r}: no peers have met yet")
         return self._peers
@@ -51,10 +52,10 @@ class Meeting:
         return tuple(self._ranks[place] for place in self.peers.contributors)
 
     def meet(self) -> None:
-        """What every rank calls before each step, and a newcomer at first.
+        """Every rank calls this before each step, and a newcomer calls it first of all.
 
-        Afterwards all `peers` have the same state. PeerLostError: those that had a state have left
-        or died, and this rank has none.
+        Afterwards all `peers` have the same state. PeerLostError: the ranks that had a state have
+        left or died, and this rank has none.
         """
         while not self._met():
             pass
@@ -73,20 +74,22 @@ class Meeting:
                 raise PeerLostError(
                     f"group {group.name!r}: the ranks that had a state have left or died"
                 )
-            givers = list(here)  # the beginning of all
+            givers = list(here)  # the training begins
         self._form(call, {rank: identity for rank, (_, identity) in here.items()})
         return self._hand_over(call, givers)
 
     def _form(self, call: int, members: dict[int, Any]) -> None:
         old, self._peers = self._peers, None
-        name = split_name(self.group.name, self.group._generation, call, 0)
-        self._peers = self.group._of_peers(name, list(members.items()))
+        peers = list(members.items())
+        name = split_name(self.group.name, self.group._generation, call, 0, peers)
+        self._peers = self.group._of_peers(name, peers)
         self._ranks = tuple(members)
         if old is not None:
             old.close()
 
     def _hand_over(self, call: int, givers: list[int]) -> bool:
-        """Whether one of the givers lived long enough: all see the same."""
+        """Broadcasts the state of the first giver that lives. Returns whether there was one, which
+        is the same on all ranks."""
         peers = self.peers
         for giver in givers:
             gives = giver == self.group.rank
@@ -103,7 +106,7 @@ class Meeting:
         return False
 
     def from_one(self, value: Any) -> Any:
-        """The value of the lowest living one of the peers, on all of them."""
+        """Returns the value of the lowest living peer, on all peers."""
         peers = self.peers
         for root in range(peers.size):
             try:
@@ -113,6 +116,6 @@ class Meeting:
         raise PeerLostError(f"group {self.group.name!r}: nobody is left")
 
     def close(self) -> None:
-        """This rank leaves the peers; `group` is its maker's."""
+        """Leaves the peers. `group` stays open, because its maker closes it."""
         if self._peers is not None:
             self._peers.close()

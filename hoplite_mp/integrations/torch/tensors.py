@@ -1,7 +1,7 @@
 """The memory of a CPU tensor as a numpy array, without a copy where that is possible.
 
-Why it exists: a Group knows numpy arrays; torch has dtypes and devices that numpy does not have.
-It must never know: Groups, what an array is wanted for.
+Why it exists: a Group takes numpy arrays; torch has dtypes and devices that numpy does not have.
+It must never know: Groups, for what an array is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Array", "filled", "flat", "plain"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Dtypes that numpy lacks and ml_dtypes has: the same bits under another name.
+# For dtypes that ml_dtypes adds to numpy: a torch dtype of the same size that numpy has.
 _SAME_BITS = {torch.bfloat16: torch.int16}
 _NUMPY_HAS = frozenset(
     {
@@ -30,8 +30,8 @@ _NUMPY_HAS = frozenset(
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor with these elements and without a graph: the same memory if it is
-    contiguous already. TypeError: it is not dense, or not a CPU's."""
+    """A contiguous tensor with the same elements, without a graph; it shares the memory if that is
+    contiguous already. TypeError: it is not dense, or not on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
             f"backend 'hoplite' takes dense tensors of the CPU, not one of {tensor.dtype} on "
@@ -41,8 +41,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
-    """The elements of a `plain` tensor as an array of one dimension, the same memory. `reduced`:
-    they are to be added up, so their dtype counts (else any dtype that numpy lacks is bytes)."""
+    """The elements of a `plain` tensor as an array of one dimension, in the same memory. `reduced`:
+    they will be reduced, so the dtype counts; otherwise a dtype that numpy lacks becomes bytes."""
     elements = tensor.view(-1)
     if tensor.dtype in _NUMPY_HAS:
         found: Array = elements.numpy()
@@ -57,7 +57,8 @@ def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
 
 
 def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-    """A `plain` tensor whose memory takes a result, and what then brings it into `tensor`."""
+    """Returns a `plain` tensor to write a result into, and a function that then copies it into
+    `tensor`, if they do not share memory."""
     one = plain(tensor)
     if one.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():
         return one, lambda: None

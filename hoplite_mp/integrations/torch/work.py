@@ -1,7 +1,8 @@
-"""One call that torch has begun and may wait for, and the thread that makes them in order.
+"""A call that torch has begun and may wait for, and the thread that makes such calls in order.
 
-Why it exists: `async_op=True`, and DistributedDataParallel, go on while a call is under way; calls
-are matched by their order, so one thread makes all of a process group.
+Why it exists: with `async_op=True`, and in DistributedDataParallel, the program goes on while a
+call is under way. Ranks match calls by their order, so one thread makes all calls of a process
+group.
 It must never know: what the calls do.
 """
 
@@ -27,7 +28,7 @@ __all__ = ["Caller", "Work"]
 
 
 class Work(dist.Work):
-    """What a call of a process group returns."""
+    """The handle that a call of a process group returns."""
 
     def __init__(self, outputs: list[torch.Tensor]) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Work(dist.Work):
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns when the outputs are filled; raises what the call raised."""
+        """Returns when the outputs are filled; raises the call's exception if it failed."""
         seconds = timeout.total_seconds() if timeout else None  # torch's "no timeout" is zero
         try:
             self._done.result(seconds)
@@ -64,7 +65,7 @@ class Work(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """Of a receive: the rank that has sent it."""
+        """For a receive: the rank that has sent the message."""
         return self._done.result()
 
     _source_rank = source_rank
@@ -78,10 +79,10 @@ class Work(dist.Work):
             return self._future
 
     def finish(self, call: Callable[[], int | None]) -> None:
-        """Makes the call here and now."""
+        """Makes the call in this thread, and completes this Work with its outcome."""
         try:
             source = call()
-        except HopliteTimeoutError as error:  # torch's programs look for its words
+        except HopliteTimeoutError as error:  # programs for torch look for torch's text
             made = HopliteTimeoutError(f"torch.distributed: Timed out waiting: {error}")
             made.__cause__ = error
             self._done.set_exception(made)
@@ -97,12 +98,12 @@ class Work(dist.Work):
         if error is None:
             self._future.set_result(self._outputs)
         else:
-            # torch calls callbacks of a failed Future, too, and prints what they raise.
+            # torch also calls the callbacks of a failed Future, and prints what they raise.
             self._future.set_exception(error)
 
 
 class Caller:
-    """A thread that makes calls in the order in which they were given."""
+    """A thread that makes calls in the order in which it was given them."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -112,8 +113,9 @@ class Caller:
         self._thread.start()
 
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any]) -> Work:
-        """Makes it later; at once, if a callback of an earlier call asks for it: that one is over,
-        and nobody else could make this one before the callback ends."""
+        """Has the thread make the call. A call that comes from a callback of an earlier one, which
+        runs in that thread, is made at once, because a callback that waits for it would block the
+        thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call)
@@ -122,7 +124,7 @@ class Caller:
         return work
 
     def end(self, timeout_s: float | None = None) -> None:
-        """No more calls; waits for those that were made."""
+        """Ends the thread after the calls that it was given, and waits for that."""
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

@@ -1,9 +1,9 @@
-"""Actors in a run: one keeps a ledger, programs on several hosts add entries, all is compared.
+"""Actors in a run: each keeps a ledger, to which programs on several hosts add entries.
 
-Why it exists: an actor promises order and at-most-once execution. A ledger has each entry at most
-once, those of one caller in order, and each confirmed entry in the confirmed place. With
-checkpoints this survives deaths of the actor's process and host; with restarts alone the ledger
-begins again empty; without either all calls fail after a death.
+Why it exists: an actor promises order and at-most-once execution. So at the end a ledger has each
+entry at most once, those of one caller in order, and each confirmed entry in the confirmed place.
+With checkpoints this survives deaths of the actor's process and host; with restarts alone the
+ledger begins again empty; without either all calls fail after a death.
 It must never know: which faults come.
 """
 
@@ -32,7 +32,7 @@ WINDOW = 3  # calls of one caller in progress at a time
 
 Entry = tuple[int, int]  # (caller, number)
 
-# Ledger -> pid of the process that has it, as of the last call.
+# Salt of a ledger -> pid of the process that had the ledger at its last call.
 at_work: dict[int, int] = {}
 
 
@@ -94,7 +94,7 @@ def begin_actor(work: Programs) -> None:
 
 
 def _survives(work: Programs, story: Story) -> bool:
-    """Given all that has happened so far, must all of its calls succeed?"""
+    """Given all that has happened so far, must all calls of that actor succeed?"""
     world = work.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
     if disturbed or world.left:  # an actor on a node that leaves takes no more calls
@@ -140,7 +140,7 @@ def _write(work: Programs, story: Story, caller: int, seconds: list[float], c: C
         try:
             ledger = c.get_actor(story.name)
         except LookupError:
-            return  # it has ended with its maker
+            return  # the actor has ended with the program that made it
         calls: list[Any] = []
         for number, each in enumerate(seconds):
             calls.append(ledger.add((caller, number), each))

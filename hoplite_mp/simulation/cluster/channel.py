@@ -1,7 +1,7 @@
 """A simulated process's line to the node of its host.
 
-Why it exists: client code sends requests to its node over a `Channel` (client/channel.py); this
-one's packets are carried by the timeline. Each message is encoded and decoded, as by a socket.
+Why it exists: client code sends requests to its node over a `Channel` (client/channel.py). Here the
+timeline carries the packets. Each message is encoded and decoded, as if it went through a socket.
 It must never know: what is asked.
 """
 
@@ -36,7 +36,7 @@ class Node(Protocol):
 
 
 class _There:
-    """Stands in for `Watched`: nobody closes a simulated process's descriptors."""
+    """Stands in for `Watched`, because no code closes the descriptor of a simulated line."""
 
     def there(self) -> bool:
         return True

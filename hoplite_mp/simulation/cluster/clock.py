@@ -1,4 +1,4 @@
-"""Virtual time for all code in this process that reads a clock, and pids for its processes.
+"""Virtual time for all code of a run that reads a clock, and pids for simulated processes.
 
 Why it exists: client code computes deadlines with `time`, and the compiled modules with the
 system's monotonic clock. During a run all of them get the timeline's time, and `time.sleep` makes
@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client import runtime as client
+from hoplite_mp.node.objects import store
+from hoplite_mp.node.tasks import sweeper
 from hoplite_mp.simulation.cluster.loop import EPOCH_S
+from hoplite_mp.store import limits
 from hoplite_mp.worker import actor, checkpoints
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from hoplite_mp.simulation.cluster.processes import Processes
 
 __all__ = ["virtual_time"]
+
+# What each host reads as its total and its free memory, because a run must not depend on those of
+# this machine.
+TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
+ASK_FOR_MEMORY: tuple[Any, ...] = (store, sweeper)  # errors say how much is in use
 
 
 class Stacks:
@@ -60,6 +68,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     timeline = processes.timeline
     real = time.monotonic, time.monotonic_ns, time.sleep
     real_getpid = os.getpid
+    available, total = limits.available_bytes, limits.total_bytes
 
     def sleep(seconds: float | SupportsIndex) -> None:
         if processes.running is None or not processes.is_ours():
@@ -87,6 +96,9 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     client._stack = Stacks(processes)  # type: ignore[assignment]
     time.monotonic, time.monotonic_ns, time.sleep = monotonic, monotonic_ns, sleep
     os.getpid = getpid
+    for module in ASK_FOR_MEMORY:
+        module.available_bytes = lambda: AVAILABLE_BYTES
+        module.total_bytes = lambda: TOTAL_BYTES
     timeline.passed = passed
     passed()
     try:
@@ -95,6 +107,8 @@ def virtual_time(processes: Processes) -> Iterator[None]:
         processes.finish()
         time.monotonic, time.monotonic_ns, time.sleep = real
         os.getpid = real_getpid
+        for module in ASK_FOR_MEMORY:
+            module.available_bytes, module.total_bytes = available, total
         client._stack = stack
         for process in processes.all:  # state of a process, kept by pid, ends with the process
             actor._made.pop(process.pid, None)

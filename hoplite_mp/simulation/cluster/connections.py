@@ -1,8 +1,8 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
 Why it exists: it implements the port Connections (node/ports.py). An attempt takes as long as its
-packets do; it is refused where nobody listens, and gets no answer across a cut or from a host that
-is stopped. No tokens are exchanged, because strangers are tested elsewhere.
+packets do. It is refused at an address where no process listens, and gets no answer across a cut or
+from a host that is stopped. No tokens are exchanged, because other tests cover strangers.
 It must never know: what a connection is for.
 """
 
@@ -55,8 +55,8 @@ class Switchboard:
         self.descriptors = descriptors
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.streams: dict[VirtualStream, None] = {}  # one end of each connection that was made
-        # Where a supervisor keeps the listening socket while it starts another manager: attempts
-        # wait there.
+        # Addresses at which a supervisor keeps the listening socket open while it starts another
+        # manager, so that attempts wait there.
         self.kept_open: set[tuple[str, int]] = set()
 
     def connect(self, loop: Any, host: int, to: Listener) -> tuple[VirtualStream, VirtualStream]:
@@ -66,12 +66,13 @@ class Switchboard:
         return ends
 
     def close_all(self, loop: Any) -> list[VirtualStream]:
-        """That process has ended. Returns the ends of its connections that other hosts have."""
+        """Closes the connections of a process that has ended. Returns the other ends of those to
+        other hosts, which are still to be reset."""
         found = []
         for stream in list(self.streams):
             for end in (stream, stream.peer):
                 if end.loop is loop and end.host == end.peer.host:
-                    end.close()  # what it has sent to a process of its own host has arrived
+                    end.close()  # no reset, because all it has sent within its host arrives
                     self.streams.pop(stream, None)
                 elif end.loop is loop:
                     end.is_closed = True
@@ -174,7 +175,7 @@ class VirtualCalling:
         network.timeline.after(network.delay(self._host, there), self._reach, self._attempt, there)
 
     def _host_at(self, at: tuple[str, int]) -> int:
-        """The host at that address, which answers even if nobody listens: it refuses."""
+        """The host at that address, which refuses attempts if no process listens there."""
         return int(at[0].rpartition(".")[2]) - 1
 
     def _reach(self, attempt: int, there: int) -> None:
@@ -247,7 +248,7 @@ class VirtualCalling:
 
 
 class VirtualPort:
-    """A lent port: connections go on to the node behind it."""
+    """A lent port, from which connections are forwarded to a node."""
 
     def __init__(self, board: Switchboard, at: tuple[str, int]) -> None:
         self._board = board

@@ -1,4 +1,4 @@
-"""The compiled engine of a simulated host: stepped by the timeline, its links on the network.
+"""The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
 
 Why it exists: it implements the port Engine (node/ports.py) with the engine that ships, which plans
 blocks, fills cells and folds them as in production; only its thread and its sockets are replaced.
@@ -8,7 +8,10 @@ It must never know: what bytes are about.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hoplite_mp import _engine
 
@@ -26,6 +29,21 @@ __all__ = ["VirtualEngine"]
 WINDOW_FRAMES = 2
 
 
+@dataclass(slots=True)
+class _Memory:
+    """The addresses of a cell, and for what the engine still uses them."""
+
+    begin: int
+    end: int
+    served: bool  # other hosts may read the cell
+    filled: bool = False
+    folded: bool = False  # a fold of this host reads the cell
+
+    @property
+    def is_used(self) -> bool:
+        return not self.filled or self.served or self.folded
+
+
 class VirtualLink:
     """One end of a connection between two engines."""
 
@@ -37,7 +55,9 @@ class VirtualLink:
         self.driver = driver
         self.to = stream.peer.host
         self.is_over = False
-        self._next: bytes | None = None  # waits for its turn at the network
+        self._next: bytes | None = None  # the frame that waits for its turn at the network
+        self._backlogged_since: float | None = None
+        self.backlogged_s = 0.0
         self._flying: deque[bytes] = deque()
 
     @property
@@ -55,9 +75,17 @@ class VirtualLink:
             frame = self.driver.next_frame(0.0)
         except ConnectionError:
             return
+        self.count_backlog(frame is not None)
         if frame is not None:
             self._next = b"".join(frame)
             self.engine.network.offer(self.stream.host, self)
+
+    def count_backlog(self, goes_on: bool) -> None:
+        """Adds up the time in which the engine has had a frame to send; see engine_sockets.c."""
+        now = self.engine.loop.now()
+        if self._backlogged_since is not None:
+            self.backlogged_s += now - self._backlogged_since
+        self._backlogged_since = now if goes_on else None
 
     def take(self) -> tuple[int, int] | None:
         """The network sends the frame now."""
@@ -116,7 +144,7 @@ class VirtualLink:
         self.engine.loop.run_soon(self.end)
 
     def close(self) -> None:
-        """The engine has lost the link; gives back the frame that it had passed on."""
+        """The engine has lost the link: drops all frames, and gives back the one not yet sent."""
         self.is_over = True
         if self._next is not None:
             self._next = None
@@ -153,6 +181,7 @@ class VirtualEngine:
         self._fd = descriptors.add(self)
         self._looks = False  # a look has been scheduled
         self._is_over = False
+        self._memory: dict[int, _Memory] = {}  # by cell
 
     @property
     def is_ready(self) -> bool:
@@ -170,7 +199,7 @@ class VirtualEngine:
         return self._engine.step()
 
     def look_soon(self) -> None:
-        """Schedules a look, where the engine's thread would be woken."""
+        """Schedules a look. In production the engine's thread is woken at these points."""
         if not self._looks and not self.loop.over:
             self._looks = True
             self.network.timeline.after(0.0, self._look_now)
@@ -194,7 +223,7 @@ class VirtualEngine:
             self.loop.notice(self._fd)
 
     def end(self) -> None:
-        """The process has died."""
+        """Stops the engine after the run."""
         for link in self.links.values():
             link.is_over = True
         self.links.clear()
@@ -222,7 +251,9 @@ class VirtualEngine:
         self.look_soon()
 
     def counters(self, link: int) -> tuple[int, int, int, int]:
-        return self._engine.counters(link)
+        sent, received, *_ = self._engine.counters(link)
+        at = self.links[link]
+        return sent, received, 0, int(at.backlogged_s * 1e9)
 
     def cell(
         self,
@@ -233,7 +264,19 @@ class VirtualEngine:
         filled: bool | int = False,
     ) -> int:
         self.look_soon()
-        return self._engine.cell(key, buffer, offset, nbytes, filled)
+        cell = self._engine.cell(key, buffer, offset, nbytes, filled)
+        with memoryview(buffer) as view:
+            size = (view.nbytes - offset) if nbytes is None else nbytes
+            begin = np.asarray(view).ctypes.data + offset if view.nbytes else 0
+        if size:
+            self._memory[cell] = _Memory(begin, begin + size, key is not None)
+        return cell
+
+    def check_free(self, begin: int, end: int) -> None:
+        """AssertionError if the engine still uses that memory, which is to be freed."""
+        for cell, memory in self._memory.items():
+            apart = memory.end <= begin or end <= memory.begin
+            assert apart or not memory.is_used, f"memory of cell {cell} is freed"
 
     def watermark(self, cell: int) -> int:
         return self._engine.watermark(cell)
@@ -257,9 +300,16 @@ class VirtualEngine:
         final: bool = True,
     ) -> None:
         self._engine.fold(cell, sources, op, dtype, divisor, accumulated, final)
+        for source in sources:
+            if source in self._memory:
+                self._memory[source].folded = True
         self.look_soon()
 
     def close(self, cell: int) -> None:
+        memory = self._memory.get(cell)
+        if memory is not None and self._engine.watermark(cell) == memory.end - memory.begin:
+            # What is still read from it is discarded, or does not match its checksum.
+            del self._memory[cell]
         self._engine.close(cell)
         self.look_soon()
 
@@ -269,9 +319,51 @@ class VirtualEngine:
         for event in events:
             if event[0] == _engine.LINK_LOST:
                 self.links.pop(event[1]).close()
+            elif event[0] == _engine.CLOSED:
+                self._memory.pop(event[1], None)
+            elif event[0] == _engine.FILLED and event[1] in self._memory:
+                self._memory[event[1]].filled = True
         if events:
             self.look_soon()
         return events
 
+    # -- small calls of Groups -------------------------------------------------------------------
+
+    def small_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None:
+        self._engine.small_add(generation, size, node, client, board)
+
+    def small_open(
+        self, generation: int, version: int, call: int, nodes: Sequence[int | None]
+    ) -> None:
+        self._engine.small_open(generation, version, call, nodes)
+        self.look_soon()
+
+    def small_close(self, generation: int) -> None:
+        self._engine.small_close(generation)
+        self.look_soon()
+
+    def small_yield(self, generation: int, call: int) -> None:
+        self._engine.small_yield(generation, call)
+        self.look_soon()
+
+    def small_forget(self, generation: int) -> None:
+        self._engine.small_forget(generation)
+
+    def small_frame(
+        self, generation: int, node: int, version: int, call: int, yields: bool, parts: bytes
+    ) -> None:
+        self._engine.small_frame(generation, node, version, call, yields, parts)
+        self.look_soon()
+
+    def small_bell(self, generation: int, rank: int, fd: int) -> None:
+        self._engine.small_bell(generation, rank, fd)
+        self.look_soon()
+
+    def rung(self) -> None:
+        """A process of this host has run, and may have given to a small call."""
+        if not self.loop.over:
+            self._engine.small_look()
+            self.look_soon()
+
     def stop(self) -> None:
-        """The node ends in order; `end` does the work."""
+        """Does nothing when the node stops, because `end` stops the engine after the run."""

@@ -2,7 +2,7 @@
 
 Why it exists: hosts die, stop for a while or for good, are cut off, become slow, join, join again,
 and leave in order; connections between living hosts are reset; workers and programs are killed; the
-manager dies and is started again. Two faults at a time are as likely as one.
+manager dies and is started again. Often a fault strikes during the repair of another one.
 It must never know: what the programs do meanwhile.
 """
 
@@ -13,36 +13,45 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.traps import MESSAGES, Trap
+from hoplite_mp.simulation.cluster.truth import WrongEnd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hoplite_mp.simulation.cluster.host import Host
     from hoplite_mp.simulation.cluster.world import World
 
 __all__ = ["Faults"]
 
-# Faults of the manager's host, in runs with a standby.
+# Faults at the first manager's host, in runs with a standby.
 FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
-# Drawn with the frequency in which they are listed.
+# Faults at any host. Each is drawn as often as it is listed.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
-KINDS_FEW = 2  # half of all runs draw only from so many kinds
+KINDS_FEW = 2  # half of all runs draw only from two of these entries
 # Most runs have few faults, so that what survives is worth checking.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
-# A third of all faults wait (at most so long, checking so often) for a transfer, and strike within
-# STRIKE_S_MAX.
+# Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
+# every HUNT_LOOK_S), and strike within STRIKE_S_MAX of it.
 HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
-# Another third wait for the n-th message of some kind, and strike at once or shortly after it.
+# Four in ten wait for the n-th message of some kind, for at most TRAP_S_MAX, and strike at once or
+# shortly after it.
 TRAP_S_MAX = 2.0
 TRAPPED = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
+# A quarter of faults of these kinds are followed by another one, at one of the next messages,
+# because most of those are about the repair of the first fault.
+FOLLOWED = "die", "manager", "reset", "stop", "cut"
+FOLLOWING = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
-FOR_GOOD_S = HANGS_S + 2.0  # long enough that waits for such a host hang
-# The same of the first manager's host: a human must power it off before the standby is promoted.
+FOR_GOOD_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
+# The same for the first manager's host, which an operator must power off before promoting the
+# standby.
 FENCED_S = 30.0
-STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, because a standby may lead meanwhile
+GIVEN_UP_S = 10.0  # by then the manager has given up a host that is stopped
+STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
 RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
@@ -102,12 +111,21 @@ class Faults:
             self._later(HUNT_LOOK_S, self._hunt, until)
 
     def _lay(self) -> None:
-        """Sets a trap for a message of some kind; strikes later if none is sent."""
-        chance, traps = self.chance, self.world.around.descriptors.traps
+        """Sets a trap for a message of some kind. If none is sent in time, any fault strikes."""
+        chance = self.chance
         arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
         strike = partial(self._sprung, chance.choice(STRIKES), delay)
         trap = Trap(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
-        traps.append(trap)
+        self._set(trap)
+
+    def _follow(self) -> None:
+        """Sets a trap for one of the next messages of any kind."""
+        chance = self.chance
+        strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
+        self._set(Trap("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
+
+    def _set(self, trap: Trap) -> None:
+        self.world.around.descriptors.traps.append(trap)
         self._later(TRAP_S_MAX, self._take_up, trap)
 
     def _take_up(self, trap: Trap) -> None:
@@ -123,7 +141,7 @@ class Faults:
             self._strike(strike, sender, receiver)
 
     def _strike(self, strike: str, sender: int, receiver: int) -> None:
-        """Strikes at these two hosts, which may be the same."""
+        """Strikes at the sender or receiver of a message, or between them. Both may be one host."""
         kind, _, whom = strike.partition(" ")
         place = sender if whom == "sender" else receiver
         if place >= len(self.world.hosts):  # a host that is just being made sends its first message
@@ -154,6 +172,8 @@ class Faults:
         self.happened.append(kind)
         self.world.timeline.note(f"fault: {kind} {place}")
         getattr(self, f"_{kind}")(place)
+        if kind in FOLLOWED and self.chance.random() < 0.25:
+            self._follow()
 
     def _some_place(self) -> int | None:
         """A machine whose host may be lost; None if there is none."""
@@ -162,7 +182,7 @@ class Faults:
         return self.chance.choice(places) if places else None
 
     def _first(self) -> None:
-        """Loses the host that has the manager at the beginning, at least for some others."""
+        """Strikes at the host that has the manager at the beginning."""
         kind = self.chance.choice(FIRST)
         if kind == "split":  # cut off from its standby alone
             self.happened.append("cut")
@@ -180,14 +200,25 @@ class Faults:
             self._later(self._soon(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """Stops a host for long enough to be given up; some never continue, and are switched off in
-        the end."""
+        """Stops a host for long enough to be given up. Some of these hosts never continue, and are
+        switched off in the end."""
         self.world.stop(place)
         if self.chance.random() < 0.15:
+            self._later(GIVEN_UP_S, self._check_given_up, self.world.hosts[place], self.world.stops)
             self._later(FOR_GOOD_S if place else FENCED_S, self._switch_off, place)
             return
         longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
+
+    def _check_given_up(self, host: Host, stops: int) -> None:
+        """Checks that the manager has given up a stopped host, if no other was stopped since."""
+        world = self.world
+        manager = world.manager
+        if manager is None or world.struck & world.around.managers or not manager.decides:
+            return
+        stands = host.alive and host.place in world.network.stopped and world.stops == stops
+        if stands and manager.planner.membership.is_living(host.number):
+            raise WrongEnd(f"host {host.place} has been stopped, and is not given up")
 
     def _switch_off(self, place: int) -> None:
         host = self.world.hosts[place]

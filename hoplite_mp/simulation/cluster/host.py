@@ -1,7 +1,7 @@
 """One life of a simulated host: real shared memory, the real node, and real client code.
 
-Why it exists: it implements the node's ports with what the simulation has, as node/core/main.py
-does with what the system has, and acts as the host's supervisor.
+Why it exists: it gives the node the simulation's implementations of its ports, as node/core/main.py
+gives it those of the system, and acts as the host's supervisor.
 It must never know: what its programs do, which faults come.
 """
 
@@ -68,7 +68,7 @@ class _Mute:
 
 
 class Host:
-    """One life. `alive`: whether its node is."""
+    """One life of a host. `alive`: whether its node is alive."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Host:
         self.config = config = around.config_of(place)
         self.alive = True
         self.processes: list[Process] = []
-        self.programs: dict[Process, Callable[[], None]] = {}  # program -> what follows its end
+        self.programs: dict[Process, Callable[[], None]] = {}  # program -> called at its end
         self._asked_at = 0.0
         network, descriptors = around.network, around.descriptors
         self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
@@ -136,6 +136,7 @@ class Host:
         )
         start = self._start(manager is not None)
         self.node = Node(start, config, ports, self.client, self.tasks, output, upward)
+        self._watch_memory()
         self.loop.run(self._begin)
 
     def _start(self, leads: bool) -> Start:
@@ -181,6 +182,17 @@ class Host:
                 (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + around.workers)
             ],
         )
+
+    def _watch_memory(self) -> None:
+        """From now on a block that is freed while the engine may use it fails the run."""
+        arena, base = self.node.rooms.store.arena, self.client.store_address
+        free = arena.free
+
+        def watched(start: int, warm: bool = True) -> None:
+            self.engine.check_free(base + start, base + start + arena.size_of(start))
+            free(start, warm)
+
+        arena.free = watched  # type: ignore[method-assign]
 
     def _begin(self) -> None:
         self.node.begin(self.home, self.channel(DRIVER_SLOT))
@@ -299,6 +311,7 @@ class Host:
     def _process_turned(self) -> None:
         """A process of this host has run: gives the node a turn if the process has woken it."""
         if self.alive:
+            self.engine.rung()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.event_fd)
                 self.loop.run_soon(_nothing)

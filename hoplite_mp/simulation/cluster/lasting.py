@@ -1,28 +1,30 @@
 """Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
 
-Why it exists: a result is lost with the only host that has it, and is recomputed by the node whose
-host submitted the task, as long as that lives; an object with a second copy survives one host; a
-ref inside an object keeps what it names. For these an error is wrong even if hosts have died.
+Why it exists: a result that is lost with the only host that has it is recomputed by the node whose
+host submitted the task, as long as that lives. An object with a second copy survives the loss of
+one host. A ref inside an object keeps the object that it names. So programs that read these values
+must get no error even if hosts have died.
 It must never know: which faults come.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.simulation.cluster.programs import DEATHS_MAX, HANGS_S
 from hoplite_mp.simulation.cluster.values import Leaf, add, make, make_refs
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.host import Host
     from hoplite_mp.simulation.cluster.programs import Programs
     from hoplite_mp.simulation.cluster.truth import Truth
 
-__all__ = ["begin_copies", "begin_nested", "begin_remade"]
+__all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_remade"]
 
 WIDTH_MAX = 5
-# Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
-DEATHS_MAX = 2
 
 
 def begin_remade(work: Programs) -> None:
@@ -110,7 +112,8 @@ def _read_sum(
 
 
 def begin_copies(work: Programs) -> None:
-    """Begins a program that puts a value with a second copy; others hold it, and read it later."""
+    """Begins a program that puts a value with a second copy, and others that hold it and read it
+    later."""
     hosts, chance = work.hosts(), work.chance
     if len(hosts) < 2:
         return
@@ -135,7 +138,7 @@ def begin_copies(work: Programs) -> None:
 
 
 def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) -> None:
-    held: list[bool] = []  # whether that was before any host died
+    held: list[bool] = []  # whether it was held before any host died; empty if it was never held
 
     def read(c: Cluster) -> None:
         import time
@@ -155,9 +158,97 @@ def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) ->
     work.program(host, f"reader of {name}", read, holds=holds)
 
 
+def begin_fetched(work: Programs) -> None:
+    """Begins a program that puts a value, and readers. Some fetch the value and keep it, some hold
+    a ref and read the value later, some get the ref only later, when the owner may have died or
+    left. All of them can read it as long as a host that has fetched it lives. Readers that held a
+    ref before the owner left can read it in any case."""
+    hosts, chance = work.hosts(), work.chance
+    if len(hosts) < 3:
+        return
+    leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
+    maker, *others = chance.sample(hosts, min(len(hosts), chance.randint(3, 5)))
+    fetched = _Fetched(work, leaf, f"fetched {leaf.salt}", maker, len(others), len(others))
+    work.program(maker, fetched.name, partial(fetched.put, chance.random() * work.span_s))
+    if chance.random() < 0.2:
+        work.world.timeline.after(chance.random() * work.span_s, work.world.leave, maker.place)
+    keepers = chance.randint(1, len(others) - 1)
+    for number, host in enumerate(others):
+        late = chance.random() * work.span_s * 1.5
+        holds = partial(fetched.must_be_there, host)
+        kind = "keeps" if number < keepers else chance.choice(["holds", "meets"])
+        body = partial(fetched.read, host, late, kind)
+        work.program(host, f"reader of {fetched.name}", body, holds)
+
+
+@dataclass
+class _Fetched:
+    """A value that others fetch. to_hold: how many readers do not hold it yet; to_read: how many
+    may still read it."""
+
+    work: Programs
+    leaf: Leaf
+    name: str
+    maker: Host
+    to_hold: int
+    to_read: int
+    # Hosts of readers that held it before any fault struck the owner's machine.
+    held: set[Host] = field(default_factory=set)
+    kept: set[Host] = field(default_factory=set)  # hosts that have fetched it
+    met: set[Host] = field(default_factory=set)  # hosts that got the ref when others had fetched it
+
+    def put(self, stays: float, c: Cluster) -> None:
+        import time
+
+        ref = c.put(self.leaf.array())
+        self.work.board.publish(self.name, ref._id)
+        self.work.board.find(f"{self.name} is held by all")
+        time.sleep(stays)
+
+    def read(self, host: Host, late: float, kind: str, c: Cluster) -> None:
+        import time
+
+        value: Any = None
+        try:
+            ref = None if kind == "meets" else self.work.ref(c, self.name)
+            if ref is not None and self.maker.place not in self.work.world.struck:
+                self.held.add(host)
+            if ref is not None and kind == "keeps":
+                value = self._value(c, ref)
+                self.kept.add(host)
+            self.to_hold -= 1
+            if not self.to_hold:
+                self.work.board.publish(f"{self.name} is held by all", None)
+            time.sleep(late)
+            if kind == "meets":
+                if self.kept:
+                    self.met.add(host)
+                ref = self.work.ref(c, self.name)
+            if ref is not None:
+                self._value(c, ref)
+        finally:
+            self.to_read -= 1
+            if not self.to_read:
+                self.work.board.publish(f"{self.name} is not needed", None)
+        if value is not None:  # its array pins the copy on this host until then
+            self.work.board.find(f"{self.name} is not needed", HANGS_S)
+
+    def _value(self, c: Cluster, ref: Any) -> Any:
+        value = self.work.value(c, ref, f"reader of {self.name}")
+        self.work.truth.check_leaf(self.leaf, value)
+        return value
+
+    def must_be_there(self, host: Host) -> bool:
+        """Given all that has happened so far, must a reader on that host get it?"""
+        holds_on, maker = self.work.holds_on, self.maker
+        if host in self.held and maker in self.work.world.went and holds_on(host)():
+            return True
+        return host in self.held | self.met and any(holds_on(host, one)() for one in self.kept)
+
+
 def begin_nested(work: Programs) -> None:
-    """Begins a program that stores refs in a list in an object: whoever reads that can read what
-    they name, although nobody else holds it any more."""
+    """Begins a program that stores refs inside an object, and one that reads this object. It can
+    also read the objects that the refs name, although no process holds those any more."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -201,5 +292,9 @@ def begin_nested(work: Programs) -> None:
         finally:
             work.board.publish(f"{name} is not needed", None)
 
-    work.program(chance.choice(hosts), name, put)
-    work.program(chance.choice(hosts), f"reader of {name}", read)
+    maker, reader = chance.choice(hosts), chance.choice(hosts)
+    holds = work.holds_on(maker, reader, tasks=bool(by_task))
+    if by_task == "all":  # what a task has put is lost with the host where it ran, which may be any
+        holds = bool
+    work.program(maker, name, put, holds)
+    work.program(reader, f"reader of {name}", read, holds)

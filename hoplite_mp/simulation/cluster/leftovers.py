@@ -1,4 +1,4 @@
-"""What may be left when all programs of a run have ended: nothing that any of them has used.
+"""Checks that nothing is left of the programs of a run when all of them have ended.
 
 Why it exists: a leak, a host that does not leave, or a list of members that is out of date disturbs
 no program for long, so only the end of a run shows it.
@@ -7,7 +7,7 @@ It must never know: what programs did, which faults came.
 
 from __future__ import annotations
 
-from operator import attrgetter
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.headers import KIND_PUT
@@ -19,39 +19,44 @@ if TYPE_CHECKING:
 __all__ = ["left_over"]
 
 FUNCTION_BYTES_MAX = 1024
-# What nodes know about objects, tasks, operations and Groups, which have all ended.
-OF_ROOMS = (
-    "guests.by_task", "imports.by_oid", "operations.operations", "questions.open",
-    "operations.plan_executor.executions", "remote_objects.by_oid", "results.untaken",
-    "remote_objects.maker.runs", "exports.exports", "exports.again", "groups.joining",
-    "groups.awaited",
-)  # fmt: skip
-OF_LAN = (
-    "transfers.fetching", "transfers.by_epoch", "transfers.expected", "transfers.roomless",
-    "transfers.unserved",
-    "links.pulling", "links.wanting", "replicas.holds", "recovering.owners.lost",
-    "recovering.lineage.entries", "recovering.lineage.held", "missing.members",
-    "draining.leaving",
-)  # fmt: skip
-OF_MANAGER = "reductions.operations", "groups.groups", "homes._rounds", "copies._directory.entries"
+# Tables of nodes and managers that outlast all programs: what is known of the host, its processes,
+# the other hosts and their links, handlers, logs of limited length. Any other table must be empty.
+LASTING = {
+    "Counters._more", "Delegation._offered", "Delegation.runners", "Failover._endpoints",
+    "FarOutput.others", "Forests._known", "GroupCalls.pending_messages", "Groups.clean_ends",
+    "Groups.ends", "HandOut.bags", "Lan._takers", "Ledger._sums", "Ledger._used", "Ledger.totals",
+    "Links.counted", "Links.ends", "Links.links", "Management._ends", "Management._measured",
+    "Management._sent", "Membership._ended", "Membership._gone", "Membership._living",
+    "Membership._numbers", "Membership.gone", "Membership.members", "Meter._samples", "Meter.full",
+    "Meter.known", "Meter.peaks", "Notes._guests_now", "Output.drivers", "Output.pipes",
+    "Owners.numbers", "PairMeter._received", "PairMeter._said", "PairMeter._samples",
+    "PairMeter.held", "PairMeter.known", "PairMeter.peaks", "Peers.by_home", "Peers.by_number",
+    "Peers.own", "PointToPoint.pending_messages", "Requests._forget", "Requests._handlers",
+    "Requests._latest", "Requests._unread", "Resources.others", "Roster.by_home",
+    "Roster.by_number", "Store._handed", "Store.clients", "Store.leases", "Store.spans",
+    "Topology._latency", "Topology._narrow", "Topology._pairs", "Trees._latest", "Trees._packed",
+    "Waits._more", "Workers.all", "Workers.bags", "Workers.pipes", "Workers.pools",
+    "Workers.queues", "_Rates._sorted", "_Rates.by_node",
+}  # fmt: skip
+PARTS = "hoplite_mp.node", "hoplite_mp.planner"
+TABLES = dict, set, list, deque
 
 
 def left_over(world: World) -> str:
-    """When nobody uses anything any more: what is left over, or ""."""
+    """What is left over although all programs have ended, or ""."""
     managers = [one for one in (world.manager, world.standby) if one is not None and one.decides]
     living = {one.number for one in world.hosts if one.alive and one.number >= 0}
     for host in world.hosts:
         if host.alive:
-            found = _of_memory(host) or _of_rooms(host)
+            found = _of_memory(host) or _of_tables(host.node, set())
             if not found and managers and host.number >= 0:
                 found = _of_members(world, host, living)
             if found:
                 return f"host {host.place} {found}"
     for manager in managers:
-        planner: Any = manager.planner
-        for name in OF_MANAGER:
-            if table := attrgetter(name)(planner):
-                return f"the manager still has {name} {str(table)[:200]}"
+        found = _of_tables(manager.planner, set())
+        if found:
+            return f"the manager {found}"
     return ""
 
 
@@ -67,12 +72,28 @@ def _of_memory(host: Host) -> str:
     return f"still has blocks {blocks[:3]}" if blocks else ""
 
 
-def _of_rooms(host: Host) -> str:
-    for names, of in ((OF_ROOMS, host.node.rooms), (OF_LAN, host.node.lan)):
-        for name in names if of is not None else ():
-            if table := attrgetter(name)(of):
-                return f"still has {name} {str(table)[:200]}"
+def _of_tables(room: Any, seen: set[int]) -> str:
+    """Looks at all tables of a room, and of the rooms that it refers to."""
+    for name, value in getattr(room, "__dict__", {}).items():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        table = f"{type(room).__name__}.{name}"
+        if isinstance(value, TABLES):
+            if not _is_empty(value) and table not in LASTING:
+                return f"still has {table} {str(value)[:200]}"
+        elif type(value).__module__.startswith(PARTS):
+            found = _of_tables(value, seen)
+            if found:
+                return found
     return ""
+
+
+def _is_empty(table: Any) -> bool:
+    """Is the table empty, or does it contain only empty tables?"""
+    if isinstance(table, dict):
+        return all(isinstance(one, TABLES) and not one for one in table.values())
+    return not table
 
 
 def _of_members(world: World, host: Host, living: set[int]) -> str:

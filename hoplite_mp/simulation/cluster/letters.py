@@ -1,8 +1,8 @@
 """Messages between two members of a Group, and members that rejoin.
 
 Why it exists: what is received from a rank is a prefix of what it has sent, and all of it if the
-rank left in order, or died alone while its host lived. A rank that rejoins takes part from a call
-on that nobody had begun, and all members agree which call that is.
+rank left in order, or died alone while its host lived. A rank that rejoins takes part beginning
+with a call that no rank had begun, and all members agree which call that is.
 It must never know: which faults come.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_letters", "begin_rejoining"]
 
 SIZE_MAX, LETTERS_MAX, STEPS_MAX = 4, 12, 12
-# Pause between calls of a Group to which a member returns, so that it is not over before that.
+# Pause between the calls of a Group, so that it has not ended before its member returns.
 STEP_S = 0.02
 
 

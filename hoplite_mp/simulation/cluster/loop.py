@@ -152,6 +152,6 @@ class VirtualLoop:
             return
         ready()
         one = self._descriptors.all.get(fd)
-        # As level-triggered epoll repeats events for data that was not read.
+        # Repeats the event for data that was not read, as level-triggered epoll does.
         if one is not None and one.is_ready:
             self.notice(fd)

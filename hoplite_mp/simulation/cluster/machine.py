@@ -1,7 +1,7 @@
 """What a simulated machine provides to its node: lines to processes, workers, a disk.
 
 Why it exists: these implement ports of node/ports.py with the timeline instead of the system.
-It must never know: what is said, what workers do, what is spilled.
+It must never know: what messages are about, what workers do, what is spilled.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Supervised(Protocol):
         """Starts the worker's process."""
 
     def worker_ended(self, message: Exited) -> None:
-        """The process has ended, by itself or not."""
+        """The process has ended by itself, or was killed."""
 
     def worker_started(self, slot: int, pid: int) -> None:
         """The process has started."""
@@ -118,7 +118,7 @@ class VirtualWorkers:
             self._timeline.after(NEAR_S, self._ended, pid)
 
     def kill_process(self, process: Process) -> None:
-        """As `kill`, by the process itself."""
+        """As `kill`, for a worker that is given as a process, without its pid."""
         for pid, (_, one) in list(self.by_pid.items()):
             if one is process:
                 self.kill(pid)

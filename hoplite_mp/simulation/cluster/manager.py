@@ -1,7 +1,7 @@
 """The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-Why it exists: manager/loop.py decides which messages reach the planner in which order, and who is
-given up when; so it runs unchanged.
+Why it exists: manager/loop.py decides which messages reach the planner in which order, and when a
+silent node is given up. Therefore it runs here unchanged.
 It must never know: what a message is about.
 """
 
@@ -32,7 +32,7 @@ PACKING_S = 0.05  # duration of the thread that packs trees
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """The simulated loop tells what is ready; waiting is left to the timeline."""
+    """Returns what the simulated loop has found ready; instead of waiting, it schedules a turn."""
 
     def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
         self._loop = loop
@@ -85,7 +85,7 @@ class VirtualDoor:
 
 
 class VirtualManager:
-    """One manager process. `planner` is read by whatever judges a run."""
+    """One manager process. `planner`: read by the checks of a run."""
 
     def __init__(
         self,
@@ -147,7 +147,8 @@ class VirtualManager:
         """Must it step down? To be asked once per turn."""
         return self.leadership is not None and self.leadership.is_out(self.loop.now())
 
-    is_ready = False  # of the door: callers come in during a turn
+    # As the door's descriptor. It is never ready, because each connection is admitted in a turn.
+    is_ready = False
 
     def near(self, loop: VirtualLoop) -> VirtualStream:
         """Makes a connection to the node of its own host; returns the node's end."""

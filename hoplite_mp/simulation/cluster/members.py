@@ -1,7 +1,7 @@
 """Groups in a run: members on many hosts that make calls together, and die at any time.
 
-Why it exists: survivors continue among themselves, and must all agree on who contributed to a call
-and on its result.
+Why it exists: survivors continue among themselves, and must all agree on the ranks that contributed
+to a call, and on its result.
 It must never know: which faults come.
 """
 
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.errors import ObjectLostError, PeerLostError
+from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
+from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes, contributors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.cluster import Cluster
     from hoplite_mp.simulation.cluster.programs import Programs
     from hoplite_mp.simulation.cluster.truth import Truth
@@ -28,10 +30,18 @@ __all__ = ["begin_group"]
 ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
-# For a value that its member is still writing while its first bytes are sent (WRITE_ROUND_BYTES).
+# Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
+# first call opens the engines, so these make most of the others.
+AGAIN = 4
+# Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
+SPLIT = 8
+# Some Groups of so few members give values so large that the first bytes are sent while the member
+# still writes the rest (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
          "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
+SMALL = ("allreduce", "broadcast", "reduce", "gather", "allgather", "reduce_scatter", "barrier",
+         "allreduce", "barrier", "scan")  # fmt: skip
 
 
 def begin_group(work: Programs) -> None:
@@ -42,17 +52,27 @@ def begin_group(work: Programs) -> None:
     work.groups += 1
     size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
     calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
+    if chance.random() < 0.3:
+        calls = [chance.choice(SMALL) for _ in range(AGAIN * len(calls))]
     items = [work.items(2 * size) for _ in calls]
     if size <= FEW and chance.random() < 0.25:
         items[0] = LARGE_ITEMS
     roots = [chance.randrange(size) for _ in calls]
     plan = tuple(zip(calls, items, roots, strict=True))
+    places = [chance.choice(hosts) for _ in range(size)]
+    holds = work.holds_on(*places)
+    leave: list[int] = []  # ranks that leave before the last call
     for rank in range(size):
         late = chance.choice([0.0, 0.0, 0.001, 0.1]) * chance.random()
         pauses = [chance.choice([0.0, 0.0, 0.0, 0.01]) * chance.random() for _ in calls]
         leaves_after = chance.choice([None] * 5 + [chance.randint(1, len(calls))])
-        member = partial(_member, work.truth, salt, size, rank, plan, late, pauses, leaves_after)
-        work.program(chance.choice(hosts), f"rank {rank} of group {salt}", member)
+        if leaves_after is not None:
+            leave.append(rank)
+        member = partial(
+            _member, work.truth, salt, size, rank, plan, late, pauses, leaves_after,
+            lambda: not leave and holds(),
+        )  # fmt: skip
+        work.program(places[rank], f"rank {rank} of group {salt}", member)
 
 
 def _member(
@@ -64,6 +84,7 @@ def _member(
     late: float,
     pauses: list[float],
     leaves_after: int | None,
+    holds: Callable[[], bool],
     c: Cluster,
 ) -> None:
     import time
@@ -76,32 +97,63 @@ def _member(
             time.sleep(pauses[call])
             truth.world.calls_begun += 1
             try:
-                value = _call(c, g, kind, Leaf(salt + call, rank, items), root)
+                given = _given(g, Leaf(salt + call, rank, items), (salt + call + rank) % 2 == 0)
+                value = _call(c, g, kind, given, rank, root)
+                given[...] = -1  # allowed, because no other rank reads it after the call
             except (PeerLostError, ObjectLostError) as error:
-                truth.check_error(f"{kind} {call} of group {salt}", error)
+                truth.check_error(f"{kind} {call} of group {salt}", error, holds())
                 if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
                     truth.note_call((salt, call), ("lost",))
                 continue
             _check(truth, salt, call, kind, items, root, rank, size, value, g.contributors)
+        if salt % SPLIT == 1:
+            _split(truth, g, Leaf(salt + len(plan), rank, 1), holds)
 
 
-def _call(c: Cluster, g: Any, kind: str, leaf: Leaf, root: int) -> Any:
+def _split(truth: Truth, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
+    """Members of even and of odd ranks make a Group each, and add up their values."""
+    try:
+        with g.split(leaf.index % 2) as part:
+            value = part.allreduce(leaf.array())
+    except PeerLostError as error:
+        truth.check_error(f"split of group {leaf.salt}", error, holds())
+        return
+    truth.reads += 1
+    found = contributors_in(value, leaf.salt)
+    if leaf.index not in found or any((leaf.index - one) % 2 for one in found):
+        raise WrongBytes(f"a part of group {leaf.salt} with rank {leaf.index} is of {found}")
+
+
+def _given(g: Any, leaf: Leaf, in_place: bool) -> Any:
+    """The member's value, in the store if `in_place` and there is room."""
+    array = leaf.array()
+    if not in_place:
+        return array
+    try:
+        lies = g.empty(array.shape, array.dtype)
+    except StoreFullError:
+        return array
+    lies[...] = array
+    return lies
+
+
+def _call(c: Cluster, g: Any, kind: str, given: Any, rank: int, root: int) -> Any:
     """Makes the call. Parts for other ranks are the member's value plus the receiving rank."""
     if kind == "barrier":
         return g.barrier()
     if kind == "broadcast":
-        return g.broadcast(leaf.array() if leaf.index == root else None, root=root)
+        return g.broadcast(given if rank == root else None, root=root)
     if kind in ("reduce", "gather"):
-        return getattr(g, kind)(leaf.array(), root=root)
+        return getattr(g, kind)(given, root=root)
     if kind in ("alltoall", "scatter"):
-        parts = [leaf.array() + rank for rank in range(g.size)]
+        parts = [given + to for to in range(g.size)]
         if kind == "alltoall":
             return g.alltoall(parts)
-        return g.scatter(parts if leaf.index == root else None, root=root)
-    if kind == "refs":  # nobody else holds these objects, and their givers let go
-        brought = g.allgather({"ref": c.put(leaf.array()), "pad": bytes(8 * leaf.items)})
+        return g.scatter(parts if rank == root else None, root=root)
+    if kind == "refs":  # only the call holds these objects, because each giver lets go
+        brought = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
         return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
-    return getattr(g, kind)(leaf.array())
+    return getattr(g, kind)(given)
 
 
 def _check(
@@ -144,6 +196,8 @@ def _check(
     truth.reads += 1
     if not _equal(value, expected):
         raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value += 1  # no other rank may notice, because each result is its rank's own
 
 
 def _equal(value: Any, expected: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Processes of simulated hosts: real client code, of which one process runs at a time.
+"""Processes of simulated hosts. They run real client code, one process at a time.
 
 Why it exists: drivers, workers and members of Groups run the code that ships, which blocks. Each
-process has a thread, and there is one baton: the timeline hands it to a process, which gives it
-back when it sleeps at a futex, waits for its node, or sleeps for some time. So a run is
-deterministic, although the code in it blocks wherever it likes.
+process has a thread, and only the thread that has the baton runs. The timeline hands the baton to a
+process, which gives it back when it sleeps at a futex, waits for its node, or sleeps for some time.
+So a run is deterministic, although the code in it blocks wherever it likes.
 It must never know: what a process does.
 """
 
@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _engine, _shm, _tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -88,7 +88,7 @@ class Process:
         self._all.give_back()
 
     def wait(self, whatever: Hashable, seconds: float | None) -> bool:
-        """Waits until woken by that name, or for so many seconds. False if the time was over."""
+        """Waits until woken by that name, or for so many seconds. Returns False after a timeout."""
         if self._all.over:
             raise Ended
         self._waits += 1
@@ -107,13 +107,13 @@ class Process:
             self.interrupted()
         return self._woken
 
+    # -- called on the thread of the timeline, or of another process ------------------------------
+
     def interrupt(self) -> None:
-        """Delivers a signal: handled at its next sleep, or now if it sleeps."""
+        """Sends a signal. The process handles it at its next sleep, or now if it sleeps."""
         self._signalled = True
         self._leave()
         self.wake()
-
-    # -- called on the timeline's thread ---------------------------------------------------------
 
     def start(self) -> None:
         """Starts the process."""
@@ -161,7 +161,7 @@ class Process:
         self._turned()
 
     def kill(self) -> None:
-        """Never runs it again: as after SIGKILL, nothing of it is tidied up."""
+        """Never runs it again, so that nothing of it is tidied up, as after SIGKILL."""
         self.alive = False
         self._leave()
 
@@ -258,10 +258,12 @@ class Processes:
         self._main = threading.get_ident()
         for module in (_shm, _tasks):
             module.play(self.sleep, self.wake)
+        _engine.play_small(self.sleep, self.wake)
 
     def finish(self) -> None:
-        """The run is over: ends all threads. First all clients are closed, because a process that
-        was killed would release in shared memory what its node has given to others since."""
+        """The run is over: ends all threads. First all clients are closed, because otherwise the
+        thread of a killed process would release in shared memory what its node has given to others
+        since."""
         self.over = True
         for client in self._clients:
             client.close()
@@ -269,3 +271,4 @@ class Processes:
             process.finish()
         for module in (_shm, _tasks):
             module.play(None, None)
+        _engine.play_small(None, None)

@@ -7,6 +7,7 @@ It must never know: what they do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.cluster import Cluster
@@ -22,20 +23,22 @@ if TYPE_CHECKING:
     from hoplite_mp.simulation.cluster.truth import Truth
     from hoplite_mp.simulation.cluster.world import World
 
-__all__ = ["HANGS_S", "Board", "Programs"]
+__all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
 
 ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
 # Roughly how many bytes all collectives of a run may move together, which bounds its cost.
 BYTES_MAX = 16 << 20
-# The longest that a program waits for another; what is not there by then will never be.
+# The longest that a program waits for another one to publish an object.
 PATIENCE_S = 25.0
 # After this time a wait for a result counts as a hang.
 HANGS_S = 90.0
+# Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
+DEATHS_MAX = 2
 
 
 @dataclass(eq=False)
 class Board:
-    """How programs of a run find each other's objects: ids by name, outside of the tested code."""
+    """Ids by name, by which programs find each other's objects without the code under test."""
 
     world: World
     ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
@@ -81,7 +84,7 @@ class Programs:
                 and one.place not in stopped]  # fmt: skip
 
     def items(self, copies: int) -> int:
-        """How many items a value has of which there will be `copies`."""
+        """Draws the number of items of a value, of which there will be `copies` copies."""
         room = self.left // max(1, 8 * copies)
         items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
         self.left -= 8 * items * copies
@@ -91,6 +94,19 @@ class Programs:
         """A new odd number, for the values of one operation."""
         self._operations += 1
         return 2 * self._operations % 1024 + 1
+
+    def holds_on(self, *hosts: Host, tasks: bool = False) -> Callable[[], bool]:
+        """For `program`: any error is wrong as long as no fault has struck at these hosts or at
+        those of managers, whatever happens to others. tasks: tasks are involved, which may run on
+        any host."""
+        return partial(self._holds_on, {host.place for host in hosts}, tasks)
+
+    def _holds_on(self, places: set[int], tasks: bool) -> bool:
+        world = self.world
+        if self.truth.tight or world.struck & (places | world.around.managers):
+            return False
+        disturbed = world.cuts or world.resets or world.stops
+        return not (tasks and (disturbed or len(world.lost) + world.killed > DEATHS_MAX))
 
     def program(
         self,

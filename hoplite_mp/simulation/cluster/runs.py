@@ -11,6 +11,7 @@ import gc
 import random
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hoplite_mp.simulation.cluster.clock import virtual_time
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "run_seed"]
 
 NODES_MIN, NODES_MAX = 2, 32
-# Half of all runs are small: many bugs need only two hosts, and show sooner there.
+# Most runs have few hosts, because many bugs need only two, and show sooner there.
 SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # time for all hosts to join
@@ -43,12 +44,20 @@ DISKS = 1 << 30, 1 << 30, 2 << 20
 # faults strike during a transfer.
 RATES = 125e6, 125e6, 125e6, 20e6, 4e6
 UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
+# Share of runs in which some paths are narrower than the sender's link; share of paths that are
+# narrow in these runs; the least rate of a sender's link that has narrow paths; and the rates of
+# these, as parts of that rate.
+NARROW_RUNS, NARROW_PATHS, NARROW_RATE_MIN = 0.3, 0.3, 20e6
+NARROW = 0.25, 0.1, 0.05
+# Share of those runs in which the manager knows these paths from the beginning, because few runs
+# move as many bytes as it takes to measure them.
+KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
 SHARED = 0.35
-COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
-SECONDS_MAX = 200.0  # a longer run is in a loop
-# After the last program: until every node knows of every death and has cleaned up. If the manager
-# died last, it still waits for nodes that do not return.
+COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
+SECONDS_MAX = 200.0  # a run that is longer, in virtual time, counts as endless
+# Time after the end of the last program until every node knows of every death and has cleaned up. A
+# manager that was restarted shortly before still waits for nodes that do not return.
 SETTLE_S, SETTLES_MAX = 3.0, 15
 
 
@@ -65,7 +74,7 @@ class Outcome:
     faults: tuple[str, ...]
     reads: int
     groups: int
-    managers: int  # number that have died
+    managers: int  # how many managers have died
     taken_over: int  # how often a standby has won
     failure: str = ""
     tail: tuple[str, ...] = ()
@@ -77,8 +86,10 @@ def run_seed(
     nodes: int | None = None,
     faults: bool = True,
     prepare: Callable[[World], None] = lambda world: None,
+    begin: Callable[[Workload], None] = Workload.begin,
 ) -> Outcome:
-    """Plays a seed to its end. prepare: called with the world first, for tests."""
+    """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
+    programs."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
@@ -97,7 +108,9 @@ def run_seed(
     work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
     with virtual_time(world.processes), _no_collector():
         try:
-            _play(world, work, trouble if faults else None, count, equal=chance.random() < 0.5)
+            rates = _rates(chance, count)
+            paths = random.Random(f"paths {seed}")
+            _play(world, work, partial(begin, work), trouble if faults else None, rates, paths)
         except Exception as error:  # also raised by a node, whose process it would have ended
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
@@ -141,21 +154,36 @@ def _no_collector() -> Iterator[None]:
 _runs: list[None] = []
 
 
-def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, equal: bool) -> None:
-    timeline, chance = world.timeline, world.timeline.chance
+def _rates(chance: random.Random, count: int) -> Iterator[float]:
+    equal = chance.random() < 0.5
     usual = chance.choice(RATES)
     for _ in range(count):
-        rate = usual if equal else chance.choice(UNEQUAL)
+        yield usual if equal else chance.choice(UNEQUAL)
+
+
+def _play(
+    world: World,
+    work: Workload,
+    begin: Callable[[], None],
+    trouble: Faults | None,
+    rates: Iterator[float],
+    paths: random.Random,
+) -> None:
+    timeline = world.timeline
+    for rate in rates:  # drawn one by one, because making a host draws from the same chance
         world.add_host(rate, rate)
+    narrow = _narrow(world.network, paths)
     timeline.run(EVENTS_MAX, JOINED_S)
-    work.begin()
+    if narrow and paths.random() < KNOWN_RUNS:
+        _make_known(world, narrow)
+    begin()
     if trouble is not None:
         trouble.begin()
     until, looks = JOINED_S + work.span_s * 1.5, 0
     while True:
         timeline.run(EVENTS_MAX, until)
         looks += 1
-        if looks % COLLECT_LOOKS == 0:
+        if looks & (looks - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... look
             gc.collect()  # at fixed times, because other processes notice what it frees
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):
@@ -163,19 +191,45 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
         until += LOOK_S
         if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
             raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
-    work.truth.check_agreed()
     work.truth.check_runs()
     work.truth.check_members()
     left = ""
     for _ in range(SETTLES_MAX):
         until += SETTLE_S
         timeline.run(EVENTS_MAX, until)
-        gc.collect()
         _check_processes(world)
         left = left_over(world) or work.truth.check_let_in()
         if not left:
+            work.truth.check_agreed()  # only now, because a host that was cut off has ended by now
             return
+        gc.collect()
     raise WrongEnd(left)
+
+
+def _narrow(network: Network, chance: random.Random) -> dict[tuple[int, int], float]:
+    """Makes some paths narrow. Returns (place of the sender, of the receiver) -> rate."""
+    narrow: dict[tuple[int, int], float] = {}
+    if chance.random() >= NARROW_RUNS:
+        return narrow
+    for sender in network.ports:
+        for receiver in network.ports:
+            if sender is not receiver and chance.random() < NARROW_PATHS:
+                rate = sender.up * chance.choice(NARROW)
+                if sender.up >= NARROW_RATE_MIN:
+                    narrow[sender.host, receiver.host] = rate
+                    network.narrow_path(sender.host, receiver.host, rate)
+    return narrow
+
+
+def _make_known(world: World, narrow: dict[tuple[int, int], float]) -> None:
+    """Lets the receivers report their narrow paths to the manager."""
+    for (place, to), rate in narrow.items():
+        sender, receiver = world.hosts[place], world.hosts[to]
+        lan = receiver.node.lan
+        number = None if lan is None else lan.host.roster.number_of(sender.home)
+        if number is not None and lan is not None:
+            tell = lan.plan_executor.cells.pairs.tell
+            receiver.loop.run(partial(tell, number, rate))
 
 
 def _check_processes(world: World) -> None:

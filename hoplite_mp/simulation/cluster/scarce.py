@@ -1,7 +1,7 @@
 """Tasks that need a resource of which only some hosts have any, while hosts come and go.
 
-Why it exists: a task that waits for a resource begins when it is free somewhere, and fails when no
-host has it any more; and what `wait` reports as ready is ready, whatever hosts have died meanwhile.
+Why it exists: a task that waits for a resource begins when that is free on some host, and fails
+when no host has it any more. What `wait` reports as ready is ready, whatever hosts have died since.
 It must never know: which faults come.
 """
 
@@ -26,7 +26,7 @@ NOBODY_HAS_IT = "no node of this cluster"
 
 
 def begin_scarce(work: Programs) -> None:
-    """Begins a program that submits some of these at once, waits for all, and reads them."""
+    """Begins a program that submits some such tasks at once, waits for all, and reads results."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return

@@ -1,10 +1,10 @@
 """A standby on a simulated host, and its helpers.
 
 Why it exists: with a standby there are two managers, of which at most one may decide at any time.
-Here the real leadership code counts votes, over connections that are cut and hosts that stop. What
-threads and tools do in production, superseding the former manager and an operator's `promote`, is
-done by the timeline.
-It must never know: who has won, and why (manager/leadership.py).
+Here the real leadership code counts votes, over connections that are cut and hosts that stop. In
+production a thread supersedes the former manager, and a tool sends an operator's `promote`; here
+events of the timeline do both.
+It must never know: which candidate has won, and why (manager/leadership.py).
 """
 
 from __future__ import annotations

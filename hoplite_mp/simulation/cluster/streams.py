@@ -2,7 +2,7 @@
 
 Why it exists: real nodes and managers read from and write to streams. These have the interface of
 transport/stream.py, with the simulated network instead of the kernel.
-It must never know: who is at an end, what the bytes mean.
+It must never know: which process is at an end, what the bytes mean.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VirtualStream:
         self._traps = descriptors.traps
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
-        self._ended = False  # closed by the other side; nothing follows the inbox
+        self._ended = False  # closed or reset by the other end; nothing follows the inbox
         self._early: list[bytes] = []  # frames that arrived before an engine took it over
 
     # -- the interface of Stream -----------------------------------------------------------------
@@ -127,8 +127,8 @@ class VirtualStream:
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes | None) -> None:
-        """Receives data from the other end. b"": that end was closed. None: it was closed before
-        what was sent from here arrived."""
+        """Receives data from the other end. b"": that end was closed. None: data from here reached
+        that end after it was closed, which resets the connection."""
         if data is None:
             self.break_off()
         elif self.is_closed:
@@ -159,7 +159,7 @@ class VirtualStream:
             bulk.ended()
 
     def break_off(self) -> None:
-        """Resets the connection: what is on its way is lost."""
+        """Resets this end of the connection."""
         if self.failure is None and not self.is_closed:
             self.failure = RESET
             self._end()

@@ -75,6 +75,11 @@ class Surroundings:
         return replace(self.config, resources=self.resources)
 
     @property
+    def managers(self) -> set[int]:
+        """The machines that may have a manager."""
+        return {self.manager_place} | {one for one in (self.standby_place,) if one is not None}
+
+    @property
     def manager_at(self) -> tuple[str, int]:
         """Where the manager listens."""
         return address_of(self.manager_place).host, MANAGER_PORT

@@ -58,7 +58,7 @@ def _in_time(
     total = ask(both, num=len(both), deadline=deadline)
     value = np.asarray(work.value(c, total, name))
     found = tuple(sorted(total.contributors or ()))
-    # A manager that is lost can delay the deadline until the last source is ready, too.
+    # The loss of a manager can delay the deadline so long that the last source is ready as well.
     ready = len(refs) + (len(found) == len(both) and time.monotonic() - begun > NEVER_S)
     whole = sum((leaf.array() for leaf in leaves[1:ready]), start=leaves[0].array())
     if found != tuple(range(ready)):

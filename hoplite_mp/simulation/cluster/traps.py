@@ -37,8 +37,8 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for the `left`-th message of that name, and strikes. strike: called with the machines
-    of its sender and of its receiver."""
+    """Waits for the `left`-th message of that name ("": of any), and strikes. strike: called with
+    the machines of its sender and of its receiver."""
 
     message: str
     left: int
@@ -52,7 +52,7 @@ def spring(traps: list[Trap], data: bytes, ends: tuple[int, int], arrives: bool)
     for trap in list(traps):
         if trap.arrives is arrives:
             names = names or names_in(data)
-            trap.left -= names.count(trap.message)
+            trap.left -= names.count(trap.message) if trap.message else len(names)
             if trap.left <= 0:
                 traps.remove(trap)
                 trap.strike(*ends)

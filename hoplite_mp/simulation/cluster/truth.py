@@ -1,4 +1,4 @@
-"""What is true in a run, unknown to its processes, and the invariants of everything that is read.
+"""What is true in a run, which its processes cannot know, and the invariants of all that they read.
 
 Why it exists: an object that is read is complete and unchanged. A result contains each contributor
 that it names exactly once in every byte, and has the same bits wherever it is read. Every error has
@@ -40,11 +40,11 @@ LOSSES = (
 NO_NODE = "there is no node ", "copies=2: each needs a node", "no node of this cluster"
 
 
-# From a node that leaves, which starts no more actors, and whose actors take no more calls.
+# Errors of a node that leaves, because it starts no more actors, and its actors take no more calls.
 REFUSED = errors.ActorLostError, errors.NodeLostError
 
 
-# From a Group that lost members before it was complete.
+# Part of the error of a Group that lost members before it was complete.
 UNFILLED = "group_wait_s"
 
 
@@ -145,7 +145,7 @@ class Truth:
 
     def check_let_in(self) -> str:
         """At the end of a run: names a host that was not admitted although it could have been; or
-        "". A host that tried while there was no manager has got an error."""
+        "". A host that tried while there was no manager does not count: it has got an error."""
         world = self.world
         managers = [one for one in (world.manager, world.standby) if one is not None]
         if any(one.decides for one in managers):
@@ -189,12 +189,12 @@ class Truth:
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         host = self.world.host_of(self.world.processes.running)
-        # What a program of a leaving host submits then is not waited for.
+        # A host that leaves does not wait for what its programs submit meanwhile.
         if host in self.world.left:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.left:
             return
-        if what.removeprefix("reader of ") in self._refused:  # it has ended early
+        if what.removeprefix("reader of ") in self._refused:  # that program has ended early
             return
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")

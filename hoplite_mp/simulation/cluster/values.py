@@ -28,6 +28,8 @@ __all__ = [
     "make",
     "make_once_more",
     "make_refs",
+    "make_with_refs",
+    "pattern",
     "rolled",
     "runs",
     "scaled",
@@ -77,7 +79,8 @@ def pattern(items: int) -> Array:
     return made
 
 
-# How often the task that makes a source has begun in this run, whose processes are all in this one.
+# How often the task that makes a source has begun in this run. A global variable can count that,
+# because all simulated processes are threads of this process.
 runs: Counter[tuple[int, int]] = Counter()
 
 
@@ -89,27 +92,33 @@ def make(leaf: Leaf, seconds: float) -> Array:
 
 
 def make_once_more(leaf: Leaf, seconds: float) -> Array:
-    """As `make`, but not counted, for tasks that may run more often."""
+    """As `make`, but without a count, for tasks that may run more often than their tries."""
     time.sleep(seconds)
     return leaf.array()
 
 
 def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
-    """A task whose result is refs that nobody else holds."""
+    """A task whose result is a list of refs, which no other process holds."""
     from hoplite_mp.cluster import current
 
     c = current()
     return [c.put(leaf.array()) for leaf in leaves]
 
 
-def rolled(leaf: Leaf) -> Array:
+def make_with_refs(leaves: list[Leaf], items: int) -> tuple[Array, list[ObjectRef[Array]]]:
+    """A task whose result has that many items beside such a list."""
+    return pattern(items), make_refs(leaves)
+
+
+def rolled(leaf: Leaf, seconds: float) -> Array:
     """A task whose value tells how often it has run."""
     runs[leaf.salt, leaf.index] += 1
+    time.sleep(seconds)
     return leaf.array() + runs[leaf.salt, leaf.index]
 
 
 def scaled(value: Array, factor: int) -> Array:
-    """A task that needs its argument."""
+    """A task that multiplies its argument."""
     return value * factor
 
 

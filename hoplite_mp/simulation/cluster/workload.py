@@ -1,8 +1,8 @@
 """What programs of a simulated cluster do, drawn at random, using the library's public API.
 
 Why it exists: faults need work to disturb. Programs on all hosts put values and submit tasks, run
-collectives of all kinds over what others have made, read results anywhere, drop and delete; sources
-become ready early, late or never.
+collectives of all kinds over what other programs have made, read results on any host, and drop and
+delete them. Sources become ready early, late or never.
 It must never know: which faults come.
 """
 
@@ -18,7 +18,12 @@ from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.simulation.cluster.actors import begin_actor
 from hoplite_mp.simulation.cluster.elsewhere import begin_rolled, begin_shared
 from hoplite_mp.simulation.cluster.full import begin_full
-from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, begin_remade
+from hoplite_mp.simulation.cluster.lasting import (
+    begin_copies,
+    begin_fetched,
+    begin_nested,
+    begin_remade,
+)
 from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
@@ -49,6 +54,9 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
 
 # Factors for how often a kind of program occurs in a run.
 SWARM = 0, 0, 1, 1, 3
+# Share of runs that have programs of only KINDS_FEW kinds, and how many of each kind these have,
+# before the factors of SWARM.
+FOCUSED, KINDS_FEW, FEW = 0.25, 3, (1, 2, 3)
 
 
 class Workload(Programs):
@@ -69,6 +77,7 @@ class Workload(Programs):
             (partial(begin_scarce, self), (0, 0, 1)),
             (partial(begin_remade, self), (0, 1, 2)),
             (partial(begin_copies, self), (0, 1, 2)),
+            (partial(begin_fetched, self), (0, 1, 2)),
             (partial(begin_nested, self), (0, 1, 2)),
             (partial(begin_actor, self), (0, 1, 2)),
             (partial(begin_shared, self), (0, 0, 1)),
@@ -77,12 +86,15 @@ class Workload(Programs):
             (partial(begin_timely, self), (0, 0, 1)),
             (partial(begin_newcomer, self), (0, 0, 1)),
         ]
+        if chance.random() < FOCUSED:
+            kinds = [(begin, FEW) for begin, _ in chance.sample(kinds, KINDS_FEW)]
         for begin, counts in kinds:
             for _ in range(chance.choice(counts) * chance.choice(SWARM)):
                 self.world.timeline.after(chance.random() * self.span_s, begin)
 
-    def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> None:
-        """Begins a program that makes a source, by putting it or by a task."""
+    def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> tuple[Host, bool]:
+        """Begins a program that makes a source, by putting it or by a task. Returns its host, and
+        whether it is a task."""
         chance = self.chance
         late = chance.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * chance.random()
         by_task = chance.random() < 0.4
@@ -103,25 +115,30 @@ class Workload(Programs):
             if by_task and ref is not None:  # a program's tasks end with it
                 c.wait([ref], timeout=HANGS_S)
             board.find(f"{name} is not needed")
+            if f"{name} is not needed" not in board.ids:  # its users were too slow, and may fail
+                self.world.struck.add(host.place)
 
-        self.program(chance.choice(hosts), f"source {name}", body)
+        host = chance.choice(hosts)
+        self.program(host, f"source {name}", body, self.holds_on(host, tasks=by_task))
+        return host, by_task
 
     # -- kinds of programs -----------------------------------------------------------------------
 
     def _some_gets(self) -> None:
-        """One object that is wanted in many places at nearly the same time."""
+        """One object that programs on many hosts read at nearly the same time."""
         hosts, chance = self.hosts(), self.chance
         if not hosts:
             return
         many = chance.randint(1, len(hosts))
         leaf = Leaf(self.salt(), 0, max(1, self.items(many)))
         name = f"object {self._operations}"
-        self._source(hosts, leaf, name)
+        maker, by_task = self._source(hosts, leaf, name)
         users = [0]
         for host in chance.sample(hosts, many):
             users[0] += 1
-            self.program(host, f"get of {name}", partial(self._get, name, leaf, users,
-                          chance.random() * 0.05))  # fmt: skip
+            get = partial(self._get, name, leaf, users, chance.random() * 0.05)
+            holds = self.holds_on(host, maker, tasks=by_task)
+            self.program(host, f"get of {name}", get, holds)
 
     def _get(self, name: str, leaf: Leaf, users: list[int], late: float, c: Cluster) -> None:
         import time
@@ -179,7 +196,8 @@ class Workload(Programs):
             if not np.array_equal(value, expected):
                 raise WrongBytes(f"tasks {salt} made {value[:8]}")
 
-        self.program(chance.choice(hosts), f"tasks {salt}", body)
+        host = chance.choice(hosts)
+        self.program(host, f"tasks {salt}", body, self.holds_on(host, tasks=True))
 
     def _collective(self) -> None:
         hosts, chance = self.hosts(), self.chance
@@ -206,11 +224,15 @@ class Workload(Programs):
         operation = Operation(number, kind, leaves, num, least, ordered)
         names = [f"source {index} of {number}" for index in range(count)]
         makers = [chance.choice(hosts)] if chance.random() < 0.2 else hosts
-        for leaf, name in zip(leaves, names, strict=True):
-            self._source(makers, leaf, name)
-        asker = chance.choice(hosts)
-        ask = partial(self._ask, operation, names, deadline, self._to(kind, count, hosts))
-        self.program(asker, f"{kind} {number}", ask)
+        sources = [
+            self._source(makers, leaf, name) for leaf, name in zip(leaves, names, strict=True)
+        ]
+        asker, to = chance.choice(hosts), self._to(kind, count, hosts)
+        part = [host for host in hosts if to is None or f"h{host.number}" in to]
+        part += [asker, *(host for host, _ in sources)]
+        tasks = any(by_task for _, by_task in sources)
+        ask = partial(self._ask, operation, names, deadline, to, part, tasks)
+        self.program(asker, f"{kind} {number}", ask, self.holds_on(*part, tasks=tasks))
 
     def _to(self, kind: str, count: int, hosts: list[Host]) -> list[str] | None:
         chance = self.chance
@@ -229,16 +251,19 @@ class Workload(Programs):
         names: list[str],
         deadline: float | None,
         to: list[str] | None,
+        took: list[Host],
+        tasks: bool,
         c: Cluster,
     ) -> None:
+        """took: the hosts that take part. tasks: whether tasks make sources."""
         refs: list[Any] = []
         try:
             for name in names:
                 refs.append(self.ref(c, name))
-                if refs[-1] is None:  # it will never be there
+                if refs[-1] is None:  # that source will never be there
                     break
             else:
-                self._run(operation, refs, deadline, to, c)
+                self._run(operation, refs, deadline, to, took, tasks, c)
         finally:
             for name in names:
                 self.board.publish(f"{name} is not needed", None)
@@ -249,6 +274,8 @@ class Workload(Programs):
         refs: list[Any],
         deadline: float | None,
         to: Any,
+        took: list[Host],
+        tasks: bool,
         c: Cluster,
     ) -> None:
         kind, what = operation.kind, f"{operation.kind} {operation.number}"
@@ -268,7 +295,7 @@ class Workload(Programs):
         if len(results) > 1 and self.chance.random() < 0.3:  # the others must still be readable
             dropped = self.chance.randrange(len(results))
             c.delete([results[dropped]])
-        self._read_elsewhere(operation, results, dropped)
+        self._read_elsewhere(operation, results, dropped, took, tasks)
         for part, ref in enumerate(results):
             if part == dropped:
                 continue
@@ -294,8 +321,15 @@ class Workload(Programs):
         except TimeoutError as error:
             raise WrongEnd(f"{what} hangs") from error
 
-    def _read_elsewhere(self, operation: Operation, results: list[Any], dropped: int) -> None:
-        """Other programs read the results, soon or late, except for one that is deleted."""
+    def _read_elsewhere(
+        self,
+        operation: Operation,
+        results: list[Any],
+        dropped: int,
+        took: list[Host],
+        tasks: bool,
+    ) -> None:
+        """Begins programs that read the results, soon or late, except for one that is deleted."""
         hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
@@ -305,7 +339,9 @@ class Workload(Programs):
                 if hosts and part != dropped and chance.random() < 0.4:
                     late = chance.random() * self.span_s
                     read = partial(self._read, operation, name, part, len(results), late, done)
-                    self.program(chance.choice(hosts), f"reader of {name}", read)
+                    host = chance.choice(hosts)
+                    holds = self.holds_on(host, *took, tasks=tasks)
+                    self.program(host, f"reader of {name}", read, holds)
                 else:
                     self.board.publish(done, None)
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-# When the kernel ends a connection whose data is not acknowledged (transport/listen.py).
+# Time after which the kernel ends a connection whose data is not acknowledged; see
+# transport/listen.py.
 UNACKNOWLEDGED_S = 40.0
 HOME_BASE = 1000  # in a cluster host ids are random; here they are consecutive from this number on
 MANAGER_PLACE = 0
@@ -39,7 +40,7 @@ RESTART_S = 0.001  # the least time in which a supervisor forks another manager
 
 
 class World:
-    """One cluster. The first host has the manager; it never dies if there is no standby."""
+    """One cluster. The first host has the manager; that host never dies if there is no standby."""
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
@@ -55,10 +56,12 @@ class World:
         self.managers = 0  # how many managers have died
         self.calls_begun = 0  # calls of Groups begun by any member
         self.taken_over = 0  # how often a standby has won
-        # Its host, and the request to start it.
+        # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[Host, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
         self.left: set[Host] = set()  # lives that were asked to leave
+        self.went: set[Host] = set()  # those of them whose node has ended by itself
+        self.struck: set[int] = set()  # machines at which any fault has struck
         # Lives whose node ended because it learned that it had been given up.
         self.gave_up: list[Host] = []
         self._introduction = Introduction(HOME_BASE, software_versions())
@@ -120,7 +123,7 @@ class World:
         if not self.lives:
             self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
-            near = self.manager.near(self.manager.loop)  # its loop is replaced by the node's
+            near = self.manager.near(self.manager.loop)  # Host replaces this loop by its node's
         host = Host(self.around, place, home, self.end, self._start_standby, near)
         self.lives.append(host)
         return host
@@ -143,10 +146,14 @@ class World:
         if not host.alive:
             return
         self.timeline.note(f"host {host.place} ends: {why}")
+        self.struck.add(host.place)
         host.die()
         self.lost.append(host)
-        if host.node.rooms.life.stopping and host not in self.left:
-            self.gave_up.append(host)
+        if host.node.rooms.life.stopping:
+            if host in self.left:
+                self.went.add(host)
+            else:
+                self.gave_up.append(host)
         if host is self.lives[0]:
             self._end_manager()
             self.board.kept_open.discard(self.around.manager_at)
@@ -169,9 +176,9 @@ class World:
     def _manager_turned(self) -> None:
         """A manager or standby has had a turn: checks that at most one may decide, and ends one
         that steps down."""
-        managers = [one for one in (self.manager, self.standby) if one is not None]
-        deciding = [one for one in managers if one.decides]
-        assert len(deciding) < 2, "the manager and the standby both decide"
+        if self.manager is not None and self.standby is not None:
+            both = self.manager.decides and self.standby.decides
+            assert not both, "the manager and the standby both decide"
         if self.manager is not None and self.manager.is_out:
             self.end(self.lives[0], "its manager steps down")
         elif self.standby is not None and self.standby.is_out:
@@ -220,8 +227,8 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """The manager's host is gone for good: an operator promotes the standby, in case fewer than
-        a majority are left to vote."""
+        """Called when the manager's host is gone for good: an operator promotes the standby, in
+        case fewer than a majority of nodes are left to vote."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
@@ -233,6 +240,7 @@ class World:
         lan = host.node.lan
         if lan is not None and host.node.rooms.management.home != host.home:
             self.left.add(host)
+            self.struck.add(place)
             host.loop.run(lan.draining.begin)
 
     def kill_one(self, chance: random.Random) -> None:
@@ -251,6 +259,7 @@ class World:
         """Kills a process, as SIGKILL does."""
         self.timeline.note(f"{process.name} on host {host.place} is killed")
         self.killed += 1
+        self.struck.add(host.place)
         host.kill(process)
 
     # -- obstacles -------------------------------------------------------------------------------
@@ -258,6 +267,7 @@ class World:
     def stop(self, place: int) -> None:
         """Stops a machine."""
         self.stops += 1
+        self.struck.add(place)
         self.network.stop(place)
 
     def go_on(self, place: int) -> None:
@@ -265,9 +275,10 @@ class World:
         self.network.go_on(place)
 
     def cut(self, some: set[int], others: set[int]) -> None:
-        """Cuts all traffic between these hosts; their connections end when nothing was acknowledged
-        for long."""
+        """Cuts all traffic between these hosts. Their connections end if they are cut off from each
+        other UNACKNOWLEDGED_S later."""
         self.cuts += 1
+        self.struck |= some | others
         self.network.separate(some, others)
         self.timeline.after(UNACKNOWLEDGED_S, self._give_up, some, others)
 
@@ -278,12 +289,13 @@ class World:
                     self.reset(one, other)
 
     def heal(self, some: set[int], others: set[int]) -> None:
-        """Ends such a cut."""
+        """Ends a cut that `cut` has made."""
         self.network.join(some, others)
 
     def reset(self, one: int, other: int) -> None:
         """Resets all connections between two machines."""
         self.resets += 1
+        self.struck |= {one, other}
         for stream in self.board.between(one, other):
             stream.out.close()
             stream.peer.out.close()
