@@ -86,6 +86,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--execute", action="store_true", help="each cluster's supervisor is executed, as for users"
+    )
+
+
 def pytest_report_header() -> str:
     if not SHARED_BECAUSE:
         return "/dev/shm: private to this run"
@@ -93,6 +99,18 @@ def pytest_report_header() -> str:
         f"/dev/shm: shared with other programs ({SHARED_BECAUSE}): only names that living "
         "processes of this run hold are judged"
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def supervisors_of_a_template(no_orphans: None, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Supervisors are forked from a process that has imported everything (tests/prefork.py)."""
+    if pytestconfig.getoption("execute") or os.uname().machine not in ("x86_64", "aarch64"):
+        yield
+        return
+    from tests.prefork import preforked
+
+    with preforked():
+        yield
 
 
 @pytest.fixture(autouse=True)

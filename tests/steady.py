@@ -161,8 +161,8 @@ def run(
 
 
 def summary(text: str) -> dict[str, Any]:
-    """The counts in pytest's last line, and the names of what failed."""
-    lines = [line for line in text.splitlines() if SUMMARY.search(line) and " in " in line]
+    """The counts in pytest's last line, and the names of what failed. mypy counts errors too."""
+    lines = [line for line in text.splitlines() if line.startswith("=") and SUMMARY.search(line)]
     counts = {word.rstrip("s") if word == "errors" else word: int(number)
               for number, word in SUMMARY.findall(lines[-1] if lines else "")}  # fmt: skip
     return {

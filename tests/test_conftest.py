@@ -54,6 +54,7 @@ def inner(
             "-m",
             "pytest",
             "-q",
+            "--execute",
             "-p",
             "no:cacheprovider",
             "-k",

@@ -1,11 +1,15 @@
 """Errors: their bases, their public place, and that they survive the way between processes."""
 
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import cloudpickle
+import msgspec
 import pytest
 
 import hoplite_mp
@@ -136,3 +140,18 @@ def test_other_names_are_missing_as_ever() -> None:
     for module in (hoplite_mp, errors):
         with pytest.raises(AttributeError, match="no attribute 'LostError'"):
             module.LostError  # noqa: B018
+
+
+def test_a_tree_that_was_not_built_says_so(tmp_path: Path) -> None:
+    """As PYTHONPATH finds it in a clone before `make build`."""
+    package = Path(hoplite_mp.__file__).parent
+    shutil.copytree(package, tmp_path / "hoplite_mp", ignore=shutil.ignore_patterns("*.so"))
+    for code in ("import hoplite_mp; hoplite_mp.Cluster", "from hoplite_mp import Group"):
+        # Without -S an installation that is editable would lend its compiled modules.
+        path = os.pathsep.join([str(tmp_path), str(Path(msgspec.__file__).parents[1])])
+        ended = subprocess.run(
+            [sys.executable, "-S", "-c", code],
+            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert ended.returncode
+        assert f"are missing in {tmp_path / 'hoplite_mp'}: run `make build`" in ended.stderr

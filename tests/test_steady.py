@@ -15,7 +15,8 @@ import pytest
 
 STEADY = Path(__file__).with_name("steady.py")
 GREEN = "echo '====== 7 passed, 2 skipped, 1 deselected in 3.05s (0:00:03) ======'"
-RED = f"{GREEN}; echo 'FAILED tests/a.py::test_b[x y] - AssertionError: no'; exit 2"
+MYPY = "echo 'Found 3 errors in 1 file (checked 9 source files)'"
+RED = f"{GREEN}; echo 'FAILED tests/a.py::test_b[x y] - AssertionError: no'; {MYPY}; exit 2"
 
 
 @pytest.fixture
@@ -66,6 +67,7 @@ def test_one_red_run_is_named_and_not_forgotten(tree: Path) -> None:
     assert done.returncode == 1
     assert "run 1 failed: tests/a.py::test_b[x y]" in done.stdout
     assert done.stdout.count("  green") == 5
+    assert [one["failed"] for one in recorded(tree)] == [0] * 6
     assert steady(tree, GREEN).returncode == 1
     assert steady(tree, GREEN, "--again").returncode == 0
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import hoplite_mp
@@ -147,6 +148,25 @@ def test_waiting_for_a_later_call_to_itself(c: hoplite_mp.Cluster) -> None:
         counter.call_me(counter).result(20)
     other = c.actor(Counter, 41)
     assert counter.call_me(other).result(20) == 42
+
+
+class Lives:
+    """Says which process it lives in."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_an_actor_ends_soon_after_a_last_call_for_which_nobody_has_waited() -> None:
+    with hoplite_mp.Cluster(workers=0) as c:  # of its own: nothing else keeps its threads awake
+        runtime = c._runtime
+        collector = runtime.submitter.collector
+        collector.start()
+        eventually(lambda: collector._resting)
+        call = c.actor(Lives).pid()
+        eventually(lambda: runtime.tasks.done(call._oid))
+        pid = call.result(0)
+        eventually(lambda: not psutil.pid_exists(pid))
 
 
 class Sends:

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -39,6 +40,8 @@ class Census:
 
     counted: dict[str, Any]
     processes: dict[str, tuple[int, int, int]]
+    files: dict[str, list[str]] = dataclasses.field(default_factory=dict, compare=False)
+    """Those of the process with the most."""
 
     def with_workers(self, more: int) -> Census:
         """The same with more of them; who leads them has a line and two pipes to each."""
@@ -48,15 +51,23 @@ class Census:
             else (some, fds + WORKER_FDS * more, threads)
             for name, (some, fds, threads) in self.processes.items()
         }
-        return Census(self.counted, processes)
+        return Census(self.counted, processes, self.files)
+
+    def with_imports(self) -> Census:
+        """The same with a descriptor of the driver in a worker: a worker has one as soon as a task
+        in it has imported multiprocessing, for example because the task meets BrokenProcessPool. A
+        worker that has just begun may have it too, if it runs a task that is tried again."""
+        some, fds, threads = self.processes[WORKER]
+        processes = {**self.processes, WORKER: (some, fds + 1, threads)}
+        return Census(self.counted, processes, self.files)
 
     def with_caches(self, workers: int) -> Census:
         """The same with what workers may keep for later: functions that they have sent, a thread
-        that collects."""
+        that collects, an import."""
         counted = {**self.counted, "objects": self.counted["objects"] + workers * FUNCTIONS}
-        some, fds, threads = self.processes[WORKER]
+        some, fds, threads = self.with_imports().processes[WORKER]
         processes = {**self.processes, WORKER: (some, fds, threads + 1)}
-        return Census(counted, processes)
+        return Census(counted, processes, self.files)
 
     def more_than(self, before: Census) -> list[str]:
         """What there is too much of, or too little, in words."""
@@ -75,24 +86,37 @@ class Census:
                 wrong.append(f"{name}: {now} processes, not {then}")
             elif now[1] > then[1] or now[2] > then[2]:
                 wrong.append(f"{name}: (processes, descriptors, threads) {now}, not {then}")
+                wrong += [f"files {self.files.get(name)}", f"before {before.files.get(name)}"]
         return wrong
 
 
 def census(parents: list[psutil.Process], counted: dict[str, Any]) -> Census:
     """Of those processes and all below them."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    found: dict[str, list[tuple[list[str], int]]] = defaultdict(list)
     family = [*parents, *(one for parent in parents for one in parent.children(recursive=True))]
     for one in family:
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             if one.status() != psutil.STATUS_ZOMBIE:
-                found[one.name()].append(
-                    (len(os.listdir(f"/proc/{one.pid}/fd")), one.num_threads())
-                )
+                found[one.name()].append((files_of(one.pid), one.num_threads()))
+    files = {name: max((files for files, _ in some), key=len) for name, some in found.items()}
     processes = {
-        name: (len(some), max(fds for fds, _ in some), max(threads for _, threads in some))
+        name: (len(some), len(files[name]), max(threads for _, threads in some))
         for name, some in found.items()
     }
-    return Census(counted, processes)
+    return Census(counted, processes, files)
+
+
+def files_of(pid: int) -> list[str]:
+    """Its descriptors, each with what it is of."""
+    folder = Path(f"/proc/{pid}/fd")
+    numbers = sorted(map(int, os.listdir(folder)))
+    found = []
+    for number in numbers:
+        try:
+            found.append(f"{number} {os.readlink(folder / str(number))}")
+        except FileNotFoundError:  # closed meanwhile
+            found.append(f"{number} ?")
+    return found
 
 
 def steady(look: Callable[[], Census]) -> Census:

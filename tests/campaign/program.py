@@ -141,7 +141,7 @@ class Program(Company):
         before = before.with_workers(self.grown)
         settled(self.census, before.with_caches(self.workers + self.grown))
         self.renew()
-        settled(self.census, before)
+        settled(self.census, before.with_imports())
         self.end(self.maker)
         return dict(faults.made)
 

@@ -73,6 +73,7 @@ class Player:
         self.held: list[tuple[int, Any]] = []
         self.views: list[Any] = []
         self.blocks: list[int] = []
+        self.lent: list[tuple[Any, Any]] = []  # blocks that others may read, or this one may write
         self.inner: dict[int, list[Any]] = {}
         self.pending: dict[int, tuple[Any, list[Any]]] = {}
         self.untaken: list[tuple[int, list[Any]]] = []
@@ -90,6 +91,7 @@ class Player:
             (self.drain, 4),
             (self.house, 6),
             (self.array, 3),
+            (self.lend, 6),
             (self.wait, 1),
         ]
 
@@ -171,6 +173,31 @@ class Player:
             block.become(oid)
             self.held.append((oid, self.client.hold(oid, False)))
         self.views = [*self.views[-3:], block]
+
+    def lend(self) -> None:
+        """A block that others read for a while, and that is then written again in its place: who
+        sees a payload sees all of it."""
+        if len(self.lent) < 4:
+            size = self.random.choice((500, BIG_BYTES))
+            data = payload(self.client.home, self.random.getrandbits(64), size, [])
+            at = self.big() if size == BIG_BYTES else self.allocate(len(data))
+            if at:
+                self.lent.append((self.client.block(at, len(data)), None))
+            return
+        block, hold = self.lent.pop(self.random.randrange(4))
+        if hold is None:
+            size = len(block) - len(payload(self.client.home, 0, 0, []))
+            seed = self.random.getrandbits(64)
+            memoryview(block)[:] = payload(self.client.home, seed, size, [])
+            hold = block.lend()
+            self.board.words[self.board.shared(self.random.getrandbits(16))] = hold.oid
+            self.lent.append((block, hold))
+        elif block.recall():
+            assert not block.published or self.client.state(hold.oid) == STATE["DELETED"]
+            if not block.published:
+                self.lent.append((block, None))
+        elif self.random.random() < 0.9:  # else it goes while somebody reads it
+            self.lent.append((block, hold))
 
     def drop(self) -> None:
         if self.held:
@@ -315,6 +342,7 @@ class Player:
             assert time.monotonic() < deadline, f"tasks are lost: {self.lost()}"
         self.held.clear()
         self.views.clear()
+        self.lent.clear()
         self.house()
 
     def lost(self) -> str:

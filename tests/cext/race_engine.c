@@ -46,7 +46,7 @@ static void *hear(void *argument) {
             if (event->kind == EVENT_CLOSED) host->closed[event->number] = 1;
             pthread_cond_broadcast(&host->told);
             pthread_mutex_unlock(&host->lock);
-            free(event);
+            event_free(event);
         }
     }
     return NULL;
@@ -120,7 +120,9 @@ static void *drive_out(void *argument) {
     uint64_t cell;
     char reason[REASON_BYTES];
     int found;
-    while ((found = driven_wait_frame(engine, driven->link, WAIT_S, &frame, &cell, reason)) >= 0) {
+    char *small;
+    while (driven_enter(engine), (found = driven_wait_frame(engine, driven->link, WAIT_S, &frame,
+                                                            &cell, &small, reason)) >= 0) {
         if (!found) continue;
         bool went = write_all(driven->out, (char *)&frame, FRAME_BYTES);
         if (went && frame.length)
@@ -140,8 +142,8 @@ static void *drive_in(void *argument) {
     int kind, found;
     uint32_t bytes;
     uint64_t cell, offset;
-    while ((found = driven_wait_place(engine, driven->link, WAIT_S, &kind, &bytes, &cell, &offset,
-                                      reason)) >= 0) {
+    while (driven_enter(engine), (found = driven_wait_place(engine, driven->link, WAIT_S, &kind, &bytes,
+                                                            &cell, &offset, reason)) >= 0) {
         if (!found) continue;
         char *place = kind == PLACE_HEADER ? header : scratch;
         if (kind == PLACE_CELL) place = bytes_of(driven, cell) + offset;
@@ -234,7 +236,7 @@ int main(void) {
     static struct host hosts[ENGINES];
     static struct driven ways[2];
     for (int i = 0; i < ENGINES; i++) {
-        hosts[i].engine = engine_new((uint64_t)i + 1, 64 * 1024, 100);
+        hosts[i].engine = engine_new((uint64_t)i + 1, 64 * 1024, 100, true);
         check(hosts[i].engine, "no engine");
         pthread_mutex_init(&hosts[i].lock, NULL);
         pthread_cond_init(&hosts[i].told, NULL);

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp import _tasks
 from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, POOL, STATE, Host
-from tests.cext.test_tasks import KIND_TASK, Party
+from tests.cext.test_tasks import KIND_TASK, Party, ended, fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NO = _tasks.NO_FLOOR
+ROUNDS = 20
 OFF_WAITING = 160  # as in shm_layout.h: waiting_id of a client slot
 
 
@@ -90,6 +93,37 @@ def test_a_full_bag_says_so_and_has_room_again(host: Host) -> None:
     assert taken(worker, 2) == oids[:2]
     assert sender.ranked.post(one_more, sender.bag)
     assert taken(worker, len(oids)) == [one_more, *oids[2:], 0]
+
+
+def test_equals_stay_in_order_while_others_are_posted(host: Host) -> None:
+    """One core for both: a consumer is stopped in the middle of its look at the bag, the producer
+    fills places before and behind that one, and the consumer goes on."""
+    sender, cores = Sender(host), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        for _ in range(ROUNDS):
+            stale = [sender.send(-1) for _ in range(_tasks.RANKED_HINTS_MAX)]
+            assert all(sender.tasks.cancel(oid) == 1 for oid in stale)
+            oids = [sender.send(0, posts=False) for _ in stale]
+            pid = fork(partial(consume, host, oids))
+            for oid in oids:
+                while not sender.ranked.post(oid, sender.bag):
+                    os.sched_yield()
+            assert ended(pid) == 0
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def consume(host: Host, oids: list[int]) -> None:
+    worker = Party(host)
+    found: list[int] = []
+    while len(found) < len(oids):
+        if oid := worker.tasks.next(POOL, 0):
+            found.append(oid)
+        else:
+            os.sched_yield()
+    assert worker.tasks.next(POOL, 0) == 0
+    assert found == oids, [(i, oids.index(oid)) for i, oid in enumerate(found) if oid != oids[i]]
 
 
 def test_a_queue_that_was_a_bag_is_a_ring_again(host: Host) -> None:

@@ -117,7 +117,6 @@ MALFORMED = [
     (dict(pull=2), "nobody has asked"),
     (dict(pull=2**32 - 1), "nobody has asked"),
     (dict(pull=0), "without a pull"),
-    (dict(block_crc=1), "checksum"),
     (dict(type=REFUSED, reason=9, block=b""), "reason"),
     (dict(type=REFUSED, reason=0, block=b""), "reason"),
     (dict(type=REFUSED, reason=CANCELLED, block=b"", block_crc=0), "was not sent"),
@@ -153,17 +152,49 @@ def test_every_flipped_header_byte(host: Host, byte: int, checksum: bool) -> Non
     assert host.engine.watermark(pulled.cell) == 0
 
 
+def spoiled(frame: Frame) -> bytes:
+    """The frame with a bit of its block flipped."""
+    found = bytearray(frame.pack())
+    found[-1000] ^= 4
+    return bytes(found)
+
+
 def test_a_flipped_bit_of_a_block(host: Host) -> None:
-    """What came before it stays; the block that is spoiled does not count."""
+    """What came before it stays; the block that is spoiled does not count, and the rest can be
+    pulled anew over the same link."""
     peer = Peer(host)
     pulled = Pulled(host, peer)
     peer.send(pulled.data(0, bytes(16384)))
-    spoiled = bytearray(pulled.data(16384, bytes(16384)).pack())
-    spoiled[-1000] ^= 4
-    peer.socket.sendall(spoiled)
-    assert lost(host, peer) == "a block does not match its checksum"
+    peer.socket.sendall(spoiled(pulled.data(16384, bytes(16384))))
+    host.wait_for(_engine.PULL_FAILED, pulled.cell, "a block does not match its checksum")
     assert host.engine.watermark(pulled.cell) == 16384
+    cancel = peer.receive()
+    assert (cancel.type, cancel.pull) == (CANCEL, pulled.request.pull)
+    host.engine.pull(pulled.cell, peer.link)
+    again = peer.receive()
+    assert (again.type, again.offset) == (REQUEST, 16384)
+    peer.send(pulled.data(32768, b"z" * 1000))  # it crosses the CANCEL, and goes nowhere
+    peer.send(Frame(REFUSED, pull=cancel.pull, reason=CANCELLED))
+    rest = b"y" * (NBYTES - 16384)
+    peer.send(Frame(DATA, KEY, again.pull, 16384, NBYTES, block=rest))
+    host.filled(pulled.cell)
+    assert pulled.buffer[MARGIN:-MARGIN] == bytes(16384) + rest
     pulled.check_margins()
+    peer.close()
+
+
+def test_a_flipped_bit_of_the_last_block(host: Host) -> None:
+    """Nothing is cancelled that is over: its number is free at once."""
+    peer = Peer(host)
+    pulled = Pulled(host, peer)
+    peer.socket.sendall(spoiled(pulled.data(0, bytes(NBYTES))))
+    host.wait_for(_engine.PULL_FAILED, pulled.cell)
+    host.engine.pull(pulled.cell, peer.link)
+    again = peer.receive()
+    assert (again.type, again.offset) == (REQUEST, 0)
+    peer.send(Frame(DATA, KEY, again.pull, 0, NBYTES, block=b"y" * NBYTES))
+    host.filled(pulled.cell)
+    peer.close()
 
 
 @pytest.mark.parametrize("seed", range(20))

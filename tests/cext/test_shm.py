@@ -45,6 +45,32 @@ def exit_code(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def test_nothing_else_is_in_the_gaps_of_a_payload(host: Host) -> None:
+    """Buffers stand at multiples of 64; what lies before them was another object's, or the stack's,
+    and would be read by other processes and sent to other hosts."""
+    client = host.with_span(spans=8)
+    at = client.allocate(300)
+    client.write(at, b"\xff" * 300, [], [])
+    head, parts, places = b"head", [memoryview(b"one"), memoryview(b"two")], [64, 192]
+    wanted = bytearray(195)
+    wanted[:4], wanted[64:67], wanted[192:] = b"head", b"one", b"two"
+    for write in (client.write, client.write_cold):
+        client.write(at, b"\xff" * 300, [], [])
+        write(at, head, parts, places)
+        oid = client.publish(at, 195, False)
+        assert bytes(client.view(oid)) == wanted
+        client.release(oid)
+        at = client.allocate(300)
+    client.write(at, b"\xff" * 300, [], [])
+    client.write(at, head.ljust(64, b"\0"), [], [])
+    client.write(at, b"", parts, places)  # the head is there already
+    assert bytes(client.view(client.publish(at, 195, False))) == wanted
+    for _ in range(10):
+        oid = client.publish_inline(head, parts[:1], places[:1], 67, False)
+        assert bytes(client.view(oid)) == wanted[:67]
+        client.release(oid)
+
+
 # -- small blocks -----------------------------------------------------------------------------
 
 

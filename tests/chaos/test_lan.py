@@ -265,6 +265,7 @@ def settled(examples: int) -> Any:
     )
 
 
+@pytest.mark.timeout(300)
 @settled(FEW)
 @given(st.lists(STEPS, min_size=15, max_size=15))
 def test_chaos(lan_permitted: None, steps: list[tuple[Any, ...]]) -> None:

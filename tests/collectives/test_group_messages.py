@@ -450,3 +450,31 @@ def test_the_group_is_waited_for(cluster: Cluster) -> None:
         with cluster.group("waited", 2, 1, timeout=20) as other:
             assert other.recv() == "early"
         sent.join()
+
+
+def test_each_receive_waits_for_a_whole_group_as_long_as_it_says() -> None:
+    """The limit of the first `recv_async` was that of all later ones."""
+    with hoplite_mp.Cluster(workers=0) as c:
+        g = c.group("never whole", size=2, rank=0, timeout=0.2)
+        assert g.probe(timeout=0) is None
+        with pytest.raises(HopliteTimeoutError):
+            g.recv_async().result(30)
+        later = g.recv_async(timeout=20)
+        with pytest.raises(TimeoutError):
+            later.result(0.5)
+        assert not later.done()
+        later.cancel()
+        begun = time.monotonic()
+        with pytest.raises(HopliteTimeoutError):
+            g.barrier()
+        assert time.monotonic() - begun > 0.19
+        g.close()
+
+
+def test_a_timeout_without_end() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        g = c.group("alone", size=1, timeout=float("inf"))
+        assert g.allreduce(1) == 1
+        futures = [c.submit(abs, -3)]
+        assert [f.result() for f in hoplite_mp.as_completed(futures, timeout=1e11)] == [3]
+        assert list(c.map(abs, [-1], ordered=False, timeout=float("inf"))) == [1]

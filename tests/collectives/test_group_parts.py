@@ -11,6 +11,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import PeerLostError
+from hoplite_mp.protocol.fields import NAME_CHARS_MAX
+from hoplite_mp.splitting import split_name
 from tests.collectives.helpers import Gate, bits, eventually
 from tests.collectives.test_group_calls import in_threads
 
@@ -210,3 +212,12 @@ def test_who_dies_before_it_has_joined_is_a_dead_rank(workers: Cluster, tmp_path
     tasks = [run.submit(member, rank, tmp_path) for rank in range(3)]
     found = [tasks[rank].result(30) for rank in (0, 2)]
     assert found == [(3, rank, [0, None, 2], (0, 2)) for rank in (0, 2)]
+
+
+def test_other_members_other_name() -> None:
+    """A call may be decided again without a host that has read the first decision, and left."""
+    first, again = [(1, "a"), (3, "b"), (5, "c")], [(1, "a"), (3, "b")]
+    names = {split_name("g" * 200, 9, 8, 1, peers) for peers in (first, again, first)}
+    assert len(names) == 2
+    most = split_name("g" * 200, 1 << 60, 1 << 60, -(1 << 62), [(63, "x"), (0, "y")])
+    assert len(most) <= NAME_CHARS_MAX

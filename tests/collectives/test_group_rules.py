@@ -246,6 +246,50 @@ def _settled(cluster: Cluster) -> tuple[int, ...]:
     return (first,) if first == cluster.stats()["objects"] else ()
 
 
+def test_why_an_operation_does_not_fit_is_told_whole_by_processes_that_have_stored_nothing(
+    cluster: Cluster,
+) -> None:
+    """The text is longer than what lies beside a header, and they have no room of their own yet."""
+
+    def peer(rank: int, size: int) -> list[str]:
+        group = hoplite_mp.current().group("does not fit", size, rank)
+        seen = []
+        for x, op in ((np.ones(4), "xor"), (np.ones(4) * 1j, "or")):
+            with pytest.raises(ValueError, match="not supported") as caught:
+                group.allreduce(x, op)
+            seen.append(str(caught.value))
+        return seen
+
+    for future in cluster.spmd(peer, 2, 2):
+        for text, ufunc in zip(future.result(30), ("bitwise_xor", "bitwise_or"), strict=True):
+            assert text.startswith(f"ufunc '{ufunc}' not supported for the input types")
+            assert text.endswith("casting rule ''safe''")
+
+
+@pytest.mark.parametrize("length", [4, 300_000])
+def test_an_out_that_may_not_be_written_is_refused(cluster: Cluster, length: int) -> None:
+    with cluster.group("read-only", 1) as group:
+        out = np.zeros(length)
+        out.flags.writeable = False
+        with pytest.raises(ValueError, match="out is read-only"):
+            group.allreduce(np.ones(length), out=out)
+        assert group.allreduce(1.0) == 1.0
+
+
+def test_without_any_room_such_a_text_is_cut(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreFullError("the reserve for errors is in use")
+
+    with cluster.group("full", 1) as group:
+        group.barrier()
+        monkeypatch.setattr(cluster._runtime.memory, "allocate_error", full)
+        with pytest.raises(ValueError, match="ufunc 'bitwise_xor' not supp"):
+            group.allreduce(np.ones(4), "xor")
+        assert group.allreduce(1.0) == 1.0
+
+
 @pytest.mark.parametrize("mistake", ["op", "parts", "root", "pickle"])
 def test_a_mistake_of_one_rank_is_everybodys(cluster: Cluster, mistake: str) -> None:
     def peer(rank: int, size: int, mistake: str) -> list[str]:

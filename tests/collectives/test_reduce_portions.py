@@ -120,3 +120,14 @@ def test_nothing_of_it_stays(small: Cluster) -> None:
     small.get(result, timeout=20)
     del refs, result
     eventually(lambda: small.stats()["bytes_used"] <= before, "that it is given back")
+
+
+def test_nothing_stays_of_one_whose_first_portion_has_a_mistake(small: Cluster) -> None:
+    before = small.stats()["bytes_used"]
+    refs = [small.put(array) for array in sources(np.float16)]
+    refs.insert(1, small.put(np.zeros(SOURCE_BYTES // 8, np.float64)))
+    for _ in range(4):
+        with pytest.raises(ValueError, match="sources differ"):
+            small.get(small.reduce(refs, "mean", reproducible=True), timeout=20)
+    del refs
+    eventually(lambda: small.stats()["bytes_used"] <= before, "that it is given back")

@@ -209,6 +209,8 @@ def test_what_is_refused(cluster: Cluster) -> None:
             pg.allgather([[torch.empty(1)] * 2], [torch.empty(1)])
         with pytest.raises(ValueError, match="an output of 4 elements is not 3 times"):
             pg.all_gather_single(torch.empty(4), torch.empty(1))
+        with pytest.raises(ValueError, match=r"output has the dtype torch.int32.*torch.float32"):
+            pg.reduce_scatter([torch.zeros(2, dtype=torch.int32)], [[torch.ones(2)] * 3])
         with pytest.raises(ValueError, match=r"splits \[1, 1, 2\] do not cut 3 rows"):
             pg.all_to_all_single(torch.empty(3), torch.empty(3), [], [1, 1, 2])
         # What is wrong on one rank is an error on all.

@@ -24,6 +24,7 @@ from joblib import Parallel, delayed, parallel_config
 import hoplite_mp
 import hoplite_mp.integrations.joblib as ours
 from hoplite_mp.client.carried import Carried
+from hoplite_mp.errors import NodeLostError
 from hoplite_mp.integrations import joblib_pools
 from tests.tasks.helpers import announce, eventually
 
@@ -461,3 +462,14 @@ def test_calls_inside_of_tasks(backend: str | None) -> None:
     assert set(Parallel()(delayed(backend_inside)() for _ in range(2))) == {"ThreadingBackend"}
     found = Parallel(batch_size=1)(delayed(inside)(number, backend) for number in range(6))
     assert found == [[number**i for i in range(5)] for number in range(6)]
+
+
+def test_workers_begin_on_the_nodes_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given cluster's first call was on a node that is gone by now."""
+    gone = [("h7", 1)]
+    with hoplite_mp.Cluster(workers=2) as c, parallel_config(backend=NAME, cluster=c):
+        with monkeypatch.context() as patch:
+            patch.setattr(joblib_pools, "_places", lambda cluster: gone)
+            with pytest.raises((ValueError, NodeLostError), match="h7"):
+                Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3))
+        assert Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]

@@ -170,6 +170,38 @@ class Host:
                 bucket = ("tbf", "rate", rate, "burst", BURST, "limit", LIMIT)
                 _run(*prefix, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
 
+    def narrow(self, other: Host, rate: str) -> None:
+        """What comes from that host (IPv4) is limited to this rate on its way, as by a slower
+        switch in between; what comes from others by the link alone, as before. Until the next
+        shape(down=...)."""
+        port = f"port{self.number}"
+        tc = (*self.lan.enter(), "tc")
+        if self.lan.rate == UNLIMITED:
+            raise ValueError("a path can only be narrower than a link that is limited")
+        link = ("htb", "rate", self.lan.rate, "burst", BURST, "quantum", "65536")
+        path = ("htb", "rate", rate, "burst", BURST, "quantum", "65536")
+        if "htb 1:" not in _run(*tc, "qdisc", "show", "dev", port):
+            tree = ("root", "handle", "1:", "htb", "default", "1")
+            _run(*tc, "qdisc", "replace", "dev", port, *tree)
+            _run(*tc, "class", "add", "dev", port, "parent", "1:", "classid", "1:ff", *link)
+            self._leaf(port, "1:1", link)
+        leaf = f"1:{other.number + 1:x}"
+        self._leaf(port, leaf, path)
+        match = ("u32", "match", "ip", "src", f"{other.address}/32", "flowid", leaf)
+        _run(*tc, "filter", "add", "dev", port, "parent", "1:", "protocol", "ip", *match)
+
+    def came_from(self, other: Host) -> int:
+        """Bytes that have come over the path that `narrow` has made."""
+        text = _run(*self.lan.enter(), "tc", "-s", "class", "show", "dev", f"port{self.number}")
+        leaf = f"class htb 1:{other.number + 1:x} "
+        (found,) = [part for part in text.split("\n\n") if part.strip().startswith(leaf)]
+        return int(found.split(" Sent ")[1].split()[0])
+
+    def _leaf(self, port: str, name: str, limit: tuple[str, ...]) -> None:
+        tc = (*self.lan.enter(), "tc")
+        _run(*tc, "class", "add", "dev", port, "parent", "1:ff", "classid", name, *limit)
+        _run(*tc, "qdisc", "add", "dev", port, "parent", name, "bfifo", "limit", LIMIT)
+
     def cut(self) -> None:
         """Nothing arrives or leaves any more, and nobody is told."""
         _run(*self.lan.enter(), "ip", "link", "set", f"port{self.number}", "nomaster")

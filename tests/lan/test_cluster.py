@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -220,6 +219,31 @@ def test_refs_in_results_and_nested_tasks(cluster: UpCluster, lan: Lan) -> None:
     assert out.strip() == "ok"
 
 
+def test_refs_inside_a_large_result_of_another_host(cluster: UpCluster, lan: Lan) -> None:
+    """The runner frees its copy, and drops the refs inside, when the bytes are here. They were lost
+    if they did not travel with the message about the task's end."""
+    out = cluster.run(
+        lan[1],
+        """
+        def make(nbytes):
+            inner = [hoplite_mp.current().put(np.full(2000, i)) for i in range(20)]
+            return inner + [np.zeros(nbytes, np.uint8)]
+        there = [c.options(node=node) for node in c.nodes if node.workers]
+        for nbytes in (10, 1_000_000):
+            made = [one.submit(make, nbytes) for one in there]
+            brought = [one.submit(make, nbytes) for one in there]
+            for future in brought:  # the bytes come everywhere, and this process does not read them
+                assert [one.submit(len, future).result(30) for one in there] == [21] * len(there)
+            read = [future.result(30) for future in made]
+            time.sleep(0.5)
+            for result in read + [future.result(30) for future in brought]:
+                assert [int(c.get(ref)[0]) for ref in result[:-1]] == list(range(20))
+        print("held")
+        """,
+    )
+    assert out.strip() == "held"
+
+
 def test_reductions_over_sources_of_all_hosts(cluster: UpCluster, lan: Lan) -> None:
     """They are brought to the caller's host and folded there; the values are numpy's."""
     out = cluster.run(
@@ -309,54 +333,6 @@ def test_a_wrong_token_and_nobody_there(cluster: UpCluster, lan: Lan) -> None:
     assert nobody.returncode == 1
     assert "7001" in nobody.stderr
     assert len(nobody.stderr.strip().splitlines()) == 1
-
-
-def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
-    with Lan(3) as lan:
-        cluster = UpCluster(lan, tls=False)
-        program = """
-        def work(i):
-            time.sleep(0.1)
-            return os.uname().nodename
-        while len(set(c.map(work, range(12)))) < 3:
-            pass
-        futures = [c.submit(work, i) for i in range(30)]
-        there = c.options(node=[n for n in c.nodes if n.host == "h3" and n.workers])
-        bound = [there.submit(time.sleep, 1) for i in range(30)]
-        print("sent", flush=True)
-        names = [f.result(timeout=40) for f in futures]
-        assert len(names) == 30
-        lost = [f for f in bound if isinstance(f.exception(40), hoplite_mp.NodeLostError)]
-        assert len(lost) > 20
-        assert isinstance(there.submit(work, 1).exception(40), hoplite_mp.NodeLostError)
-        print(sorted(set(c.map(work, range(12)))))
-        """
-        source = (
-            "import os, sys, time, numpy as np, hoplite_mp\n"
-            f"with hoplite_mp.Cluster(address={cluster.address!r}, tls=False, memory='256MiB')"
-            " as c:\n" + textwrap.indent(textwrap.dedent(program), "    ")
-        )
-        driver = lan[1].popen(
-            [sys.executable, "-c", source], env=cluster.env, stdout=subprocess.PIPE, text=True
-        )
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "sent\n"
-        lan[2].kill()
-        assert driver.stdout.readline() == "['h1', 'h2']\n"
-        assert driver.wait(PATIENCE_S) == 0
-        driver.stdout.close()
-        seen = lan[1].run(
-            [*HOPLITE, "status", cluster.address, "--no-tls"],
-            env=cluster.env,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-        assert re.search(
-            r"^h\d+ \(h3\) has been gone for \d+ s \(left, or lost\)$", seen.stdout, re.M
-        )
-        del cluster.joined[1]
-        assert cluster.end() == [0, 0]
 
 
 def test_tasks_are_bound_to_nodes(cluster: UpCluster, lan: Lan) -> None:

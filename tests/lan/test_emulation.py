@@ -65,6 +65,19 @@ def test_a_link_has_the_rate_it_was_given(lan4: Lan) -> None:
     assert transfer(lan4[0], lan4[1], 3) <= 1.05 * 10e6
 
 
+def test_a_path_is_narrower_than_both_links(lan4: Lan) -> None:
+    lan4.rate = "200mbit"
+    for host in lan4:
+        host.shape("200mbit", "200mbit")
+    lan4[1].narrow(lan4[0], "40mbit")
+    lan4[1].narrow(lan4[2], "80mbit")
+    assert transfer(lan4[0], lan4[1], 2) <= 1.05 * 5e6
+    assert transfer(lan4[2], lan4[1], 3) <= 1.05 * 10e6
+    assert transfer(lan4[3], lan4[1], 6) <= 1.05 * 25e6
+    assert lan4[1].came_from(lan4[0]) >= 2 << 20
+    assert lan4[1].came_from(lan4[2]) >= 3 << 20
+
+
 def test_cut_and_mended(lan4: Lan) -> None:
     assert reachable(lan4[0], lan4[1])
     lan4[1].cut()

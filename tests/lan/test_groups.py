@@ -7,6 +7,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 
 if TYPE_CHECKING:
@@ -96,6 +98,62 @@ def test_every_call(cluster: UpCluster, lan: Lan) -> None:
 
 def test_several_members_on_a_host(cluster: UpCluster, lan: Lan) -> None:
     assert members(cluster, lan, "several", EVERY_CALL, 2) == [["all 18"]] * 6
+
+
+IN_PLACE = """
+    def lies(array):
+        made = g.empty(array.shape, array.dtype, order="F" if rank % 2 else "C")
+        made[...] = array
+        return made
+    same = lambda got, expected: np.array_equal(got, expected)
+    for turn in range(3):
+        for shape in ((20_000,), (300, 1001), (1_100_000,)):
+            parts = arrays("x", shape)
+            mine = lies(parts[rank])
+            got = g.allreduce(mine)
+            assert np.allclose(got, sum(parts), rtol=1e-4, atol=1e-3)
+            total = g.allreduce(got)  # an earlier result
+            assert np.allclose(total, size * got, rtol=1e-4, atol=1e-3)
+            assert g.allreduce(mine, "max", out=mine) is mine
+            assert same(mine, np.max(parts, axis=0))
+            mine[...] = parts[rank]
+            got = g.broadcast(mine, root=turn % size)
+            mine[...] = -1
+            assert got.flags.writeable and same(got, parts[turn % size])
+            mine[...] = parts[rank]
+            got = g.broadcast(mine, root=1, out=mine)
+            assert got is mine and same(got, parts[1])
+            mine[...] = parts[rank]
+            got = g.allgather(mine)
+            mine[...] = -1
+            assert all(map(same, got, parts))
+            mine[...] = parts[rank]
+            got = g.gather(mine, root=0)
+            mine[...] = -1
+            assert rank or all(map(same, got, parts))
+            mine[...] = parts[rank]
+            got = g.scan(mine)
+            mine[...] = -1
+            assert same(got, sum(parts[1 : rank + 1], start=parts[0]))
+            given = [lies(parts[rank] + j) for j in range(size)]
+            got = g.alltoall(given)
+            for one in given:
+                one[...] = -1
+            assert all(same(got[i], parts[i] + rank) for i in range(size))
+            plain = parts[rank].copy()  # what was copied comes back as a new array
+            for got in (g.broadcast(plain, root=turn % size), g.allgather(plain)[rank]):
+                assert got.flags.writeable and not np.shares_memory(got, plain)
+            assert same(got, plain)
+    assert not g._in_place.lends
+    del got, mine, given, total, one
+    say("all", g.calls)
+"""
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_arrays_that_lie_in_the_store(cluster: UpCluster, lan: Lan, per_host: int) -> None:
+    found = members(cluster, lan, f"in place {per_host}", IN_PLACE, per_host)
+    assert found == [["all 99"]] * 3 * per_host
 
 
 def test_all_get_the_same_bits(cluster: UpCluster, lan: Lan) -> None:

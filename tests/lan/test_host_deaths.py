@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp.hosting import REJOINS_MAX
-from hoplite_mp.supervisor.main import MANAGER_STARTS_MAX, MANAGER_STARTS_S
+from hoplite_mp.supervisor.managing import STARTS_MAX, STARTS_S
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 from tests.lan.test_silence import Driver, everything
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TURNS = int(os.environ.get("HOPLITE_MP_DEATHS", "50"))
 RATE, SLOW = "1gbit", "100mbit"
-MANAGER_LIFE_S = 1.2 * MANAGER_STARTS_S / MANAGER_STARTS_MAX
+MANAGER_LIFE_S = 1.2 * STARTS_S / STARTS_MAX
 LOST_NOBODY = ("slowed", "manager")
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))
 
@@ -39,6 +39,7 @@ import hashlib, pathlib, subprocess, tempfile
 FOLDER = pathlib.Path(tempfile.mkdtemp())  # hosts share the disk
 COUNT, KIND = {count}, {kind!r}
 ELEMENTS = {elements}
+SMALL_CALLS = 200
 LOST = (hoplite_mp.ObjectLostError, hoplite_mp.ReduceError, hoplite_mp.NodeLostError)
 def all_there(lost):
     deadline = time.monotonic() + 60
@@ -55,6 +56,25 @@ def total(turn, contributors):
     return sum(make(turn, i) for i in contributors)
 def digest(array):
     return hashlib.sha256(array).hexdigest()
+def small(g, turn, rank, mine):
+    "Calls that the engines make among themselves, and some that make them give the calls back."
+    sums = {{}}
+    for i in range(SMALL_CALLS):
+        part = slice(i, i + 100)
+        got = g.allreduce(mine[part])
+        if g.contributors not in sums:
+            sums[g.contributors] = total(turn, g.contributors)
+        assert np.array_equal(got, sums[g.contributors][part]), (i, g.contributors)
+        g.barrier()
+        got = g.broadcast(mine[part] if rank == 0 else None, root=0)
+        assert np.array_equal(got, make(turn, 0)[part]), i
+        if i % 10 == 0:
+            for source, got in enumerate(g.allgather(mine[part])):
+                assert (got is None) == (source not in g.contributors), (i, source)
+                assert got is None or np.array_equal(got, make(turn, source)[part]), (i, source)
+        if i % 50 == 0:
+            got = g.allreduce(mine)
+            assert np.array_equal(got, total(turn, g.contributors)), (i, g.contributors)
 def member(name, turn, rank):
     mine = make(turn, rank)
     with hoplite_mp.current().group(name, COUNT, rank, timeout=60) as g:
@@ -62,6 +82,8 @@ def member(name, turn, rank):
         (FOLDER / f"{{turn}} {{rank}}").touch()
         while not (FOLDER / f"{{turn}} go").exists():
             time.sleep(0.001)
+        if KIND == "group small":
+            small(g, turn, rank, mine)
         if KIND == "group broadcast":
             got = g.broadcast(mine if rank == 0 else None, root=0)
             return (0,), digest(got)
@@ -165,7 +187,10 @@ while True:
 """
 
 KINDS = ["broadcast", "reduce", "allreduce", "gather"]
-GROUP_KINDS = ["group allreduce", "group broadcast", "group reduce"]
+GROUP_KINDS = ["group allreduce", "group broadcast", "group reduce", "group small"]
+# Of all whom nothing but time was taken from.
+FROM_ALL = ("gather", "group allreduce", "group reduce", "group small")
+ELEMENTS = {"gather": 1 << 21, "group small": 1 << 16}  # all of gather's are to fit on one host
 
 
 @pytest.fixture(params=[4, pytest.param(8, marks=pytest.mark.soak)])
@@ -223,7 +248,7 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
                 everything(victim, signal.SIGSTOP)
             seconds, *ranks = driver.hear().split() or [""]
             assert ranks, f"seed {SEED}: the program has ended"
-            if how in LOST_NOBODY and kind in ("gather", *GROUP_KINDS[::2]):
+            if how in LOST_NOBODY and kind in FROM_ALL:
                 assert len(ranks) == len(lan.hosts), f"seed {SEED}: only {ranks}"
             driver.say("nobody" if how in LOST_NOBODY else victim.name)
             assert driver.hear() == "gone"
@@ -260,6 +285,5 @@ def test_the_manager_is_killed(cluster: UpCluster, kind: str) -> None:
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut", "slowed", "manager"])
 @pytest.mark.parametrize("kind", [*KINDS, *GROUP_KINDS])
 def test_a_host_is_lost_at_a_random_byte(cluster: UpCluster, kind: str, how: str) -> None:
-    elements = 1 << (21 if kind == "gather" else 24)  # all of them are to fit on one host
-    found = turns(cluster, kind, how, TURNS, elements)
+    found = turns(cluster, kind, how, TURNS, ELEMENTS.get(kind, 1 << 24))
     print(f"{kind}, one {how}: {len(found)} turns, the longest took {max(found):.1f} usual ones")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.lan import Lan
 from tests.lan.emulation import UNLIMITED
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,3 +274,51 @@ def test_a_broadcast_whose_object_loses_its_home(tmp_path: Path) -> None:
         "200mbit",
     )
     assert said == ["None", "True", "7.0", "{}"]
+
+
+def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        program = """
+        def work(i):
+            time.sleep(0.1)
+            return os.uname().nodename
+        while len(set(c.map(work, range(12)))) < 3:
+            pass
+        futures = [c.submit(work, i) for i in range(30)]
+        there = c.options(node=[n for n in c.nodes if n.host == "h3" and n.workers])
+        bound = [there.submit(time.sleep, 1) for i in range(30)]
+        print("sent", flush=True)
+        names = [f.result(timeout=40) for f in futures]
+        assert len(names) == 30
+        lost = [f for f in bound if isinstance(f.exception(40), hoplite_mp.NodeLostError)]
+        assert len(lost) > 20
+        assert isinstance(there.submit(work, 1).exception(40), hoplite_mp.NodeLostError)
+        print(sorted(set(c.map(work, range(12)))))
+        """
+        source = (
+            "import os, sys, time, numpy as np, hoplite_mp\n"
+            f"with hoplite_mp.Cluster(address={cluster.address!r}, tls=False, memory='256MiB')"
+            " as c:\n" + textwrap.indent(textwrap.dedent(program), "    ")
+        )
+        driver = lan[1].popen(
+            [sys.executable, "-c", source], env=cluster.env, stdout=subprocess.PIPE, text=True
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "sent\n"
+        lan[2].kill()
+        assert driver.stdout.readline() == "['h1', 'h2']\n"
+        assert driver.wait(PATIENCE_S) == 0
+        driver.stdout.close()
+        seen = lan[1].run(
+            [*HOPLITE, "status", cluster.address, "--no-tls"],
+            env=cluster.env,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert re.search(
+            r"^h\d+ \(h3\) has been gone for \d+ s \(left, or lost\)$", seen.stdout, re.M
+        )
+        del cluster.joined[1]
+        assert cluster.end() == [0, 0]

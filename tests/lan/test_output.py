@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from tests.lan import Host
 
-WAIT_S = 2.0  # output_wait_s
+# output_wait_s: on a busy machine a driver that lives may read nothing for some seconds.
+WAIT_S = 5.0
 LABEL = re.compile(r"\(worker (\d+)@h(\d+)\) (.*)")
 HEAD = """
 deadline = time.monotonic() + 30

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.supervisor.main import MANAGER_STARTS_MAX
+from hoplite_mp.supervisor.managing import STARTS_MAX
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_host_deaths import PROGRAM, SEED
@@ -366,7 +366,7 @@ def test_a_standby_that_always_dies(cluster: StandbyCluster) -> None:
     with both_sides(cluster, lan[3]) as driver:
         assert driver.hear().startswith("ready")
         before = 0
-        for _ in range(MANAGER_STARTS_MAX):
+        for _ in range(STARTS_MAX):
             until(lambda: set(named(lan[1], "hoplite standby")) - {before}, "none")  # noqa: B023
             (before,) = named(lan[1], "hoplite standby")
             assert lan[1].run(["kill", "-9", str(before)]).returncode == 0

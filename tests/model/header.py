@@ -119,6 +119,7 @@ MUTATIONS = {
     "hand_over_reads_no_pins": "the block of an object is handed over although it is read",
     "hand_over_in_place": "what gets the block of another object is not claimed first",
     "left_clears_pins": "the pins of a driver that has left go before its process does",
+    "recall_ignores_acquires": "the bytes are taken back although somebody has just pinned them",
     "waker_clears_sleeping": "the waker clears the sleeping flag after it counted the event",
 }
 

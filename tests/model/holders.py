@@ -105,7 +105,7 @@ def try_free(w: World, slot: int, h: int) -> Generator[Op, int, None]:
                 yield fetch_or(w.freed[owner], 1 << h)
             return
         if w.is_broken("free_ignores_acquires"):
-            moved = yield _free_ignoring_acquires(w.word[h], word)
+            moved = yield _ignoring_acquires(w.word[h], word, State.FREED)
         else:
             moved = yield from move(w, h, word, State.FREED, Actor.RELEASER, slot)
         if moved:
@@ -114,11 +114,11 @@ def try_free(w: World, slot: int, h: int) -> Generator[Op, int, None]:
         word = yield load(w.word[h])
 
 
-def _free_ignoring_acquires(address: int, old: int) -> Op:
+def _ignoring_acquires(address: int, old: int, new: State) -> Op:
     def run(memory: Memory) -> tuple[Memory, int]:
         if (memory[address] ^ old) & WITHOUT_ACQUIRES:
             return memory, 0
-        return put(memory, address, (memory[address] & ~0xF) | State.FREED), 1
+        return put(memory, address, (memory[address] & ~0xF) | new), 1
 
     return Op("cas without acquires", run)
 
@@ -165,6 +165,27 @@ def delete(w: World, slot: int, id_: int) -> Generator[Op, int, int]:
         elif (yield from move(w, h, word, State.DELETED, Actor.ANYONE, slot)):
             yield from settled(w, slot, h)
             return 1
+
+
+def recall(w: World, slot: int, h: int, block: int) -> Generator[Op, int, int]:
+    """The giver takes the bytes of its sealed object back, if nobody else has pinned them, and
+    drops its own pin: 1 if the block is its lease again."""
+    word = yield load(w.word[h])
+    while state_of(word) is State.SEALED:
+        pins = yield load(w.pins[h])
+        if pins & ~(1 << slot):
+            return 0
+        if w.is_broken("recall_ignores_acquires"):
+            moved = yield _ignoring_acquires(w.word[h], word, State.DELETED)
+        else:
+            moved = yield from move(w, h, word, State.DELETED, Actor.ANYONE, slot)
+        if moved:
+            yield cas(w.block[block], make_id(h, generation_of(word)), LEASED)
+            yield fetch_and(w.pins[h], ~(1 << slot))
+            yield from try_free(w, slot, h)
+            return 1
+        word = yield load(w.word[h])
+    return 0
 
 
 def free_block(w: World, block: int, id_: int) -> Generator[Op, int, None]:

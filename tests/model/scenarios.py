@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .header import (
+    LEASED,
+    ONE_ACQUIRE,
     Header,
     State,
     World,
@@ -29,11 +31,25 @@ from .holders import (
     new_import,
     new_put,
     read,
+    recall,
     release,
     restore,
     spill,
 )
-from .memory import Memory, Op, Process, Scenario, Violation, load, store, wait
+from .memory import (
+    Memory,
+    Op,
+    Process,
+    Scenario,
+    Violation,
+    cas,
+    fetch_add,
+    fetch_or,
+    ghost,
+    load,
+    store,
+    wait,
+)
 from .promises import final, finale, invariant
 from .sweep import sweep
 from .tasks import cancel, claim, complete, drain_done, pop, submit, was_taken
@@ -208,6 +224,41 @@ def deletion(mutation: str = "") -> Scenario:
         yield from delete(w, 3, id_)
 
     return scenario(w, "deletion", {1: putter, 2: viewer, 3: deleter})
+
+
+def lent(mutation: str = "", kills: int = 1, *, readers: tuple[int, ...] = (2,)) -> Scenario:
+    """Given in place: others read the block until its giver takes it back, and writes to it."""
+    w = World([Header(1)], [1], slots=3, mutation=mutation)
+
+    def giver() -> Steps:
+        id_ = yield from new_put(w, 1, 0, 0)
+        yield fetch_or(w.pins[0], 1 << 1)  # that of the array over the block
+        yield fetch_add(w.word[0], ONE_ACQUIRE)
+        yield store(w.mail[0], id_)
+        while not (yield from recall(w, 1, 0, 0)):
+            yield wait(lambda m: not m[w.pins[0]] & ~(1 << 1), "the readers", idle=False)
+        yield store(w.bytes[0], 0)
+        yield from release(w, 1, 0)
+        yield from drain_freed(w, 1, 1)
+        yield cas(w.block[0], LEASED, 0)  # the array goes
+        yield ghost(w.known_free[0], 1)
+
+    def reader() -> Steps:
+        yield mail(w, 0)
+        id_ = yield load(w.mail[0])
+        yield from read(w, 2, id_)
+
+    def holder() -> Steps:
+        yield mail(w, 0)
+        id_ = yield load(w.mail[0])
+        outcome = yield from acquire(w, 3, id_)
+        if outcome == OK:
+            yield from read(w, 3, id_)
+            yield from release(w, 3, 0)
+
+    everybody: dict[int, Callable[[], Steps]] = {1: giver, 2: reader, 3: holder}
+    chosen = {slot: everybody[slot] for slot in (1, *readers)}
+    return scenario(w, "lent", chosen, kills=kills)
 
 
 def spilling(

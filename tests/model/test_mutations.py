@@ -17,6 +17,7 @@ from .scenarios import (
     cancelling,
     deletion,
     hand_over,
+    lent,
     result_refs,
     reuse,
     spilling,
@@ -58,6 +59,7 @@ EXPECTED: dict[str, tuple[Callable[[str], Scenario], str]] = {
     "hand_over_reads_no_pins": (handed_over, "owner word|has no bytes"),
     "hand_over_in_place": (lambda m: handed_over(m, again=True), "owner word|has no bytes"),
     "left_clears_pins": (left, "FREED although|used again"),
+    "recall_ignores_acquires": (lent, "owner word|does not hold|read"),
     "waker_clears_sleeping": (waking, "waits for ever"),
 }
 

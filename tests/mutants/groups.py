@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "small-calls-report-before-the-freeze",
+        "hoplite_mp/node/groups/group_calls.py",
+        "            self.small.close(state, partial(self._changed, state, members))",
+        (
+            "            self._changed(state, members)\n"
+            "            self.small.close(state, lambda: None)"
+        ),
+        (
+            "A node answers a change of the members after its engine has given the calls back; "
+            "here it reports calls that are long over as undecided, and the engine commits "
+            "another one after the report."
+        ),
+    ),
+    Mutant(
         "group-calls-frees-parts-of-the-dead",
         "hoplite_mp/node/groups/group_calls.py",
         (

@@ -92,7 +92,7 @@ MUTANTS = (
         "hoplite_mp/planner/reduce.py",
         (
             "        return sends + self._living(\n"
-            "            (node for node in before if node not in told), "
+            "            [node for node in before if node not in told], "
             "Forget(op.request.operation)\n"
             "        )"
         ),
@@ -209,8 +209,7 @@ MUTANTS = (
         (
             "            group.lose([r for r, m in group.members.items() if "
             "m.identity.node == node])\n"
-            "            sends += self._settle(group)  # also if it had no member: nobody "
-            "waits for its word"
+            "            sends += self._settle(group)"
         ),
         (
             "            sends += self._remove(\n"

@@ -2,13 +2,16 @@
 
 Why it exists: thousands of green seeds say little if they would be green without the line that
 keeps a promise. Each mutant is played in a process of its own, in which its file is loaded with the
-changed text, with the seeds that reach its lines (`reach.py`), until one fails, or there were
-enough. What was found is written down below
-`.mutants/` for each commit, so that this can be stopped and goes on where it was.
+changed text. The seed that has shown it before (`seen.json`) is played first, with and without the
+mistake. If that does not show it any more, because programs or faults are drawn in another way, the
+seeds that reach its lines (`reach.py`) are played until one fails, or there were enough. What was
+found is written down below `.mutants/` for each commit, so that this can be stopped and goes on
+where it was. Mutants that no program can notice have their reason in `argued.py`.
 
-    python -m tests.mutants.play [NAME ...] [--seeds N] [--processes N] [--again]
+    python -m tests.mutants.play [NAME ...] [--known] [--write] [--seeds N] [--again]
 
-Exit code 0: every mutant was seen.
+--known: plays nothing but the seeds of seen.json. --write: writes the seeds that were found there.
+Exit code 0: every mutant was seen, or has a reason.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tests import cores
+from tests.mutants.argued import ARGUED
 from tests.mutants.reach import reached
 from tests.mutants.shipped import MUTANTS
 
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".mutants"
+SEEN = Path(__file__).with_name("seen.json")
 SEEDS = 2_000
+Run: TypeAlias = "int | str"  # a seed, or an aimed run
 
 
 class Loader(importlib.machinery.SourceFileLoader):
@@ -75,24 +81,49 @@ class Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, loader.path, loader=loader)
 
 
-def play(about: tuple[Mutant, list[int]]) -> dict[str, object]:
-    """In a new process: the seed at which something was seen, and what; or which were tried."""
+def failure_of(run: Run) -> str:
+    """Plays a seed, or an aimed run ("name seed", tests/aimed)."""
+    from hoplite_mp.simulation.cluster.runs import run_seed
+
+    if isinstance(run, int):
+        return run_seed(run).failure
+    from tests.aimed import run_aimed
+
+    name, seed = run.split()
+    return run_aimed(name, int(seed)).failure
+
+
+def play(about: tuple[Mutant, Sequence[Run]]) -> dict[str, object]:
+    """In a new process: the run in which something was seen, and what; or how many were tried."""
     mutant, seeds = about
     logging.disable(logging.CRITICAL)
     sys.meta_path.insert(0, Finder(mutant))
-    from hoplite_mp.simulation.cluster.runs import run_seed
-
     with cores.on_one_core():
         for seed in seeds:
-            failure = run_seed(seed).failure
+            failure = failure_of(seed)
             if failure:
                 return {"name": mutant.name, "seed": seed, "seen": failure[:200]}
     return {"name": mutant.name, "tried": len(seeds), "seen": ""}
 
 
+def holds(seeds: list[Run]) -> list[Run]:
+    """In a new process: those of the runs that hold without a mistake."""
+    logging.disable(logging.CRITICAL)
+    with cores.on_one_core():
+        return [seed for seed in seeds if not failure_of(seed)]
+
+
+def known_seeds() -> dict[str, Run]:
+    """Of each mutant that was seen: the run that has shown it."""
+    known: dict[str, Run] = json.loads(SEEN.read_text())
+    return known
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--known", action="store_true", help="only the seeds of seen.json")
+    parser.add_argument("--write", action="store_true", help="write what was found to seen.json")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--again", action="store_true", help="forget what was found before")
@@ -107,20 +138,41 @@ def main(argv: list[str] | None = None) -> int:
     lines = ledger.read_text().splitlines() if ledger.exists() else []
     found = {one["name"]: one for one in map(json.loads, lines)}
     wanted = [one for one in MUTANTS if one.name in (arguments.names or [one.name])]
-    seeds = _reached(FOLDER / f"{commit}-{arguments.seeds}.json", arguments)
-    left = [(one, seeds[one.name]) for one in wanted if one.name not in found]
-    left.sort(key=lambda pair: len(pair[1]))
-    for one in cores.play_all(play, left, arguments.processes, tasks_max=1):
-        found[str(one["name"])] = one
-        with ledger.open("a") as file:
-            print(json.dumps(one), file=file)
-        told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
-        print(f"{one['name']} ({len(seeds[str(one['name'])])} reach it): {told}", flush=True)
-    missed = [one for one in wanted if not found[one.name]["seen"]]
+
+    def look(left: Sequence[tuple[Mutant, Sequence[Run]]], final: bool) -> None:
+        """Plays these. final: also what was not seen is written down."""
+        for one in cores.play_all(play, left, arguments.processes, tasks_max=1):
+            name = str(one["name"])
+            if one["seen"] or final:
+                found[name] = one
+                with ledger.open("a") as file:
+                    print(json.dumps(one), file=file)
+            told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
+            print(f"{name}: {told}", flush=True)
+
+    known = known_seeds()
+    left = [one for one in wanted if one.name not in found and one.name in known]
+    played = sorted({known[one.name] for one in left}, key=str)
+    parts = [played[at :: arguments.processes] for at in range(arguments.processes)]
+    sound = {seed for part in cores.play_all(holds, parts, arguments.processes) for seed in part}
+    look([(one, [known[one.name]]) for one in left if known[one.name] in sound], final=False)
+    left = [one for one in wanted if one.name not in found and one.name not in ARGUED]
+    if left and not arguments.known:
+        seeds = _reached(FOLDER / f"{commit}-{arguments.seeds}.json", arguments)
+        look(sorted(((one, seeds[one.name]) for one in left), key=lambda p: len(p[1])), final=True)
+    seen = {name: one["seed"] for name, one in found.items() if one["seen"]}
+    if arguments.write:
+        SEEN.write_text(json.dumps(dict(sorted({**known, **seen}.items())), indent=1) + "\n")
+    missed = [one for one in wanted if one.name not in seen]
     for one in missed:
-        print(f"NOT SEEN  {one.name} ({one.path}): {one.promise}")
-    print(f"{len(wanted) - len(missed)} of {len(wanted)} mutants were seen")
-    return 1 if missed else 0
+        told = f"NOT SEEN  {one.name} ({one.path}): {one.promise}"
+        print(f"ARGUED    {one.name}: {ARGUED[one.name]}" if one.name in ARGUED else told)
+    argued = [one for one in missed if one.name in ARGUED]
+    print(
+        f"{len(wanted) - len(missed)} of {len(wanted)} mutants were seen, "
+        f"{len(argued)} are argued, {len(missed) - len(argued)} are open"
+    )
+    return 1 if len(missed) > len(argued) else 0
 
 
 def _reached(path: Path, arguments: argparse.Namespace) -> dict[str, list[int]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.mutants.mutant import Mutant
 
-__all__ = ["lines_of", "marked", "reached"]
+__all__ = ["is_run_once", "lines_of", "marked", "reached"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "_a_mutant_is_reached_"
@@ -45,6 +45,17 @@ def lines_of(mutant: Mutant, text: str) -> list[int]:
         if line.startswith(("- ", "  ")):
             at += 1
     return changed or list(range(first, first + len(lines)))
+
+
+def is_run_once(mutant: Mutant, text: str) -> bool:
+    """Are its lines outside of all functions? Then they are run when the file is loaded, and any
+    seed may notice the mistake."""
+    functions = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+    return not any(
+        one.lineno <= line <= (one.end_lineno or 0)
+        for one in functions
+        for line in lines_of(mutant, text)
+    )
 
 
 def marked(text: str, mutants: Sequence[Mutant]) -> ast.Module:
@@ -122,8 +133,12 @@ def reached(seeds: int, processes: int) -> dict[str, list[int]]:
     """Of each mutant the seeds, from 0 on, that reach it."""
     parts = [range(at, seeds, processes) for at in range(processes)]
     found: dict[str, list[int]] = defaultdict(list)
+    every: list[int] = []  # that hold without a mistake
     for part in cores.play_all(_play, parts, processes, tasks_max=1):
+        every += part
         for seed, names in part.items():
             for name in names:
                 found[name].append(seed)
-    return {one.name: sorted(found[one.name]) for one in MUTANTS}
+    every.sort()
+    everywhere = {one for one in MUTANTS if is_run_once(one, (ROOT / one.path).read_text())}
+    return {one.name: every if one in everywhere else sorted(found[one.name]) for one in MUTANTS}

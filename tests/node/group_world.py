@@ -32,6 +32,7 @@ from hoplite_mp.protocol.messages import (
     GroupMembers,
     GroupRefused,
 )
+from tests.node.no_small_calls import NoSmallCalls
 
 if TYPE_CHECKING:
     import random
@@ -234,7 +235,7 @@ class OneNode:
         meter = SimpleNamespace(rates=(0, 0))
         self.plan_executor = SimpleNamespace(meter=meter)
         self.loop = self.roster = self
-        self.calls = GroupCalls(self, self)  # type: ignore[arg-type]
+        self.calls = GroupCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 

@@ -289,6 +289,9 @@ class LossNetwork(Network):
             for message in list(side.recovering.owners.report_again()):
                 self.to_manager(message)
             self.to_manager(Reported(side.number))
+        for number in sorted({*range(numbers)} - self.members.keys()):
+            for side in self.living:  # whom it has just admitted, and told that this one is gone
+                side.gone(number)
 
     @property
     def living(self) -> list[LossSide]:

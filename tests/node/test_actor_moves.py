@@ -10,6 +10,7 @@ import pytest
 
 from hoplite_mp.node.actors.actor_spares import Spare
 from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed
+from hoplite_mp.protocol.peers import DropActor
 from tests.cext.host import STATE
 from tests.node.actor_world import ActorNetwork, ActorSide
 
@@ -172,6 +173,52 @@ def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
     assert played.spare.started == []
     (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
     assert told[1].identity is None
+
+
+def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
+    network: ActorNetwork,
+) -> None:
+    """The report reaches a new manager after the actor's own node has had nothing to report."""
+    played = Played(network)
+    actor = played.home.actor(played.identity)
+    actor.name = "far"
+    played.home.lan.spares.keep(actor)
+    network.settle()
+    network.stopped.add((played.home.home, played.spare.home))
+    network.no_manager = True
+    played.home.held = played.handle = None
+    network.settle()
+    network.no_manager = False
+    (claim,) = played.spare.lan.spares.report()
+    network.to_manager(claim)
+    network.stopped.clear()
+    network.settle()
+    assert not played.spare.lan.spares.kept
+    (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
+    assert told[1].identity is None
+
+
+def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
+    network: ActorNetwork,
+) -> None:
+    """The former spare may have stated the name to a manager that nobody else told of it."""
+    played = Played(network)
+    actor = played.home.actor(played.identity)
+    actor.name = "far"
+    spares = played.home.lan.spares
+    spares.keep(actor)
+    network.settle()
+    former = played.spare.home
+    spares.roster.leaving.add(former)  # another host becomes the spare
+    network.stopped.update((played.home.home, side.home) for side in network.sides)
+    spares.keep(actor)
+    assert spares.at[actor.identity] != former
+    told: list[tuple[int, Any]] = []
+    spares.send = lambda home, message: told.append((home, message)) is None
+    played.home.held = played.handle = None
+    network.settle()
+    assert {one.ended for home, one in told if isinstance(one, DropActor)} == {True}
+    assert former in [home for home, one in told if isinstance(one, DropActor)]
 
 
 def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> None:

@@ -18,6 +18,7 @@ from hoplite_mp.node.objects.engine_buffer import EngineBuffer
 from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.reports import CopyHeld
 from tests.node.manual_loop import ManualLoop
 from tests.node.pair import Network, Side
 
@@ -67,10 +68,13 @@ class OneNode:
         self.engine = FakeEngine()
         node = SimpleNamespace(
             send_manager=self.said.append,
+            roster=SimpleNamespace(number_of=lambda home: None),
             imports=SimpleNamespace(local=lambda object_id: 7),
             config=SimpleNamespace(put_wait_s=10.0),
             client=SimpleNamespace(
                 number=1,
+                home=1001,
+                inspect=lambda oid: {"size": NBYTES},
                 state=lambda oid: self.state,
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
@@ -91,6 +95,7 @@ class OneNode:
             engine=self.engine,
             close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
+            flows=dict,
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(
                 by_number={0: None},
@@ -129,6 +134,17 @@ def test_who_has_it_already_serves_by_the_new_plan() -> None:
     assert one.said == [m.FetchComplete(1, OBJECT, 5)]
     one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
     assert one.closed == [1]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_copies_of_other_hosts_objects_are_noted(ours: bool) -> None:
+    """Nobody would take the note away again when the owner has let go of its object."""
+    one = OneNode()
+    made = ids.pack_id(1001, 7) if ours else OBJECT
+    one.transfers.distribute(msgspec.structs.replace(CHAIN, object=made))
+    assert one.said == [m.FetchComplete(1, made, 5)]
+    one.transfers.withdraw(m.Withdraw(1 << 63, made, 5))
+    assert list(one.transfers.report()) == ([] if ours else [CopyHeld(1, made, NBYTES)])
 
 
 @pytest.mark.parametrize(("state", "here"), [("SPILLED", True), ("SPILLING", True),

@@ -11,7 +11,7 @@ import pytest
 from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, NODE_SLOT
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.draining import LOOK_S, Draining
-from hoplite_mp.protocol.messages import Member, NodeLeaving
+from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import Leaving
 from tests.node.manual_loop import ManualLoop
 
@@ -43,11 +43,16 @@ class World:
             imports=SimpleNamespace(by_oid=self.imported),
             roster=roster,
             send_peer=lambda home, message: self.told.append((home, message)),
-            send_manager=self.left.append,
         )
         workers: Any = SimpleNamespace(all={WORKER: None})
-        above: Any = SimpleNamespace(leaves_now=lambda: None)
+        self.standing = True
+        above: Any = SimpleNamespace(leaves_now=lambda: None, drained=self.drained)
         self.draining = Draining(host, self.guests, workers, above)
+
+    def drained(self) -> bool:
+        if self.standing:
+            self.left.append(NUMBER)
+        return self.standing
 
     def add(self, state: str, kind: int = KIND_TASK, owner: int = DRIVER) -> dict[str, Any]:
         header = {"id": len(self.headers), "kind": kind, "state": state, "owner": owner}
@@ -62,7 +67,20 @@ class World:
 
     def has_left(self) -> bool:
         self.loop.pass_time(2 * LOOK_S)
-        return self.left == [NodeLeaving(NUMBER, 0)]
+        return self.left == [NUMBER]
+
+
+def test_a_node_that_was_not_let_in_leaves_when_it_is() -> None:
+    """The manager died after it had told the others of this node, one of which removes it."""
+    world = World()
+    world.standing = False
+    world.begin()
+    world.draining.evacuated(OTHER)
+    world.loop.pass_time(3 * LOOK_S)
+    assert world.left == []
+    world.standing = True
+    world.loop.pass_time(2 * LOOK_S)
+    assert world.left == [NUMBER]
 
 
 def test_the_others_need_something_first() -> None:

@@ -16,7 +16,7 @@ from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart
-from hoplite_mp.protocol.messages import Member
+from hoplite_mp.protocol.messages import Member, NodeLeaving
 from hoplite_mp.protocol.reports import NodeReturned
 from hoplite_mp.transport.stream import TcpStream
 
@@ -74,7 +74,7 @@ class StageAbove:
     """Rooms that have nothing to say."""
 
     def receive(self, message: Any) -> None:
-        pass
+        assert not isinstance(message, t.VoteAsked)
 
     def answer_standing(self) -> None:
         pass
@@ -221,6 +221,17 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
     assert not stage.life.stopping
 
 
+def test_who_has_voted_is_asked_again(stage: Stage) -> None:
+    """The standby had not received the vote yet when an earlier connection of this node ended."""
+    stage.manager.sock.close()
+    stage.wait(2 * SILENCE_S)
+    assert t.Voted in kinds(stage.ask(2))
+    assert t.Voted not in kinds(stage.ask(2))
+    assert stage.management.wire is not None
+    stage.lead(stage.standbys[0], 2, 2)
+    assert t.Follows in kinds(stage.standbys[0].hear())
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
     """The node votes again, whether that one hangs or is gone, and is not missed by it."""
@@ -241,6 +252,14 @@ def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
     stage.wait(60, stage.standbys[1], 3)
     assert not stage.life.stopping
     assert t.Follows in kinds(stage.standbys[1].hear())
+
+
+def test_a_node_that_joined_at_the_second_attempt_leaves(stage: Stage) -> None:
+    stage.management._incarnation = 1
+    stage.management.announce_leaving()
+    stage.turn()
+    number = stage.management.client.number
+    assert NodeLeaving(number, 1) in stage.manager.hear()
 
 
 def test_an_older_term_is_not_obeyed(stage: Stage) -> None:

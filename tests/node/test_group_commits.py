@@ -12,6 +12,7 @@ from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.messages import GroupMembers
+from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_speculative_start import COUNT
 from tests.node.test_speculative_start import part as large
 from tests.protocol.samples import WHOLE
@@ -38,7 +39,8 @@ def calls_of(results: mock.Mock, *others: int) -> GroupCalls:
     roster = mock.Mock(by_number={number: mock.Mock() for number in others})
     results.commit.return_value = 1, []
     host = mock.Mock(client=mock.Mock(number=HERE), clients={}, roster=roster)
-    return GroupCalls(host, results)
+    small: Any = NoSmallCalls()
+    return GroupCalls(host, results, small)
 
 
 def begun(calls: GroupCalls, attempt: int) -> State:

@@ -48,7 +48,7 @@ class World:
         above: Any = SimpleNamespace(
             task_of=lambda slot: (b"", 0), runs_again=self.again.__contains__
         )
-        self.groups = Groups(host, mock.Mock(), above)
+        self.groups = Groups(host, mock.Mock(), mock.Mock(), above)
         self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), MEMBERS)
 
     def park(self, oids: list[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -59,3 +60,25 @@ def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
     guests.add(found[-1])
     bound = [False, False, True, True, True] if may_leave else [True] * 5
     assert [hints.is_bound(oid) for oid in found] == bound
+
+
+def test_a_host_whose_queues_are_all_taken(host: Host) -> None:
+    """The task is announced when one is free again; the node had died of it."""
+    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
+    hints = Hints(context, guests={})  # type: ignore[arg-type]
+    sender, worker = host.client(), _tasks.Tasks(host.client())
+    tasks = _tasks.Tasks(sender)
+    queue = tasks.open_queue(POOL)
+    oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+    hold = sender.hold(oid, False)
+    tasks.submit(oid, 0, b"", 0, 0, 0, FLAG_COPY, b"t", queue, False)
+    taken = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            taken.append(tasks.open_queue(POOL))
+    hints.announce(oid, here=False)
+    assert worker.next(POOL, 0) == 0
+    tasks.close_queue(taken.pop())
+    host.loop.pass_time(1.0)
+    assert worker.next(POOL, 0) == oid
+    del hold

@@ -126,6 +126,7 @@ def test_members_of_a_group_here_and_elsewhere() -> None:
         members=SimpleNamespace(nodes=[here, there, None]),
         calls=0,
         leader=None,
+        owned=False,
         member_calls={},
         ranks_of=lambda number: {},
     )

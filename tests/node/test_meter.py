@@ -6,18 +6,45 @@ from hoplite_mp.node.membership.meter import LOOK_S, QUIET_S, Meter
 from tests.node.manual_loop import ManualLoop
 
 
+class Beside:
+    """Looks at bursts, and knows how long bytes waited in them."""
+
+    def __init__(self, backlogged_s: float) -> None:
+        self.backlogged_s = backlogged_s
+        self.bursts: list[str] = []
+
+    def begin(self) -> None:
+        self.bursts.append("")
+
+    def look(self) -> None:
+        self.bursts[-1] += "."
+
+    def end(self) -> None:
+        self.bursts[-1] += "!"
+
+
 class Wire:
     """A clock, counters, and one timer."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlogged_s: float | None = None) -> None:
+        """backlogged_s: of each burst, if something looks beside the meter."""
         self.loop = ManualLoop(0.0)
+        beside = None if backlogged_s is None else Beside(backlogged_s)
         self.up = self.down = 0
         self.told: list[tuple[int, int]] = []
         self.meter = Meter(
             lambda: (self.up, self.down),
             self.loop,
             lambda up, down: self.told.append((up, down)),
+            beside,
         )
+
+    def whole_burst(self, seconds: float, up: float, down: float) -> None:
+        """A burst from its beginning to its end."""
+        self.meter.begin()
+        self.burst(seconds, up, down)
+        self.meter.end()
+        self.burst(LOOK_S, 0, 0)
 
     def burst(self, seconds: float, up: float, down: float) -> None:
         """Bytes per second for so long."""
@@ -61,6 +88,33 @@ def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
     wire.meter.begin()
     wire.burst(0.2, 120e6, 20e6)
     assert close(wire.meter.rates[0], 120e6)
+
+
+def test_a_host_that_has_become_slow_is_believed_at_the_second_burst() -> None:
+    wire = Wire(backlogged_s=0.3)
+    for rate in (100e6, 30e6, 27e6):
+        wire.whole_burst(0.3, rate, rate)
+    assert close(wire.meter.rates[0], 30e6)
+    assert wire.meter.rates[1] > 70e6  # nobody sees whether bytes waited for the way down
+    wire.whole_burst(0.3, 90e6, 90e6)
+    assert close(wire.meter.rates[0], 90e6)
+    wire.whole_burst(0.3, 30e6, 30e6)
+    assert wire.meter.rates[0] > 70e6
+    beside = wire.meter.beside
+    assert isinstance(beside, Beside)
+    assert len(beside.bursts) == 5
+    assert all(set(burst[:-1]) == {"."} and burst[-1] == "!" for burst in beside.bursts)
+
+
+def test_slow_bursts_that_differ_or_had_nothing_to_send_are_believed_bit_by_bit() -> None:
+    for wire, rates in (
+        (Wire(backlogged_s=0.3), (100e6, 30e6, 50e6, 30e6)),
+        (Wire(backlogged_s=0.02), (100e6, 30e6, 30e6, 30e6)),
+        (Wire(), (100e6, 30e6, 30e6, 30e6)),
+    ):
+        for rate in rates:
+            wire.whole_burst(0.3, rate, rate)
+        assert wire.meter.rates[0] > 70e6
 
 
 def test_a_few_bytes_say_nothing() -> None:

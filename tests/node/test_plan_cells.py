@@ -61,6 +61,7 @@ class Node1:
             loop=self.loop,
             remote_objects=SimpleNamespace(remote_objects={}),
             send_manager=None,
+            roster=None,
             store=None,
             imports=None,
             results=None,
@@ -70,6 +71,7 @@ class Node1:
             engine=self.engine,
             close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
+            flows=dict,
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(by_number={0: None, 2: None}),
         )

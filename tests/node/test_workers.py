@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp.config import Config
 from hoplite_mp.node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
-from hoplite_mp.node.tasks.workers import LOOK_AGAIN_S, Workers
+from hoplite_mp.node.tasks.workers import INTERRUPT_AGAIN_S, LOOK_AGAIN_S, Workers
 from tests.cext.host import POOL, Host
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class World:
         context: Any = SimpleNamespace(
             loop=self.loop,
             client=SimpleNamespace(
-                client_info=lambda slot: IDLE | self.infos.get(slot, {}),
+                client_info=self.info,
+                worker_info=self.asked,
                 register=lambda slot, kind, pool: -1,
             ),
             tasks=host.node_tasks,
@@ -47,6 +48,15 @@ class World:
         nobody: Any = None
         self.workers = Workers(context, processes, nobody, nobody, above)
         self.pool = self.workers.pools[POOL] = Pool(POOL, 0, 1)
+
+    def info(self, slot: int) -> dict[str, int]:
+        return IDLE | self.infos.get(slot, {})
+
+    def asked(self, slot: int) -> tuple[int, bool, int, int]:
+        """As _shm.NodeClient.worker_info."""
+        info = self.info(slot)
+        worked = bool(info["tasks_done"] or info["tasks_failed"] or info["running"])
+        return info["blocked"], worked, info["deadline_ns"], info["deadline_id"]
 
     def add(self, slot: int) -> WorkerInfo:
         worker = WorkerInfo(slot, POOL, pid=1000 + slot)
@@ -114,9 +124,27 @@ def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: Host, then: str) 
     )
     world.workers.interrupt(oid, slot)
     assert world.interrupted == [worker.pid]
+    world.loop.pass_time(INTERRUPT_AGAIN_S * 7)
+    assert world.interrupted == [worker.pid] * 4  # at once, and after 1, 3 and 7 of these times
     if then == "ended":
         running[oid] = False
     elif then == "replaced":
         world.add(slot)
+    told = len(world.interrupted)
     world.loop.pass_time(GRACE_S)
     assert world.killed == ([worker.pid] if then == "runs" else [])
+    assert (len(world.interrupted) > told) == (then == "runs")
+
+
+def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: Host) -> None:
+    world = World(host)
+    worker = world.add(5)
+    pid, worker.pid = worker.pid, 0
+    world.workers.tasks = SimpleNamespace(  # type: ignore[assignment]
+        claimant=lambda oid: 5, aborted=lambda oid: True, set_pid=lambda slot, pid: None
+    )
+    world.workers.interrupt(77, 5)
+    assert not world.interrupted
+    world.workers.spawned(5, pid)
+    world.loop.pass_time(INTERRUPT_AGAIN_S)
+    assert world.interrupted == [pid]

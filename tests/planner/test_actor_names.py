@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp.planner.actors import ActorNames
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
     ActorNameHeld,
+    ActorNameReleased,
     HoldingsReported,
     HomesNamed,
     NodeJoined,
@@ -60,6 +62,17 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
     assert holder(planner) is None  # none of them can begin it
 
 
+def test_a_spare_that_knows_of_no_name_releases_the_one_that_the_manager_has() -> None:
+    """Seed 500779: the actor's host had told its spare that the actor has no name any more, and a
+    manager that was just being replaced had not heard of it."""
+    planner = joined(2)
+    planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, True), 0.0)
+    planner.step(ActorNameReleased(1, "", OTHER), 0.0)
+    assert holder(planner) == IDENTITY
+    planner.step(ActorNameReleased(1, "", IDENTITY), 0.0)
+    assert holder(planner) is None
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_name_is_free_if_nobody_begins_the_actor_again(moves: bool) -> None:
     planner = joined(3)
@@ -99,3 +112,14 @@ def test_of_several_spares_the_one_with_the_newest_state() -> None:
     planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
     sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
     assert homes(sends) == {1: (2,), 2: (2,), 3: (2,)}
+
+
+def test_names_of_nodes_about_which_nothing_will_be_decided_are_free() -> None:
+    names = ActorNames()
+    for node in range(3):
+        names.claim(ActorNameClaimed(0, node, f"of {node}", IDENTITY, True))
+    names.keep_only(lambda node: node != 1)
+    for node in range(3):
+        (told,) = names.ask(ActorNameAsked(1, 0, f"of {node}"))
+        assert isinstance(told[1], ActorNameHeld)
+        assert told[1].identity == (None if node == 1 else IDENTITY)

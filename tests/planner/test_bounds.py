@@ -266,22 +266,31 @@ def test_reproducible_says_what_it_costs() -> None:
     assert "one by one" in ordered.why
 
 
-def test_measurements_are_smoothed_with_the_stated_half_life() -> None:
+def test_latencies_are_smoothed_with_the_stated_half_life() -> None:
+    topology = Topology()
+    topology.measure_link(0, 1, 1e-3, None, 0.0)
+    for _ in range(HALF_LIFE_REPORTS):
+        topology.measure_link(0, 1, 2e-3, None, 0.0)
+    assert topology.pair_latency_s(0, 1) == pytest.approx(1.5e-3)
+    assert topology.latency_s((0, 2)) == pytest.approx(1.5e-3)
+
+
+def test_rates_are_what_their_nodes_have_reported_last() -> None:
+    """A node smooths them, and reports changes alone: nothing more comes of a rate that stays."""
     topology = Topology()
     topology.measure_host(0, 1e8, 1e8)
-    for _ in range(HALF_LIFE_REPORTS):
-        topology.measure_host(0, 2e8, None)
-    assert topology.hosts((0,))[0] == (pytest.approx(1.5e8), 1e8)
+    topology.measure_host(0, 2e8, None)
+    assert topology.hosts((0,))[0] == (2e8, 1e8)
     # Who has not been measured is taken to be like the others.
-    assert topology.hosts((1,))[0] == (pytest.approx(1.5e8), 1e8)
+    assert topology.hosts((1,))[0] == (2e8, 1e8)
     topology.lose(0)
     assert topology.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
 
 
 def test_two_switches_are_no_star() -> None:
     topology = two_switches()
-    assert not topology.is_star(range(4))
-    assert topology.is_star((0, 1))
+    assert not topology.is_star(range(4), 0.0)
+    assert topology.is_star((0, 1), 0.0)
 
 
 def two_switches() -> Topology:
@@ -291,12 +300,12 @@ def two_switches() -> Topology:
         topology.measure_host(node, 1e8, 1e8)
         for peer in range(4):
             if node // 2 != peer // 2:
-                topology.measure_link(node, peer, 1e-4, 1e7)
+                topology.measure_link(node, peer, 1e-4, 1e7, 0.0)
     return topology
 
 
 def test_packed_trees_are_near_the_best() -> None:
-    wanted = PackingWanted.between((0, 1, 2, 3), two_switches())
+    wanted = PackingWanted.between((0, 1, 2, 3), two_switches(), 0.0)
     packed = pack(wanted)
     # Each of four pairs across carries 1e7, and each byte must cross once.
     assert packed.rate >= 0.8 * 4e7
@@ -322,7 +331,8 @@ def test_the_heaviest_trees_are_kept() -> None:
     wanted = PackingWanted((0, 1, 2), (1e8,) * 3, (1e8,) * 3, pairs=((0, 1, 1e8), (0, 2, 2e6)))
     packed = pack(wanted)
     assert [parents for _, parents in packed.trees] == [(0, 1)]
-    weights = [weight for weight, _ in pack(PackingWanted.between(range(4), two_switches())).trees]
+    across = PackingWanted.between(range(4), two_switches(), 0.0)
+    weights = [weight for weight, _ in pack(across).trees]
     assert weights == sorted(weights, reverse=True)
 
 

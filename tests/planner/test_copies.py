@@ -53,7 +53,7 @@ def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
 
 def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
     cluster = Cluster(2)
-    cluster.topology.measure_link(0, 1, 0.0, None)
+    cluster.topology.measure_link(0, 1, 0.0, None, 0.0)
     plan = cluster.fetch(1, nbytes=0)
     assert (plan.nbytes, plan.receivers) == (0, (1,))
 
@@ -119,7 +119,7 @@ def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: 
 def test_after_a_death_stripes_are_kept_rather_than_trees_packed() -> None:
     """Also where links are no star: what has come came along the stripes."""
     cluster = Cluster(5)
-    cluster.topology.measure_link(1, 2, 1e-4, 1e7)
+    cluster.topology.measure_link(1, 2, 1e-4, 1e7, 0.0)
     before = cluster.spread(1, 2, 3, 4)
     (asked,) = cluster.copies.trees.wanted
     assert asked.nodes == (0, 1, 2, 3, 4)

@@ -220,6 +220,6 @@ def test_what_its_host_has_no_room_to_read_is_not_called_lost(full: str) -> None
 
 def test_a_host_that_is_gone_leaves_no_measurements() -> None:
     topology = Topology()
-    topology.measure_link(0, 1, 5e-3, 1e6)
+    topology.measure_link(0, 1, 5e-3, 1e6, 0.0)
     topology.lose(1)
-    assert topology.pair_rate(0, 1) is None
+    assert topology.pair_rates((0, 1), 0.0) == {}

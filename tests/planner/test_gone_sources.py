@@ -35,3 +35,28 @@ def test_a_holder_that_has_it_no_more_is_replaced_by_another() -> None:
     assert node == 0
     assert failure.gone == (0, 1, 0, 2)
     assert failure.error == "reduce"
+
+
+def test_who_has_asked_hears_which_sources_were_lost_with_a_host() -> None:
+    """It may have another copy of them, which the manager does not know of."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(m.NodeJoined(70 + node, 1, 2), 0.0)
+    request = m.ReduceRequested(
+        7,
+        0,
+        1,
+        (ID, bytes([1]) * 16),
+        "",
+        2,
+        kind="gather",
+        to=(0,),
+        ready=(0,),
+        ready_nbytes=(4096,),
+        ready_layouts=(b"",),
+        ready_holders=((1,),),
+    )
+    planner.step(request, 0.0)
+    sends = planner.step(m.NodeLost(1, 1), 0.0).sends
+    (failure,) = [one for _, one in sends if isinstance(one, m.OperationFailed)]
+    assert failure.gone == (0, 1)

@@ -1,4 +1,4 @@
-"""New homes of very many objects: the words of it fit into frames."""
+"""New homes: of very many objects, in messages that fit into frames; and after a new manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hoplite_mp.planner import homes
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import FRAME_BYTES_MAX, encode
 from hoplite_mp.protocol.homes import HoldingsReported, HomesNamed
-from hoplite_mp.protocol.messages import NodeJoined, NodeLost
+from hoplite_mp.protocol.messages import NodeJoined, NodeLost, ObjectGone
+from hoplite_mp.protocol.reports import HomesKnown
 
 if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
@@ -56,3 +57,48 @@ def test_several_messages_say_what_one_does(
     assert len(parts) == {1: 40, 40: 20, 1000: 1}[numbers_max]
     for name in ("objects", "homes", "counted", "copies"):
         assert [one for part in parts for one in getattr(part, name)] == [*getattr(whole, name)]
+
+
+def test_both_reports_to_a_new_manager_count() -> None:
+    """Seed 500782: a node met an object of a dead host between its first report to a new manager
+    and its admission by it. Nothing answered its second report, and the node waited for ever."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    planner.membership.lose(0)
+    home = (70).to_bytes(8, "little")
+    first, later, moved = (home + at.to_bytes(8, "little") for at in (1, 2, 3))
+    planner.homes.restore(
+        [HomesKnown(1, (moved,), (1,))],
+        [
+            HoldingsReported(1, 0, (first, moved), (5, 6), (0, 1)),
+            HoldingsReported(2, 0, (), (), ()),
+        ],
+    )
+    assert planner.homes.report(HoldingsReported(1, 0, (first, later), (7, 8), (0, 1))) == []
+    sends = planner.homes.report(HoldingsReported(2, 0, (later,), (9,), ()))
+    assert sends == [
+        (
+            1,
+            HomesNamed(
+                0, (first, moved, later), (1, 1, 1), ((1, 7), (1, 6), (1, 8, 2, 9)), ((), (), ())
+            ),
+        ),
+        (2, HomesNamed(0, (later,), (1,), ((),), ((),))),
+    ]
+
+
+def test_what_was_freed_between_two_reports_gets_no_home() -> None:
+    """Seed 600295: the home had freed it after its first report to a new manager, which named it
+    again at the end of the round, and would never have heard that the object is gone."""
+    planner = Planner()
+    for node in range(2):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    planner.membership.lose(0)
+    freed = (70).to_bytes(8, "little") + bytes(8)
+    planner.homes.restore(
+        [HomesKnown(1, (freed,), (1,))], [HoldingsReported(1, 0, (freed,), (0,), (0,))]
+    )
+    planner.step(ObjectGone(freed), 0.0)
+    planner.homes.report(HoldingsReported(1, 0))
+    assert not planner.homes.named

@@ -6,13 +6,15 @@ Real socket pairs, a clock of the test, no network: nodes here are as near or as
 from __future__ import annotations
 
 import contextlib
+import inspect
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.leadership import Leadership
+from hoplite_mp.manager.leadership import PATIENT_S, Leadership
 from hoplite_mp.manager.loop import Link, Loop
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.restoring import RESTORE_S
@@ -172,6 +174,64 @@ def test_newcomers_wait_too(stage: Stage) -> None:
     assert stage.loop._planner.membership.is_living(3)
 
 
+def test_newcomers_that_wait_hear_beats(stage: Stage) -> None:
+    """Otherwise they would take the manager for dead, and call another one."""
+    stage.join(near=True)
+    second, third = stage.join(), stage.join()
+    stage.beat(second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    fourth = stage.join()
+    stage.wait(3 * BEAT_S)
+    assert BEAT in fourth.sock.recv(1 << 20)
+    fourth.sock.close()
+    stage.wait(BEAT_S)
+    stage.beat(second)
+    assert not stage.loop._planner.membership.is_living(3)
+
+
+def test_a_newcomer_that_waits_and_is_silent_is_not_waited_for() -> None:
+    """By a manager that was started again, in a cluster without a standby."""
+    with contextlib.closing(Stage(again=True)) as stage:
+        stage.loop._leadership = None
+        stage.join()
+        assert stage.loop._beats is not None
+        ((link, _),) = stage.loop._newcomers
+        stage.loop._beats._silences[link].heard_at -= 200
+        stage.now += BEAT_S
+        stage.loop.turn()
+        assert link not in stage.loop._links
+
+
+def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage: Stage) -> None:
+    """They call again, as those do that the door refuses."""
+    first, second, third = stage.join(near=True), stage.join(), stage.join()
+    stage.beat(first, second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    before = set(stage.loop._links)
+    stage.join()
+    (link,) = set(stage.loop._links) - before
+    stage.wait(PATIENT_S - 2 * BEAT_S)
+    assert link in stage.loop._links
+    stage.wait(4 * BEAT_S)
+    assert link not in stage.loop._links
+    assert not stage.loop._newcomers
+
+
+def test_many_newcomers_are_let_in_at_once(stage: Stage) -> None:
+    stage.join(near=True)
+    second, third = stage.join(), stage.join()
+    stage.beat(second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    many = [stage.join() for _ in range(80)]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 120)
+    try:
+        stage.beat(second)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert all(stage.loop._planner.membership.is_living(one.number) for one in many)
+
+
 def test_it_steps_down_after_a_while(stage: Stage) -> None:
     stage.join(near=True)
     stage.join(), stage.join()
@@ -263,6 +323,31 @@ def promoted(stage: Stage, anyway: bool = False) -> list[Any]:
     human.say(t.Promote(anyway))
     stage.loop.turn()
     return human.hear()
+
+
+def test_a_vote_ends_with_the_connection_over_which_it_came(standby: Stage) -> None:
+    """A node whose standby did not win begins to look for a manager again, over a new connection.
+    The standby counted its former vote, asked nobody, and led a cluster without nodes."""
+    knowledge = t.Knowledge(1, 0, LISTS)
+    voted = t.Knowledge(2, 0, LISTS)
+    one, two = standby.connect(), standby.connect()
+    one.say(t.Knows(1, knowledge))
+    two.say(t.Knows(2, knowledge))
+    assert one.hear() == [t.VoteAsked(2, 9)]
+    one.say(t.Voted(1, 2, knowledge), *report(1))
+    again = standby.connect()
+    again.say(t.Knows(1, voted))
+    assert again.hear() == []
+    one.sock.close()
+    standby.loop.turn()
+    (asked,) = again.hear()
+    two.say(t.Voted(2, asked.term, knowledge), *report(2))
+    standby.loop.turn()
+    assert not standby.leadership.leads
+    again.say(t.Voted(1, asked.term, voted), *report(1), asks(7, 1))
+    standby.loop.turn()
+    assert standby.leadership.leads
+    assert plans(again.hear()) == [7]
 
 
 def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> None:

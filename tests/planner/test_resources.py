@@ -50,9 +50,10 @@ def test_everybody_of_a_row_in_order_of_rank() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"gpu": -1}, {"gpu": True}, {"gpu": "1"}, {"gpu": float("nan")}, {"gpu": 1e-6}, {"gpu": 1e13},
-     {"": 1}, {"a b": 1}, {"a=": 1}, {"a,b": 1}, {"x" * 65: 1}, {1: 1}, {"gpu": None},
-     {f"r{i}": 1 for i in range(65)}],
+    [{"gpu": -1}, {"gpu": True}, {"gpu": "1"}, {"gpu": b"1"}, {"gpu": memoryview(b"1")},
+     {"gpu": float("nan")}, {"gpu": 1e-6}, {"gpu": 1e13},
+     {"": 1}, {"a b": 1}, {"a=": 1}, {"a,b": 1}, {"x" * 65: 1}, {1: 1},
+     {"gpu": None}, {f"r{i}": 1 for i in range(65)}],
 )  # fmt: skip
 def test_other_amounts_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="resources"):

@@ -324,6 +324,24 @@ def test_a_commit_that_some_have_read() -> None:
     assert not cluster.planner.reductions.operations
 
 
+def test_a_commit_comes_before_the_copies_of_its_result() -> None:
+    """A node that has not heard of the commit does not have the result that it is to serve."""
+    cluster = Cluster()
+    request, plan = fold(cluster)
+    commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
+    cluster.say(m.FetchRequested(0, A, NBYTES, (2,)))
+    copy = cluster.latest(m.Distribute)
+    cluster.die()
+    reports = {
+        0: (request, r.OperationEnded(0, commit), r.DistributeHeld(0, copy, True)),
+        1: (r.OperationEnded(1, commit),),
+        2: (r.ReduceHeld(2, plan, True),),
+    }
+    told = [type(one) for node, one in cluster.back(reports) if node == 2]
+    assert told[0] is m.Commit
+    assert m.Distribute in told
+
+
 def test_who_was_let_go_in_the_middle_has_not_seen_the_end() -> None:
     """A member whose source vanished was told to forget; the others go on."""
     cluster = Cluster()

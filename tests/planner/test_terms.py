@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -394,3 +394,36 @@ def test_a_node_is_bound_as_long_as_its_manager_counts_it() -> None:
     assert voter.is_free(10.0 + 4 * LEASE_S * 1.2)
     voter.bind(LEASE_S)  # another manager's: what was promised is promised
     assert not voter.is_free(10.0 + 4 * LEASE_S)
+
+
+nodes = st.integers(0, NODES - 1)
+times = st.integers(0, 12)
+deeds = st.one_of(
+    st.tuples(st.just("change"), st.sets(nodes)),
+    st.tuples(st.just("followed"), nodes, times, st.integers(0, 3)),
+    st.tuples(st.just("joined"), nodes),
+    st.tuples(st.just("ended"), nodes),
+    st.tuples(st.just("wait"), times),
+)
+
+
+@given(st.lists(deeds, max_size=40))
+def test_a_lease_is_what_its_definition_says(done: list[tuple[Any, ...]]) -> None:
+    """Half of each list has answered to words of the last `lease_s`, asked at any time."""
+    lease, now, sent = Lease(1, FIRST, 4.0), 0.0, dict[int, float]()
+    for what, *more in done:
+        if what == "change":
+            lease.change(tuple(sorted(more[0])))
+        elif what == "ended":
+            lease.ended(*more)
+        elif what == "wait":
+            now += more[0] / 4
+        else:
+            node, at = more[0], now if what == "joined" else now - more[1] / 2
+            sent[node] = max(at, sent.get(node, at))
+            if what == "joined":
+                lease.joined(node, at)
+            else:
+                lease.followed(node, 1, at, (1 << terms.TERM_SHIFT) + more[2])
+        bound = {node for node, at in sent.items() if now < at + 4.0}
+        assert lease.decides(now) == lease.suffice(bound)

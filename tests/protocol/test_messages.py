@@ -143,9 +143,24 @@ def test_illegal_fields(kind: type, changes: dict[str, Any]) -> None:
         msgspec.structs.replace(sample(kind), **changes)
 
 
-def test_stripes_are_not_empty() -> None:
-    with pytest.raises(ValueError, match="end_share"):
-        m.Stripe(0, 5, 5)
+@pytest.mark.parametrize(
+    ("stripes", "why"),
+    [
+        ((m.Stripe(0, 0, 5), m.Stripe(0, 5, 5), m.Stripe(0, 5, m.SHARES)), "end after"),
+        ((m.Stripe(0, 0, 6), m.Stripe(0, 6, 5), m.Stripe(0, 5, m.SHARES)), "end after"),
+        ((m.Stripe(0, 0, 5), m.Stripe(0, 6, m.SHARES)), "follow"),
+        ((m.Stripe(0, 1, m.SHARES),), "follow"),
+        ((m.Stripe(-1, 0, m.SHARES),), "owners"),
+        ((m.Stripe(1 << 64, 0, m.SHARES),), "owners"),
+        ((m.Stripe(0, 0, m.SHARES + 1),), "ends"),
+        ((m.Stripe(0, 0, m.SHARES - 1),), "cover"),
+        ((), "follow"),
+    ],
+)
+def test_stripes_are_the_whole_object(stripes: tuple[m.Stripe, ...], why: str) -> None:
+    for kind in (m.ExecuteReduce, m.Distribute, m.GroupMembers):
+        with pytest.raises(ValueError, match=why):
+            msgspec.structs.replace(sample(kind), stripes=stripes)
 
 
 def test_a_user_may_ask_for_any_size_and_rank() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp import serial
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import BYTES, NUMBER, PICKLE
+from hoplite_mp.serial import BYTES, NUMBER, PICKLE, streams
 from tests.serial.helpers import Boxed, Point, a_ref, load, round_trip
 
 PLAIN_VALUES = st.recursive(
@@ -201,3 +201,10 @@ class TestUnpicklable:
             serial.encode(deep)
         with pytest.raises(TypeError, match="recursion"):
             serial.encode_call((a_ref(), deep), {})
+
+
+def test_a_plain_value_whose_length_the_head_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "META_BYTES_MAX", 1000)
+    for value in ("x" * 2000, ["x"] * 2000, {"a": "x" * 2000}):
+        with pytest.raises(serial.NotPicklable, match="neither arrays nor buffers"):
+            serial.encode(value)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.reach import lines_of, marked
+from tests.mutants.argued import ARGUED
+from tests.mutants.play import known_seeds
+from tests.mutants.reach import is_run_once, lines_of, marked
 from tests.mutants.shipped import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
+SEEN_MIN = 92  # so many mistakes have a seed that shows them; may only rise
 
 
 @pytest.mark.parametrize("path", sorted({one.path for one in MUTANTS}))
@@ -34,6 +37,18 @@ def test_the_lines_of_each_can_be_marked(path: str) -> None:
     for one in here:
         assert repr(one.name) in program, one.name
         compile(program, path, "exec")
+
+
+def test_seeds_and_reasons_are_those_of_mutants() -> None:
+    known, names = known_seeds(), {one.name for one in MUTANTS}
+    assert names >= known.keys() | ARGUED.keys()
+    assert not known.keys() & ARGUED.keys()
+    assert len(known) >= SEEN_MIN
+
+
+def test_a_table_of_a_module_is_run_once() -> None:
+    once = [one.name for one in MUTANTS if is_run_once(one, (ROOT / one.path).read_text())]
+    assert once == ["management-failed-fetch-is-not-repeated"]
 
 
 def test_a_line_that_is_changed_is_found() -> None:

@@ -24,6 +24,7 @@ from tests.store.helpers import (
     mib,
     settles,
 )
+from tests.tasks.test_manager_deaths import named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -353,6 +354,31 @@ def test_a_directory_that_goes_away(tmp_path: Path) -> None:
         with pytest.raises(StoreFullError, match="going"):
             c.put(made(8))
         assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs))
+
+
+def test_a_disk_that_does_not_give_back(tmp_path: Path) -> None:
+    """Its readers hear of it, on this and the other ways to a spilled object; the host lives on."""
+    with opened(tmp_path) as c:
+        refs = [c.put(made(seed)) for seed in range(12)]
+        spilled = [ref for ref in refs if state(c, ref) == "SPILLED"]
+        assert len(spilled) > 2
+        kept = [ref for ref in refs if ref not in spilled]
+        del refs, kept  # there is room: nothing is written to the file any more
+        (node,) = named("hoplite node")
+        (file,) = [
+            link for link in Path(f"/proc/{node.pid}/fd").iterdir()
+            if os.readlink(link).startswith(str(tmp_path))
+        ]  # fmt: skip
+        os.truncate(file, 0)
+        lost = r"is lost: its bytes cannot be read from the disk: the spill file is shorter"
+        with pytest.raises(ObjectLostError, match=lost):
+            c.get(spilled[0])
+        with pytest.raises(ObjectLostError, match=lost):
+            c.get(spilled[0])
+        with pytest.raises(ObjectLostError, match=lost):
+            c.submit(checksum, spilled[1]).result()
+        again = c.put(made(1))
+        assert (c.get(again) == made(1)).all()
 
 
 def test_a_full_disk(tiny_disk: Path) -> None:

@@ -288,3 +288,50 @@ def test_a_death_that_is_told_during_a_call_that_fails_is_not_overlooked() -> No
     with pytest.raises(ZeroDivisionError):
         call()
     assert lock.value() == 1
+
+
+def test_an_item_that_another_process_has_finished_is_not_lost_with_its_taker() -> None:
+    table = QueueTable(0)
+    table.put((b"a", 1), 1, False)
+    assert isinstance(table.take((b"b", 2), False), Item)
+    assert table.finish_one(b"c")  # b has handed the item over
+    assert table.join() is Answer.DONE
+    table.put((b"a", 3), 2, False)
+    table.died(b"b")
+    assert table.join() is Answer.WAIT
+    assert isinstance(table.take((b"c", 4), False), Item)
+    assert table.join() is Answer.WAIT
+    assert table.finish_one(b"c")
+    assert table.join() is Answer.DONE
+
+
+def test_an_item_given_back_after_the_others_were_dropped_is_dropped() -> None:
+    table = QueueTable(0)
+    table.put((b"a", 1), 1, False)
+    item = table.take((b"b", 2), False)
+    assert isinstance(item, Item)
+    table.end(True)
+    table.give_back(b"b", item)
+    assert not table.items
+    assert table.take((b"b", 3), False) is Answer.ENDED
+    assert table.join() is Answer.DONE
+
+
+def test_of_several_takers_none_is_forgotten_for_another() -> None:
+    """Which of them has handed its item over is not known; `join` must not wait for a dead one."""
+    table = QueueTable(0)
+    for number, process in enumerate((b"d", b"b")):
+        table.put((b"a", number), number, False)
+        assert isinstance(table.take((process, number), False), Item)
+    assert table.finish_one(b"c")
+    table.died(b"d")
+    assert table.join() is Answer.REFUSED
+
+
+def test_dropping_items_that_were_finished_early() -> None:
+    table = QueueTable(0)
+    table.put((b"a", 1), 1, False)
+    assert table.finish_one(b"a")
+    table.end(True)
+    assert table.unfinished == 0
+    assert table.join() is Answer.DONE

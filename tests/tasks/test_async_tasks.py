@@ -16,7 +16,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import errors
-from tests.tasks.helpers import add, eventually
+from tests.tasks.helpers import PATIENCE_S, add, eventually
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster
@@ -75,6 +75,15 @@ async def asleep(started: str, ended: str) -> None:
     except asyncio.CancelledError:
         Path(ended).write_text(str(os.getpid()))
         raise
+
+
+async def asleep_twice(started: str, ended: str) -> None:
+    Path(started).touch()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.5)
+        Path(ended).touch()
 
 
 async def stubborn(started: str) -> None:
@@ -192,6 +201,27 @@ def test_cancelled_by_force_at_an_await(cluster: Cluster, tmp_path: Path) -> Non
     assert future.cancelled()
     eventually(lambda: ended.exists() and ended.read_text())
     os.kill(int(ended.read_text()), 0)  # its worker lives
+
+
+def test_what_cleans_up_is_cancelled_once(cluster: Cluster, tmp_path: Path) -> None:
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    future = cluster.submit(asleep_twice, str(started), str(ended))
+    eventually(started.exists)
+    assert future.cancel(force=True)
+    eventually(ended.exists)
+
+
+def test_cancelled_at_any_moment_it_ends(tmp_path: Path) -> None:
+    """Also before its first step."""
+    config = hoplite_mp.Config(cancel_grace_s=PATIENCE_S)
+    with hoplite_mp.Cluster(workers=1, config=config) as c:
+        view = c.options(concurrency=4)
+        for i in range(100):
+            future = view.submit(asleep, str(tmp_path / f"s{i}"), str(tmp_path / "e"))
+            time.sleep(i % 10 * 1e-4)
+            assert future.cancel(force=True)
+        assert [f.result(PATIENCE_S / 2) for f in [view.submit(told, i) for i in range(8)]]
+        assert c.stats()["workers_lost"] == 0
 
 
 def test_the_others_of_its_worker_go_on(tmp_path: Path) -> None:

@@ -47,13 +47,17 @@ def close_and_leave_a_child() -> None:
     close_all()
 
 
-def close_and_take_their_numbers(path: str) -> None:
-    """Then speaks to the node: it must not be said into this file."""
+def close_and_take_their_numbers(path: str, then: str) -> None:
+    """Then speaks to the node, or waits, which wakes the node: neither may write into this file."""
     close_all()
     own = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
     while own < 2048:
         own = os.dup(own)
-    hoplite_mp.current().put(np.zeros(1_000_000))
+    cluster = hoplite_mp.current()
+    if then == "puts":
+        cluster.put(np.zeros(1_000_000))
+    else:
+        cluster.submit(time.sleep, 0.3).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("task", [close_all, close_and_stay, close_and_leave_a_child])
@@ -76,13 +80,13 @@ def test_it_is_tried_again(tmp_path: Path) -> None:
         assert cluster.submit(close_once, path).result(PATIENCE_S) == "second time"
 
 
-def test_nothing_is_written_into_files_that_got_the_numbers(tmp_path: Path) -> None:
-    with hoplite_mp.Cluster(1, memory="64MiB") as cluster:
+@pytest.mark.parametrize("then", ["puts", "waits"])
+def test_nothing_is_written_into_files_that_got_the_numbers(tmp_path: Path, then: str) -> None:
+    with hoplite_mp.Cluster(2, memory="64MiB") as cluster:
         path = tmp_path / "file"
+        once = cluster.options(retries=0)
         with pytest.raises(hoplite_mp.WorkerLostError, match="closed file descriptors"):
-            cluster.options(retries=0).submit(close_and_take_their_numbers, str(path)).result(
-                PATIENCE_S
-            )
+            once.submit(close_and_take_their_numbers, str(path), then).result(PATIENCE_S)
         assert path.read_bytes() == b""
 
 

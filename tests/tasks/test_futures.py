@@ -203,6 +203,7 @@ def test_a_future_that_the_garbage_collector_ends_inside_of_another_one() -> Non
     submitter: Any = SimpleNamespace(
         memory=SimpleNamespace(check=lambda: None),
         collector=SimpleNamespace(arm=gc.collect, disarm=lambda: None),
+        waiting=SimpleNamespace(run_in_place=None),
     )
     watched, dropped = (Future[None](submitter, oid, None, False) for oid in (1, 2))
 

@@ -64,6 +64,26 @@ def clean_up(path: str) -> None:
         Path(path + ".cleaned").touch()
 
 
+def miss_the_first(path: str) -> None:
+    """As code that was about to block when the signal came, and then blocks."""
+    listens = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    Path(path).touch()
+    wait_for(path + ".cancelled")
+    try:
+        signal.signal(signal.SIGUSR1, listens)
+        time.sleep(60)
+    finally:
+        Path(path + ".cleaned").touch()
+
+
+def clean_up_for_long(path: str) -> None:
+    try:
+        announce(path)
+    finally:
+        time.sleep(0.5)
+        Path(path + ".cleaned").touch()
+
+
 def announce_and_wait(path: str) -> None:
     Path(path).touch()
     wait_for(path + ".go")
@@ -100,6 +120,24 @@ def test_a_forced_cancel_runs_what_cleans_up(patient: Cluster, tmp_path: Path) -
     eventually((tmp_path / "x.cleaned").exists)
     assert patient.submit(abs, -1).result(PATIENCE_S) == 1
     assert patient.stats()["workers_lost"] == 0
+
+
+def test_an_interrupt_that_a_task_has_missed_is_repeated(patient: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    future = patient.submit(miss_the_first, str(path))
+    eventually(path.exists)
+    assert future.cancel(force=True)
+    time.sleep(0.1)  # for the node; a later signal is not missed, and shows less
+    (tmp_path / "x.cancelled").touch()
+    eventually((tmp_path / "x.cleaned").exists)
+
+
+def test_what_cleans_up_is_interrupted_once(patient: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    future = patient.submit(clean_up_for_long, str(path))
+    eventually(path.exists)
+    assert future.cancel(force=True)
+    eventually((tmp_path / "x.cleaned").exists)
 
 
 @pytest.mark.parametrize("deaf", [announce_deaf, swallow])

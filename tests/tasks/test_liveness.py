@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import as_completed
@@ -16,6 +16,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _tasks
+from hoplite_mp.client import launch
 from tests.tasks.helpers import PATIENCE_S, add, eventually, wait_for
 
 if TYPE_CHECKING:
@@ -273,10 +274,17 @@ def test_a_poll_in_a_worker_does_not_run_the_task() -> None:
         assert alone.submit(polls).result(PATIENCE_S) == "polled"
 
 
-def test_a_host_that_does_not_start_is_given_up() -> None:
+def test_a_host_that_does_not_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's process stops before its first step: a host that had joined would not be given up
+    for standing still, because there is no other one that could take its tasks."""
+
+    def stopped(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+        stops = ["sh", "-c", 'kill -STOP $$; exec "$@"', "stops", *command]
+        return subprocess.Popen(stops, pass_fds=fds, stdin=subprocess.DEVNULL)
+
+    monkeypatch.setattr(launch, "run_boot", stopped)
     cluster = hoplite_mp.Cluster(1, config=hoplite_mp.Config(start_timeout_s=1.0))
     try:
-        os.kill(cluster._host.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
         with pytest.raises(hoplite_mp.NodeLostError):
             cluster.submit(add, 1, 2).result(PATIENCE_S)
     finally:

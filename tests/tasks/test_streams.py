@@ -417,3 +417,22 @@ def test_the_cluster_ends_meanwhile(tmp_path: Path) -> None:
         assert c.get(next(stream)) == 0
     with pytest.raises(hoplite_mp.ClosedError):
         next(stream)
+
+
+def not_iterable() -> int:
+    return 3
+
+
+def test_a_stream_that_fails_before_its_first_item_leaves_nothing(cluster: Cluster) -> None:
+    """Its first link stayed, and a host has room for a limited number of objects."""
+
+    def fail() -> None:
+        for function in (not_iterable, count):  # the second one lacks an argument
+            with pytest.raises(TypeError):
+                list(cluster.stream(function))
+
+    fail()
+    before = cluster.stats()["objects"]
+    for _ in range(60):
+        fail()
+    eventually(lambda: cluster.stats()["objects"] < before + 60)  # of 120 links

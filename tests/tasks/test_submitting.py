@@ -132,6 +132,14 @@ def test_options(cluster: Cluster) -> None:
         cluster.options(timeout=0)
     with pytest.raises(ValueError, match="no node"):
         cluster.options(node="h9")
+    with pytest.raises(TypeError, match="detached=1: it must be True or False"):
+        cluster.options(detached=1)
+    with pytest.raises(ValueError, match="restarts=None"):
+        cluster.options(restarts=None)
+    with pytest.raises(ValueError, match=r"num=1\.5"):
+        cluster.wait([cluster.put(1)], num=1.5)
+    with pytest.raises(TypeError):
+        cluster.empty(2.7)  # type: ignore[arg-type]
     view = cluster.options(node=cluster.nodes[0]).options(node="h0", name="mine")
     assert view.submit(add, 1, 2).result() == 3
 

@@ -192,6 +192,18 @@ def test_no_route_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert routed_address(Endpoint(socket.AF_INET, ("192.0.2.1", 9))) is None
 
 
+def test_own_addresses_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interfaces cannot be listed then; what the routes said is better than an error."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(addresses.psutil, "net_if_stats", refuse)
+    routed = {socket.AF_INET: "10.0.0.7"}
+    monkeypatch.setattr(addresses, "routed_address", lambda to: routed.get(to.family))
+    assert own_addresses() == ["10.0.0.7"]
+
+
 def test_own_addresses_can_be_reached_by_others() -> None:
     found = own_addresses()
     assert len(set(found)) == len(found)

@@ -78,7 +78,12 @@ while line := input():
     said += [attempt(lambda: f.result(25), [True, True]) for f in members]
     del ref, small, large, total, members
     print(f"{time.monotonic() - begun:.2f}", *sorted(set(said)), flush=True)
-print("whole", flush=True)
+while True:  # a host that is not in the cluster when that ends has joined nothing, and says so
+    try:
+        print(c.options(node=other(), retries=0).submit(lambda: "whole").result(20), flush=True)
+        break
+    except hoplite_mp.NodeLostError:
+        pass
 """
 
 

@@ -1,0 +1,143 @@
+"""What an aimed run is made of: hosts, programs, and one fault at the right moment.
+
+Why it exists: random faults strike at random moments, and some promises are about a moment that
+lasts microseconds. An aimed run plays one short program on real nodes in virtual time, and the
+fault that its promise is about. In the programs capital letters are hosts, `c` is the cluster as
+a program sees it, `a` the run.
+It must never know: which mistakes these runs show (tests/mutants/seen.json does).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.traps import Trap
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import Leaf
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from hoplite_mp.simulation.cluster.workload import Workload
+
+__all__ = ["BIG", "Aim", "with_resource"]
+
+BIG = 100_000  # items of an object that takes a while
+
+
+class Aim:
+    """One aimed run: what its program and its fault are made with."""
+
+    def __init__(self, work: Workload, chance: Random) -> None:
+        self.work, self.chance, self.world = work, chance, work.world
+        self.hosts = work.hosts()
+        self.late = self.world.timeline.after
+        self.unsprung: dict[str, None] = {}  # messages whose traps have not struck
+
+    def some(self, count: int) -> list[Any]:
+        """So many hosts, of which none has the manager."""
+        return self.chance.sample([host for host in self.hosts if host.place], count)
+
+    def run(self, host: Any, name: str, body: Any, strict: bool = True) -> None:
+        """Runs a program on that host. strict: any error in it fails the run."""
+        self.work.program(host, name, body, lambda: strict)
+
+    def leaf(self, items: int = BIG) -> Leaf:
+        """What an object of so many items contains."""
+        return Leaf(self.work.salt(), 0, items)
+
+    def offer(
+        self,
+        host: Any,
+        leaf: Leaf,
+        name: str,
+        *,
+        until: str = "over",
+        to: Any = None,
+        strict: bool = True,
+    ) -> None:
+        """Runs a program that puts an object, copies it to the host `to`, publishes it, and lets go
+        when it hears `until`."""
+
+        def put(c: Any) -> None:
+            ref = c.put(leaf.array())
+            if to is not None:
+                c.broadcast(ref, to=[f"h{to.number}"]).result(timeout=HANGS_S)
+                time.sleep(0.1)
+            self.work.board.publish(name, ref._id)
+            self.hear(until)
+
+        self.run(host, f"put {name}", put, strict)
+
+    def read(self, c: Any, leaf: Leaf, name: str) -> Any:
+        """Reads a published object, and checks it."""
+        ref = self.work.ref(c, name)
+        value = self.work.value(c, ref, name)
+        self.work.truth.check_leaf(leaf, value)
+        return value
+
+    def trap(self, message: str, strike: Any, arrives: bool = True, *, must: bool = True) -> None:
+        """Calls strike(sender, receiver) when such a message has arrived (arrives=False: is about
+        to leave), and at the next one if that returns True. must: a run in which it does not
+        strike fails."""
+
+        def sprung(sender: int, receiver: int) -> None:
+            if not strike(sender, receiver):
+                self.unsprung.pop(message, None)
+            else:
+                self._set(message, sprung, arrives)
+
+        if must:
+            self.unsprung[message] = None
+        self._set(message, sprung, arrives)
+
+    def _set(self, message: str, sprung: Any, arrives: bool) -> None:
+        self.world.around.descriptors.traps.append(Trap(message, 1, arrives, sprung))
+
+    def say(self, name: str) -> None:
+        """Tells the other programs that something has happened."""
+        self.work.board.publish(name, None)
+
+    def hear(self, name: str) -> None:
+        """Waits until a program has said that."""
+        self.work.board.find(name)
+
+    def die(self, host: Any) -> None:
+        """Ends a host, as a power cut does."""
+        self.world.end(host, "it dies")
+
+    def again(self, host: Any) -> None:
+        """Dies, and comes again."""
+        self.die(host)
+        self.late(0.05, self.world.rejoin, host.place)
+
+    def all_again(self) -> None:
+        """All hosts with the resource die, and come again."""
+        gone = with_resource(self)
+        for host in gone:
+            self.again(host)
+        time.sleep(0.1)
+        hosts = self.world.hosts
+        if not self.wait_for(5.0, lambda: all(hosts[h.place].number >= 0 for h in gone)):
+            raise WrongEnd("hosts that have died do not come again")
+        time.sleep(0.2)
+
+    def wait_for(self, seconds: float, what: Any) -> bool:
+        """Whether that becomes true within so many seconds."""
+        until = self.world.timeline.now + seconds
+        while self.world.timeline.now < until:
+            if what():
+                return True
+            time.sleep(0.005)
+        return False
+
+    def crawl(self, host: Any, up: float = 250e3) -> None:
+        """From now on the host sends so many bytes a second."""
+        self.world.network.ports[host.place].up = up
+
+
+def with_resource(a: Aim) -> list[Any]:
+    """The hosts that have the resource of scarce.py."""
+    return [h for h in a.hosts if h.config.resources]

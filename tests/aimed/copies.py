@@ -1,0 +1,250 @@
+"""Copies on their way while hosts die, leave, or cannot be reached."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import (
+    Leaf,
+    make_once_more,
+)
+from tests.aimed.aim import BIG, Aim
+
+__all__ = ["circle", "drained", "gaps", "gathered", "no_room", "unknown", "unreachable", "untold"]
+
+
+def circle(a: Aim) -> None:
+    """Two readers of one object may not wait for each other's copy."""
+    H, A, B = a.some(3)
+    leaf = a.leaf(BIG)
+
+    def first(c: Any) -> None:  # on A
+        ref = a.work.ref(c, "ring")
+        c.wait([ref])
+        time.sleep(0.05)
+        a.world.cut({A.place}, {H.place})
+        a.late(30.0, a.world.heal, {A.place}, {H.place})
+        a.say("cut")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
+        del ref
+        c.wait([c.submit(make_once_more, Leaf(1, 0, 1), 0.0)])
+        time.sleep(1.0)
+        ref = a.work.ref(c, "ring")
+        c.wait([ref])
+        a.world.cut({A.place}, {B.place})
+        a.late(38.0, a.world.heal, {A.place}, {B.place})
+        begun = time.monotonic()
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
+        if time.monotonic() - begun > 80.0:
+            raise WrongEnd("it has waited for a cut")
+        a.say("over")
+
+    def second(c: Any) -> None:  # on B
+        ref = a.work.ref(c, "ring")
+        c.wait([ref])
+        a.hear("cut")
+        time.sleep(0.05)
+        value = a.work.value(c, ref, "ring")
+        a.work.truth.check_leaf(leaf, value)
+        a.work.board.find("over", HANGS_S)
+        del value
+
+    a.offer(H, leaf, "ring")
+    a.run(A, "first", first)
+    a.run(B, "second", second)
+
+
+def unreachable(a: Aim) -> None:
+    """A parent that cannot be reached is replaced within the time that peers have."""
+    H, K, A = a.some(3)
+    leaf = a.leaf(20_000)
+    dies = a.chance.random() < 0.5
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "far")
+        c.wait([ref])
+        time.sleep(0.05)
+        a.world.cut({A.place}, {H.place})
+        a.late(38.0, a.world.heal, {A.place}, {H.place})
+        if dies:
+            # There is none if the manager has chosen the other parent.
+            lost = a.world.lose_manager
+            a.trap("FetchFailed", lambda s, r: lost(0.02), arrives=False, must=False)
+        begun = time.monotonic()
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "far"))
+        if time.monotonic() - begun > 36.0:
+            raise WrongEnd("it has waited for the parent that cannot be reached")
+        a.say("over")
+
+    a.offer(H, leaf, "far", to=K)
+    a.run(A, "read", read)
+
+
+def unknown(a: Aim) -> None:
+    """A host that joins reads from one that does not know it yet, because it is cut off from
+    the manager."""
+    P, H = a.some(2)
+    one, two = a.leaf(3000), a.leaf(BIG)
+
+    def put(c: Any) -> None:
+        ref = c.put(one.array())
+        a.work.board.publish("one", ref._id)
+        a.hear("read one")
+        a.hear("read two")
+
+    def put_there(c: Any) -> None:
+        ref = c.put(two.array())
+        c.broadcast(ref, to=[f"h{P.number}"]).result(timeout=HANGS_S)
+        time.sleep(0.1)
+        a.work.board.publish("two", ref._id)
+        a.hear("one")
+        time.sleep(0.05)
+        port = a.world.network.ports[0]
+        a.world.cut({0}, {P.place})
+        a.late(0.8, a.world.heal, {0}, {P.place})
+        came(a.world.add_host(port.up, port.down))
+        a.hear("read one")
+        a.hear("read two")
+
+    def came(host: Any) -> None:
+        if host.number < 0:
+            a.late(0.0005, came, host)
+            return
+        for name, leaf in (("one", one), ("two", two)):
+
+            def read(c: Any, name: str = name, leaf: Any = leaf) -> None:
+                a.read(c, leaf, name)
+                a.say(f"read {name}")
+
+            a.run(host, f"read {name}", read)
+
+    a.run(P, "put", put)
+    a.run(H, "put there", put_there)
+
+
+def gaps(a: Aim) -> None:
+    """A copy is made of what was received from two parents that have died."""
+    H, K, D, E = a.some(4)
+    leaf = a.leaf(BIG)
+
+    def put(c: Any) -> None:
+        ref = c.put(leaf.array())
+        c.broadcast(ref, to=[f"h{K.number}"]).result(timeout=HANGS_S)
+        time.sleep(0.1)
+        a.work.board.publish("gaps", ref._id)
+        a.hear("held")
+        for h in (H, K, D, E):
+            a.crawl(h)
+        c.broadcast(ref, to=[f"h{h.number}" for h in (D, E)])
+        a.hear("over")
+
+    def parent() -> Any:
+        pulling = D.node.lan.plan_executor.cells.links.pulling.values()
+        numbers = {one.parent for one in pulling}
+        return next((h for h in (H, K) if h.number in numbers), None)
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "gaps")
+        c.wait([ref])
+        a.say("held")
+        time.sleep(0.2 + 1.0 * a.chance.random())
+        a.die(E)
+        time.sleep(0.2 + 0.8 * a.chance.random())
+        host = parent()
+        if host is None:
+            raise WrongEnd("the copy has come before its parent could die")
+        a.die(host)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "gaps"))
+        a.say("over")
+
+    a.run(H, "put", put, False)
+    a.run(D, "read", read)
+
+
+def untold(a: Aim) -> None:
+    """A fetch that was planned while the manager died is planned again."""
+    H, R = a.some(2)
+    leaf = a.leaf(20_000)
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "untold")
+        c.wait([ref])
+        a.trap("Distribute", lambda s, r: r != R.place or a.world.lose_manager(0.02))
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "untold"))
+        a.say("over")
+
+    a.offer(H, leaf, "untold")
+    a.run(R, "read", read)
+
+
+def drained(a: Aim) -> None:
+    """A host that leaves waits until all who hold what it has put are served."""
+    M, R = a.some(2)
+    leaf = a.leaf(20_000)
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "drained")
+        c.wait([ref])
+        time.sleep(0.05)
+        a.say("held")
+        a.world.cut({0}, {R.place})
+        a.late(0.6, a.world.heal, {0}, {R.place})
+        a.world.leave(M.place)
+        time.sleep(1.0)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "drained"))
+
+    a.offer(M, leaf, "drained", until="held", strict=False)
+    a.run(R, "read", read)
+
+
+def gathered(a: Aim) -> None:
+    """A host that leaves ends what comes to it first."""
+    A, L = a.some(2)
+    leaves = [a.leaf(BIG), a.leaf(BIG)]
+
+    def ask(c: Any) -> None:
+        refs = [c.put(leaf.array()) for leaf in leaves]
+        a.crawl(A)
+        future = c.gather(refs, to=f"h{L.number}")
+        time.sleep(0.05)
+        a.world.leave(L.place)
+        future.result(timeout=HANGS_S)
+
+    a.run(A, "ask", ask)
+
+
+def no_room(a: Aim) -> None:
+    """A broadcast to a host without room ends with an error."""
+    A, D = a.some(2)
+    leaf = a.leaf(BIG)
+
+    def fill(c: Any) -> None:
+        views = []
+        try:
+            for index in range(60):
+                views.append(c.get(c.put(np.full(BIG, index))))
+        except Exception as error:
+            if "Full" not in type(error).__name__:
+                raise
+        a.say("full")
+        a.hear("over")
+
+    def ask(c: Any) -> None:
+        ref = c.put(leaf.array())
+        a.hear("full")
+        try:
+            c.broadcast(ref, to=[f"h{D.number}"]).result(timeout=HANGS_S)
+        except TimeoutError as error:
+            raise WrongEnd("a broadcast to a full host hangs") from error
+        except Exception as error:
+            if "Full" not in type(error).__name__:
+                raise
+        a.say("over")
+
+    a.run(D, "fill", fill)
+    a.run(A, "ask", ask)

@@ -1,0 +1,157 @@
+"""Members of Groups, and of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import (
+    WrongBytes,
+)
+
+if TYPE_CHECKING:
+    from tests.aimed.aim import Aim
+
+__all__ = ["doze", "former", "founder", "letters", "part_of_the_dead", "survives_leader"]
+
+
+def letters(a: Aim) -> None:
+    """After a message of a dead sender that is lost, no later one of that sender may be
+    received."""
+    F, R = a.some(2)
+
+    def send(c: Any) -> None:
+        with c.group("sizes", 2, 0) as g:
+            a.crawl(F)
+            g.send((0, bytes(800_000)), to=1)
+            g.send((1, b""), to=1)
+            g.send((2, b""), to=1)
+            a.late(0.5, a.die, F)
+            time.sleep(99)
+
+    def receive(c: Any) -> None:
+        with c.group("sizes", 2, 1) as g:
+            expected = 0
+            while True:
+                try:
+                    number, _ = g.recv(source=0)
+                except PeerLostError:
+                    return
+                if number != expected:
+                    raise WrongEnd(f"letter {number} instead of {expected}")
+                expected += 1
+
+    a.run(F, "send", send, False)
+    a.run(R, "receive", receive)
+
+
+def founder(a: Aim) -> None:
+    """A part of a Group does not wait for a founder that has died before it joined."""
+    A, B, F = a.some(3)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("parent", 3, rank) as g:
+            g.barrier()
+            if rank == 2:
+                a.trap("GroupJoinRequested", lambda s, r: s != F.place or a.die(F), arrives=False)
+            g.barrier()
+            try:
+                with g.split(0) as part:
+                    part.allreduce(np.ones(1))
+            except PeerLostError:
+                pass
+            except HopliteTimeoutError as error:
+                raise WrongEnd("a founder that has died is waited for") from error
+
+    for rank, host in enumerate((A, B, F)):
+        a.run(host, f"rank {rank}", partial(member, rank), rank < 2)
+
+
+def former(a: Aim) -> None:
+    """A Group does not wait for the last host of a member that has left."""
+    A, B, F = a.some(3)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("former", 3, rank) as g:
+            g.allreduce(np.ones(3000))
+            if rank == 2:
+                a.trap("GroupSync", lambda s, r: s != F.place or a.die(F), arrives=False)
+                return
+            time.sleep(0.2)
+            for _ in range(3):
+                with contextlib.suppress(PeerLostError):
+                    g.allreduce(np.ones(3000))
+
+    for rank, host in enumerate((A, B, F)):
+        a.run(host, f"rank {rank}", partial(member, rank), rank < 2)
+
+
+def survives_leader(a: Aim) -> None:
+    """The sum of a small call that was committed reaches its root, though its leader dies."""
+    L, B, R = a.some(3)
+    lost: list[int] = []
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("leader", 3, rank) as g:
+            if rank == 0:
+                a.trap("GroupCommit", lambda s, r: r != B.place or a.die(L))
+            try:
+                g.reduce(np.ones(10), root=2)
+            except PeerLostError as error:
+                lost.append(rank)
+                if rank == 2 and "is gone with what was to come here" in str(error):
+                    raise WrongEnd(f"the sum is lost: {error}") from error
+
+    for rank, host in enumerate((L, B, R)):
+        a.run(host, f"rank {rank}", partial(member, rank), rank > 0)
+
+
+def part_of_the_dead(a: Aim) -> None:
+    """Parts of a rank that dies are kept until all have read them."""
+    X, (L,) = a.hosts[0], a.some(1)
+    names = ["rank 0", "rank 1", "rank 2"]
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("dead", 3, rank) as g:
+            g.barrier()
+            if rank == 0:
+                a.crawl(L)
+
+                def strike(s: int, r: int) -> bool:
+                    if s != X.place:
+                        return True
+                    for process in X.programs:
+                        if process.name == "rank 2" and process.alive:
+                            a.world.kill(X, process)
+                    return False
+
+                a.trap("GroupDone", strike, arrives=False)
+            refs = [c.put(np.full(20_000, rank)) for _ in range(3)]
+            given = [c.get(ref) for ref in refs]
+            got = g.alltoall(given)
+            for one in g.contributors:
+                if got[one] is None or (got[one] != one).any():
+                    raise WrongBytes(f"{g.contributors} but {got}")
+
+    for rank, host in enumerate((L, X, X)):
+        a.run(host, names[rank], partial(member, rank), rank < 2)
+
+
+def doze(a: Aim) -> None:
+    """A manager that did not run does not take the others for dead."""
+    A = a.hosts[0]
+
+    def ask(c: Any) -> None:
+        a.world.stop(0)
+        a.late(2.2 + 2.0 * a.chance.random(), a.world.go_on, 0)
+        time.sleep(6.0)
+        if a.world.gave_up:
+            raise WrongEnd(f"host {a.world.gave_up[0].place} was given up for the manager's pause")
+
+    a.run(A, "ask", ask)

@@ -1,0 +1,181 @@
+"""Objects that several hosts hold, and whose owners die."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+
+if TYPE_CHECKING:
+    from tests.aimed.aim import Aim
+
+__all__ = ["carried", "kept", "orphans", "orphans_twice"]
+
+
+def carried(a: Aim) -> None:
+    """A value that a Group broadcasts has refs of objects elsewhere, which their hosts keep
+    for its reader."""
+    S, R, H = a.some(3)
+    one, two = a.leaf(100), a.leaf(100)
+
+    def send(c: Any) -> None:
+        x, y = a.work.ref(c, "x"), c.put(two.array())
+        c.wait([x])
+        time.sleep(0.05)
+        a.say("held")
+        time.sleep(0.05)
+        with c.group("carried", 2, 0) as g:
+            a.world.cut({R.place}, {H.place})
+            a.late(0.4, a.world.heal, {R.place}, {H.place})
+            g.broadcast({"refs": [x, y], "pad": bytes(64 << 10)}, root=0)
+            del x, y
+
+    def receive(c: Any) -> None:
+        with c.group("carried", 2, 1) as g:
+            got = g.broadcast(None, root=0)
+            time.sleep(0.6)
+            for leaf, ref in zip((one, two), got["refs"], strict=True):
+                a.work.truth.check_leaf(leaf, a.work.value(c, ref, "carried"))
+
+    a.offer(H, one, "x", until="held")
+    a.run(S, "send", send)
+    a.run(R, "receive", receive)
+
+
+def kept(a: Aim) -> None:
+    """What was broadcast to a host is kept for the processes there, also when its first owner
+    lets go or dies."""
+    A, B, C = a.some(3)
+    dies, leaf = a.chance.random() < 0.5, a.leaf(3000)
+
+    def put(c: Any) -> None:
+        ref = c.put(leaf.array())
+        c.broadcast(ref, to=[f"h{B.number}"]).result(timeout=HANGS_S)
+        if dies:
+            time.sleep(0.7)
+        a.work.board.publish("kept", ref._id)
+        a.hear("held")
+
+    def hold(c: Any) -> None:
+        ref = a.work.ref(c, "kept")
+        time.sleep(0.05)
+        a.say("held")
+        if dies:
+            a.late(0.05, a.die, A)
+        time.sleep(0.7)
+        if not dies:
+            a.work.board.publish("passed", ref._id)
+            a.hear("read")
+        else:
+            a.work.truth.check_leaf(leaf, a.work.value(c, ref, "kept"))
+
+    def meet(c: Any) -> None:
+        a.read(c, leaf, "passed")
+        a.say("read")
+
+    a.run(A, "put", put, strict=not dies)
+    a.run(C if dies else B, "hold", hold)
+    if not dies:
+        a.run(C, "meet", meet)
+
+
+def orphans(a: Aim) -> None:
+    """An object whose owner has died is asked for, released, and met anew, while the reports
+    about it are gathered."""
+    H, K, Q, R = a.some(4)
+    leaf = a.leaf(20_000)
+    dies = a.chance.random() < 0.5
+
+    def put(c: Any) -> None:
+        ref, other = c.put(leaf.array()), c.put(leaf.array())
+        a.work.board.publish("other", other._id)
+        a.work.board.publish("orphan", ref._id)
+        time.sleep(99)
+
+    def keep(c: Any) -> None:
+        value = a.read(c, leaf, "orphan")
+        more = a.read(c, leaf, "other")
+        a.say("kept")
+        a.hear("over")
+        del value, more
+
+    def hold(c: Any) -> None:  # on R: holds without reading, lets go during the round
+        ref = a.work.ref(c, "orphan")
+        a.hear("kept")
+        time.sleep(0.05)
+        a.world.stop(Q.place)
+        a.die(H)
+        a.late(0.7, a.world.go_on, Q.place)
+        time.sleep(0.1)
+        a.say("open")
+        a.world.cut({0}, {K.place})
+        a.late(0.9, a.world.heal, {0}, {K.place})
+        del ref
+
+    def unread(c: Any) -> None:  # on hosts[0]: holds, reads during the round
+        ref = a.work.ref(c, "orphan")
+        a.hear("open")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "orphan"))
+        time.sleep(1.0)
+        a.say("round")
+
+    def meet(c: Any) -> None:
+        other = a.work.ref(c, "other")
+        a.hear("open")
+        a.read(c, leaf, "orphan")
+        a.say("met")
+        del other
+
+    def last(c: Any) -> None:
+        a.hear("round")
+        a.hear("met")
+        time.sleep(0.5)
+        if dies:
+            a.trap("HomeAsked", lambda s, r: a.world.lose_manager(0.02))
+        a.read(c, leaf, "orphan")
+        a.say("over")
+
+    a.run(H, "put", put, False)
+    a.run(K, "keep", keep)
+    a.run(R, "hold", hold)
+    a.run(a.hosts[0], "unread", unread)
+    a.run(Q, "last", last)
+    more = [h for h in a.hosts if h not in (H, K, Q, R, a.hosts[0])]
+    a.run(more[0] if more else a.hosts[0], "meet", meet)
+
+
+def orphans_twice(a: Aim) -> None:
+    """The host that was to own an orphan dies, too, before all have reported."""
+    H, K, J, Q = a.some(4)
+    first, second = sorted((K, J), key=lambda h: h.number)
+    leaf = a.leaf(3000)
+
+    def put(c: Any) -> None:
+        ref = c.put(leaf.array())
+        a.work.board.publish("orphan", ref._id)
+        time.sleep(99)
+
+    def keep(c: Any) -> None:
+        value = a.read(c, leaf, "orphan")
+        a.say(f"kept {a.world.processes.running.host}")
+        a.hear("over")
+        del value
+
+    def meet(c: Any) -> None:
+        a.hear(f"kept {K.place}")
+        a.hear(f"kept {J.place}")
+        time.sleep(0.05)
+        a.die(H)
+        time.sleep(0.5)
+        a.world.stop(Q.place)
+        a.die(first)
+        a.late(0.7, a.world.go_on, Q.place)
+        time.sleep(0.2)
+        a.read(c, leaf, "orphan")
+        a.say("over")
+
+    a.run(H, "put", put, False)
+    a.run(first, "keep", keep, False)
+    a.run(second, "keep", keep)
+    a.run(a.hosts[0], "meet", meet)

@@ -1,0 +1,194 @@
+"""Reductions that are planned again while bytes move."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.scarce import RESOURCE
+from hoplite_mp.simulation.cluster.truth import Operation
+from hoplite_mp.simulation.cluster.values import (
+    Leaf,
+    WrongBytes,
+    contributors_in,
+    make_once_more,
+)
+from tests.aimed.aim import BIG, Aim, with_resource
+
+__all__ = ["commit_once", "left_behind", "moved", "spared", "tree", "two_holders"]
+
+
+def spared(a: Aim) -> None:
+    """What a reduction has received already is right, whoever dies while it is planned
+    again."""
+    *three, D = a.some(4)
+    F, N, M = sorted(three, key=lambda h: h.number)  # owners pull in this order
+    way = a.chance.choice(["crawl", "complete", "manager"])
+    salt = a.work.salt()
+    leaves = tuple(Leaf(salt, i, BIG) for i in range(4))
+    op = Operation(1, "reduce", leaves, 3, 3)
+
+    def late(index: int, c: Any) -> None:
+        ref = c.options(node=f"h{N.number}").submit(make_once_more, leaves[index], 0.3).ref
+        a.work.board.publish(f"s{index}", ref._id)
+        c.wait([ref], timeout=HANGS_S)
+        a.hear("over")
+
+    def ask(c: Any) -> None:
+        refs = [a.work.ref(c, f"s{i}") for i in (0, 1, 3, 2)]
+        c.wait(refs[:3])
+        if way == "complete":
+            c.wait(refs[3:])
+        else:
+            a.crawl(M)
+
+        def strike(s: int, r: int) -> bool:
+            if s != D.place:
+                return True
+            a.world.cut({D.place}, {0})
+            a.late(0.2, a.world.heal, {D.place}, {0})
+            a.die(M)
+            a.crawl(N)
+            return False
+
+        if way == "complete":
+            a.trap("StripesComplete", strike, arrives=False)
+        begun = c.reduce(refs, num=3)
+        if way != "complete":
+            time.sleep(0.8)
+            if way == "manager":
+                a.trap("ExecuteReduce", lambda s, r: a.world.lose_manager(0.02))
+            a.die(M)
+        value = a.work.value(c, begun, "spared")
+        named = tuple((0, 1, 3, 2)[i] for i in begun.contributors or ())
+        a.work.truth.check_result(op, 0, 1, np.asarray(value), named)
+        a.say("over")
+
+    a.offer(N, leaves[0], "s0")
+    a.offer(M, leaves[1], "s1", strict=False)
+    a.offer(F, leaves[3], "s3")
+    a.run(N, "s2", partial(late, 2))
+    a.run(D, "ask", ask)
+
+
+def left_behind(a: Aim) -> None:
+    """A reduction that is planned again for a new manager still brings its result to who has
+    asked."""
+    A, B, C = a.chance.sample([h for h in a.hosts if h not in with_resource(a) and h.place], 3)
+    salt = a.work.salt()
+    leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
+    op = Operation(1, "reduce", leaves, 2, 2)
+
+    def late(index: int, seconds: float, host: Any, c: Any) -> None:
+        ref = c.options(node=f"h{host.number}").submit(make_once_more, leaves[index], seconds).ref
+        a.work.board.publish(f"s{index}", ref._id)
+        c.wait([ref], timeout=HANGS_S)
+        a.hear("over")
+
+    def ask(c: Any) -> None:
+        one = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaves[0], 0.0).ref
+        refs = [one, a.work.ref(c, "s1"), a.work.ref(c, "s2")]
+        c.wait([one])
+        total = c.reduce(refs, num=2)
+        time.sleep(0.02)
+        a.work.truth.check_leaf(leaves[0], a.work.value(c, one, "left"))
+        time.sleep(0.5)
+        a.crawl(B)
+        a.crawl(C)
+        time.sleep(0.8)
+        a.world.lose_manager(0.02)
+        value = a.work.value(c, total, "left behind")
+        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.say("over")
+
+    a.run(B, "s1", partial(late, 1, 0.6, B))
+    a.run(C, "s2", partial(late, 2, 1.1, C))
+    a.run(A, "ask", ask)
+
+
+def tree(a: Aim) -> None:
+    """A host that stops for long is left out of the tree of a reduction over many."""
+    A = a.hosts[0]
+    others = a.some(len(a.hosts) - 1)
+    P = others[0]
+    salt = a.work.salt()
+    leaves = tuple(Leaf(salt, i, 20_000) for i in range(2))
+    op = Operation(1, "allreduce", leaves, 2, 2)
+
+    def ask(c: Any) -> None:
+        refs = [c.put(leaf.array()) for leaf in leaves]
+        a.world.stop(P.place)
+        a.late(8.0, a.world.go_on, P.place)
+        total = c.allreduce(refs, to=[f"h{h.number}" for h in a.hosts])
+        value = a.work.value(c, total, "tree")
+        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+
+    a.run(A, "ask", ask)
+
+
+def two_holders(a: Aim) -> None:
+    """A reduction's source has two holders, of which one dies."""
+    H, K, D = a.some(3)
+    salt = a.work.salt()
+    leaves = [Leaf(salt, i, 20_000) for i in range(2)]
+
+    def ask(c: Any) -> None:
+        one = a.work.ref(c, "s0")
+        two = c.submit(make_once_more, leaves[1], 0.5).ref
+        c.wait([one])
+        total = c.reduce([one, two])
+        time.sleep(0.1)
+        a.die(K)
+        value = a.work.value(c, total, "two holders")
+        if contributors_in(np.asarray(value), salt) != {0, 1}:
+            raise WrongBytes("two holders")
+        a.say("over")
+
+    a.offer(H, leaves[0], "s0", to=K)
+    a.run(D, "ask", ask)
+
+
+def moved(a: Aim) -> None:
+    """A reduction's source is moved to a reader before the reduction begins."""
+    A = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
+    salt = a.work.salt()
+    leaves = [Leaf(salt, i, 20_000) for i in range(2)]
+
+    def ask(c: Any) -> None:
+        one = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaves[0], 0.0).ref
+        c.wait([one])
+        two = c.submit(make_once_more, leaves[1], 0.5).ref
+        total = c.reduce([one, two])
+        time.sleep(0.05)
+        a.work.truth.check_leaf(leaves[0], a.work.value(c, one, "moved"))
+        value = a.work.value(c, total, "moved")
+        if contributors_in(np.asarray(value), salt) != {0, 1}:
+            raise WrongBytes("moved")
+
+    a.run(A, "ask", ask)
+
+
+def commit_once(a: Aim) -> None:
+    """The commit of a result elsewhere is known to the next manager, though only its receiver
+    has heard it."""
+    A, D, N = a.some(3)
+    salt = a.work.salt()
+    leaves = [Leaf(salt, i, 20_000) for i in range(2)]
+
+    def ask(c: Any) -> None:
+        refs = [a.work.ref(c, f"s{i}") for i in range(2)]
+        c.wait(refs)
+        a.trap("Commit", lambda s, r: r != A.place or a.world.lose_manager(0.02))
+        total = c.reduce(refs, to=f"h{D.number}")
+        value = a.work.value(c, total, "commit")
+        if contributors_in(np.asarray(value), salt) != {0, 1}:
+            raise WrongBytes("commit")
+        a.say("over")
+
+    a.offer(N, leaves[0], "s0")
+    a.offer(D, leaves[1], "s1")
+    a.run(A, "ask", ask)

@@ -1,0 +1,184 @@
+"""Results of tasks of other hosts: lost, moved, made again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hoplite_mp.simulation.cluster.scarce import RESOURCE
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import (
+    Leaf,
+    make,
+    make_once_more,
+    make_refs,
+    make_with_refs,
+    rolled,
+    runs,
+    scaled,
+)
+from tests.aimed.aim import Aim, with_resource
+
+__all__ = ["ancestors", "asked_twice", "broken", "divided", "given_refs", "guest_refs"]
+
+
+def divided(a: Aim) -> None:
+    """A result is lost on a host that cannot reach one of its readers: both read one and the
+    same value."""
+    S, K = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
+    leaf = Leaf(a.work.salt(), 1, 20_000)
+
+    def send(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(rolled, leaf, 0.0).ref
+        a.work.board.publish("rolled", ref._id)
+        c.wait([ref])
+        a.hear("read")
+        a.all_again()
+        value = a.work.value(c, ref, "rolled")
+        a.work.truth.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
+        a.say("over")
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "rolled")
+        c.wait([ref])
+        time.sleep(0.02)
+        a.world.cut({S.place}, {K.place})
+        a.late(1.5, a.world.heal, {S.place}, {K.place})
+        value = a.work.value(c, ref, "rolled")
+        a.work.truth.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
+        a.say("read")
+        a.hear("over")
+
+    a.run(S, "send", send)
+    a.run(K, "read", read)
+
+
+def asked_twice(a: Aim) -> None:
+    """Two hosts read a lost result, which its submitter does not: both get it."""
+    S, R, T = a.chance.sample([h for h in a.hosts if h not in with_resource(a)], 3)
+    leaf = Leaf(a.work.salt(), 1, 20_000)
+
+    def send(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.3).ref
+        a.work.board.publish("twice", ref._id)
+        c.wait([ref])
+        time.sleep(0.1)
+        a.all_again()
+        a.say("gone")
+        a.hear(f"read {R.place}")
+        a.hear(f"read {T.place}")
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "twice")
+        c.wait([ref])
+        a.hear("gone")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "twice"))
+        a.say(f"read {a.world.processes.running.host}")
+
+    a.run(S, "send", send)
+    a.run(R, "read", read)
+    a.run(T, "read", read)
+
+
+def ancestors(a: Aim) -> None:
+    """An argument that several lost results share is made again once, and only while one of
+    them is held."""
+    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
+    counts = a.chance.random() < 0.5
+    leaf = a.leaf(20_000)
+
+    def send(c: Any) -> None:
+        arg = c.options(node=f"h{S.number}", retries=1).submit(make, leaf, 0.0).ref
+        c.wait([arg])
+        there = c.options(resources={RESOURCE: 1})
+        refs: list[Any] = [there.submit(scaled, arg, f).ref for f in range(3)]
+        c.wait(refs)
+        del arg
+        if counts:
+            refs[0] = None
+        else:
+            refs[0] = refs[1] = None
+        c.wait([c.submit(make_once_more, leaf, 0.0)])  # only now the drops are noticed
+        time.sleep(0.8)
+        a.all_again()
+        for f, ref in enumerate(refs):
+            if ref is not None:
+                a.work.truth.check_value(a.work.value(c, ref, "anc"), leaf.array() * f, "anc")
+                time.sleep(0.8)
+        if runs[leaf.salt, leaf.index] > 2:
+            raise WrongEnd(f"{runs[leaf.salt, leaf.index]} runs")
+
+    a.run(S, "send", send)
+
+
+def given_refs(a: Aim) -> None:
+    """Refs in a result outlive the worker that has returned them."""
+    (A,) = a.some(1)
+    leaves = [a.leaf(3000), a.leaf(3000)]
+
+    def ask(c: Any) -> None:
+        ref = c.options(node=f"h{A.number}").submit(make_refs, leaves).ref
+        time.sleep(0.05)
+        for process in list(A.processes):
+            if process not in A.programs and process.alive:
+                a.world.kill(A, process)
+        time.sleep(0.3)
+        for leaf, inner in zip(leaves, a.work.value(c, ref, "given"), strict=True):
+            a.work.truth.check_leaf(leaf, a.work.value(c, inner, "given"))
+
+    a.run(A, "ask", ask)
+
+
+def guest_refs(a: Aim) -> None:
+    """Refs in a result outlive a cut between its runner and its submitter."""
+    X = with_resource(a)[0]
+    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
+    leaf = a.leaf(3000)
+
+    def ask(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(make_with_refs, [leaf, leaf], 0).ref
+
+        def strike(s: int, r: int) -> bool:
+            if r != S.place:
+                return True
+            a.world.cut({S.place}, {s})
+            a.late(0.4, a.world.heal, {S.place}, {s})
+            return False
+
+        a.trap("TaskEnded", strike)
+        c.wait([ref])
+        time.sleep(0.3)
+        _, inner = a.work.value(c, ref, "guest")
+        time.sleep(0.3)
+        for one in inner:
+            a.work.truth.check_leaf(leaf, a.work.value(c, one, "guest"))
+
+    def other(c: Any) -> None:
+        time.sleep(0.2)
+        here = c.options(node=f"h{X.number}")
+        c.wait([here.submit(make_once_more, leaf, 0.01) for _ in range(8)])
+
+    a.run(S, "ask", ask)
+    a.run(X, "other", other)
+
+
+def broken(a: Aim) -> None:
+    """The end of a task is told again when the connection broke while it was told."""
+    X = max(with_resource(a), key=lambda h: h.number)
+    S = a.chance.choice([h for h in a.hosts if h.number < X.number and h not in with_resource(a)])
+    leaf = a.leaf(100)
+
+    def ask(c: Any) -> None:
+        def strike(s: int, r: int) -> bool:
+            if (s, r) != (X.place, S.place):
+                return True
+            a.world.reset(s, r)
+            return False
+
+        a.trap("TaskEnded", strike, arrives=False)
+        there = c.options(resources={RESOURCE: 1})
+        refs = [there.submit(make_once_more, leaf, 0.05).ref for _ in range(6)]
+        for ref in refs:
+            a.work.truth.check_leaf(leaf, a.work.value(c, ref, "broken"))
+
+    a.run(S, "ask", ask)

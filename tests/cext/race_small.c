@@ -1,0 +1,163 @@
+/* Small calls without Python, for ThreadSanitizer: `make tsan`.
+ *
+ * Why it exists: two engines' threads and their members meet at boards and bells, where one of them
+ * reads what the other has just written. Each node has a memory and two members; a link is lost in
+ * the middle, and frames without one are carried by the threads that hear events.
+ * It must never know: more of the engine than `_engine.pyx` uses.
+ */
+#include "engine_small_ports.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm_object.h"
+
+enum { NODES = 2, RANKS = 4, CALLS = 400, GROUP = 5, BOARD = 2, WORDS = 64 };
+
+static void check(bool holds, const char *what) {
+    if (holds) return;
+    fprintf(stderr, "race_small: %s\n", what);
+    abort();
+}
+
+struct node {
+    int number;
+    struct engine *engine;
+    char *control;
+    pthread_t hears;
+    atomic_bool over;
+};
+static struct node nodes[NODES];
+
+static small_request *asking(int kind) {
+    small_request *asked = engine_memory(sizeof *asked);
+    asked->kind = kind;
+    asked->generation = GROUP;
+    asked->fd = -1;
+    return asked;
+}
+
+static void *hear(void *argument) {
+    struct node *node = argument;
+    while (!atomic_load(&node->over)) {
+        struct pollfd wanted = {.fd = node->engine->event_fd, .events = POLLIN};
+        poll(&wanted, 1, 20);
+        for (struct event *event = engine_take(node->engine), *next; event; event = next) {
+            next = event->next;
+            check(event->kind != EVENT_SMALL_TAKEN, "nothing deviates here");
+            if (event->kind == EVENT_SMALL_SEND) {
+                small_request *asked = asking(SMALL_ASK_FRAME);
+                asked->node = (uint32_t)node->number;
+                asked->version = event->version;
+                asked->call = event->call;
+                asked->nbytes = (uint32_t)event->nbytes;
+                asked->bytes = event->bytes;
+                event->bytes = NULL;
+                engine_post_small(nodes[event->peer].engine, asked);
+            }
+            event_free(event);
+        }
+    }
+    return NULL;
+}
+
+/* A member: gives, rings, waits, and compares. */
+static void *live(void *argument) {
+    const uint32_t rank = (uint32_t)(uintptr_t)argument;
+    struct node *node = &nodes[rank % NODES];
+    shm_small *small = small_of(node->control, BOARD);
+    shm_client *mine = client_of(node->control, rank + 1);
+    const int bell = eventfd(0, EFD_NONBLOCK);
+    small_request *asked = asking(SMALL_ASK_BELL);
+    asked->size = rank;
+    asked->fd = dup(bell);
+    engine_post_small(node->engine, asked);
+    for (uint64_t call = 0; call < CALLS; call++) {
+        shm_small_part *part = &small->parts[rank];
+        uint64_t *words = (uint64_t *)(small->given + (size_t)rank * small_share(RANKS));
+        for (int i = 0; i < WORDS; i++) words[i] = call * 1000 + rank * (uint64_t)i;
+        part->nbytes = WORDS * 8;
+        part->offset = 0;
+        part->kind = SMALL_ALLREDUCE;
+        part->op = REDUCE_SUM;
+        part->dtype = REDUCE_UINT64;
+        STORE(&part->seq, call + 1);
+        const uint64_t one = 1;
+        check(write(bell, &one, 8) == 8, "the bell");
+        const time_t begun = time(NULL);
+        while (LOAD(&small->done) != call + 1) {
+            const uint32_t seen = LOAD(&mine->event);
+            ADD(&mine->sleeping, 1);
+            if (LOAD(&small->done) != call + 1) futex_wait(&mine->event, seen, 100000000);
+            ADD(&mine->sleeping, -1);
+            check(time(NULL) - begun < 60, "a call takes a minute");
+        }
+        const struct small_record *record = (const struct small_record *)small->record;
+        const struct small_place *place = (const struct small_place *)(record + 1);
+        check(record->call == call && record->count == 1, "the record is another call's");
+        const uint64_t *sum = (const uint64_t *)(small->record + place->at);
+        for (int i = 0; i < WORDS; i++)
+            check(sum[i] == RANKS * call * 1000 + 6 * (uint64_t)i, "a sum is wrong");
+    }
+    close(bell);
+    return NULL;
+}
+
+static void connect_all(void) {
+    int ends[2];
+    check(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends), "no sockets");
+    for (int i = 0; i < NODES; i++) {
+        struct link *link = link_new(1, (uint64_t)(1 - i), 0, false, true);
+        check(!socket_take(link, ends[i]), "no link");
+        close(ends[i]);
+        engine_post(nodes[i].engine, COMMAND_CONNECT, NULL, link, NULL, NULL, 0);
+        if (i == 0) {
+            usleep(30000);
+            engine_post(nodes[i].engine, COMMAND_DISCONNECT, NULL, link, NULL, NULL, 0);
+        }
+    }
+}
+
+int main(void) {
+    for (int i = 0; i < NODES; i++) {
+        struct node *node = &nodes[i];
+        node->number = i;
+        node->engine = engine_new((uint64_t)i + 1, 64 * 1024, 100, true);
+        node->control = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        check(node->engine && node->control != MAP_FAILED, "no engine or no memory");
+        small_request *asked = asking(SMALL_ASK_ADD);
+        asked->size = RANKS;
+        asked->node = (uint32_t)i;
+        asked->board = BOARD;
+        asked->control = node->control;
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            STORE(&board_of(node->control, BOARD)->members[rank].client, rank + 2);
+        engine_post_small(node->engine, asked);
+        asked = asking(SMALL_ASK_OPEN);
+        asked->version = 1;
+        for (uint32_t rank = 0; rank < MEMBERS; rank++)
+            asked->node_of[rank] = rank < RANKS ? rank % NODES : SMALL_NOBODY;
+        engine_post_small(node->engine, asked);
+    }
+    for (int i = 0; i < NODES; i++) pthread_create(&nodes[i].hears, NULL, hear, &nodes[i]);
+    pthread_t members[RANKS];
+    for (uintptr_t rank = 0; rank < RANKS; rank++)
+        pthread_create(&members[rank], NULL, live, (void *)rank);
+    connect_all();
+    for (int rank = 0; rank < RANKS; rank++) pthread_join(members[rank], NULL);
+    for (int i = 0; i < NODES; i++) {
+        atomic_store(&nodes[i].over, true);
+        pthread_join(nodes[i].hears, NULL);
+    }
+    for (int i = 0; i < NODES; i++) engine_stop(nodes[i].engine);
+    puts("race_small: no race");
+    return 0;
+}

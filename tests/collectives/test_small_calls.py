@@ -1,0 +1,334 @@
+"""Calls whose parts lie on the Group's board: the same results and errors as those of objects."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hoplite_mp
+from hoplite_mp import _tasks
+from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, Host
+from tests.collectives.helpers import eventually, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hoplite_mp import Cluster, Group
+    from hoplite_mp.board_calls import BoardCalls
+
+SIZE = 3
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4"]
+OPS = ["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
+MAX = _tasks.BOARD_BYTES_MAX
+
+
+class Trio:
+    """Three members in threads of the driver; those in `objects` put no part on the board."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.groups = [cluster.group("trio", SIZE, rank, timeout=20) for rank in range(SIZE)]
+
+    def call(self, body: Callable[[Group], Any], objects: tuple[int, ...] = ()) -> list[Any]:
+        found: list[Any] = [None] * SIZE
+
+        def run(rank: int) -> None:
+            group = self.groups[rank]
+            if rank in objects:
+                group._small = NoBoard(group._small)  # type: ignore[assignment]
+            try:
+                found[rank] = body(group), group.contributors
+            except Exception as error:
+                found[rank] = error
+            if rank in objects:
+                group._small = group._small.small  # type: ignore[attr-defined]
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(SIZE)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        return found
+
+
+class NoBoard:
+    """A member that makes every call with objects."""
+
+    def __init__(self, small: BoardCalls) -> None:
+        self.small = small
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.small, name)
+
+    def make(self, *args: Any) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def trio(cluster: Cluster) -> Iterator[Trio]:
+    made = Trio(cluster)
+    yield made
+    for group in made.groups:
+        group.close()
+
+
+def parts(dtype: str, shape: tuple[int, ...], seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=shape) * 50).astype(dtype) for _ in range(SIZE)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(OPS),
+    shape=st.lists(st.integers(0, 5), max_size=7).map(tuple),
+    root=st.sampled_from([None, *range(SIZE)]),
+    objects=st.sets(st.integers(0, SIZE - 1)).map(tuple),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+def test_where_parts_lie_changes_no_bit(
+    trio: Trio,
+    dtype: str,
+    op: str,
+    shape: tuple[int, ...],
+    root: int | None,
+    objects: tuple[int, ...],
+    seed: int,
+) -> None:
+    given_ = parts(dtype, shape, seed)
+
+    def body(group: Group) -> Any:
+        x = given_[group.rank]
+        return group.allreduce(x, op) if root is None else group.reduce(x, op, root=root)
+
+    plain = trio.call(body, tuple(range(SIZE)))
+    for one, other in zip(trio.call(body, objects), plain, strict=True):
+        if isinstance(other, Exception):
+            assert (type(one), str(one)) == (type(other), str(other))
+            continue
+        assert one[1] == other[1] == (0, 1, 2)
+        assert (one[0] is None) == (other[0] is None)
+        if one[0] is not None:
+            assert one[0].flags.writeable
+            assert same(one[0], other[0])
+
+
+@pytest.mark.parametrize("nbytes", [MAX - 4, MAX, MAX + 4])
+@pytest.mark.parametrize("mean", [False, True])
+def test_the_largest_part_that_lies_on_the_board(trio: Trio, nbytes: int, mean: bool) -> None:
+    given_ = parts("i4", (nbytes // 4,), nbytes)
+    wanted = sum(given_[1:], given_[0])
+    wanted = sum(x.astype(float) for x in given_) / SIZE if mean else wanted
+    for total, _ in trio.call(lambda g: g.allreduce(given_[g.rank], "mean" if mean else "sum")):
+        assert same(total, wanted)
+
+
+@pytest.mark.parametrize("out", ["fits", "the part", "strided", "other dtype", "other shape"])
+def test_out(trio: Trio, out: str) -> None:
+    def body(group: Group) -> Any:
+        x = np.arange(6.0) + group.rank
+        target = {
+            "fits": np.zeros(6),
+            "the part": x,
+            "strided": np.zeros(12)[::2],
+            "other dtype": np.zeros(6, np.float32),
+            "other shape": np.zeros((6, 1)),
+        }[out]
+        assert group.allreduce(x, out=target) is target
+        return target.tolist()
+
+    for found in trio.call(body):
+        if out.startswith("other"):
+            assert isinstance(found, ValueError)
+            assert "out has shape" in str(found)
+        else:
+            assert found[0] == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
+    assert all(total == SIZE for total, _ in trio.call(lambda g: int(g.allreduce(1))))
+
+
+def test_calls_that_differ_are_every_ranks_error(trio: Trio) -> None:
+    bodies: list[Callable[[Group], Any]] = [
+        lambda g: g.allreduce(np.ones(2 + (g.rank == 1))),
+        lambda g: g.allreduce(np.ones(2), "sum" if g.rank else "max"),
+        lambda g: g.reduce(np.ones(2), root=g.rank),
+        lambda g: g.allreduce(np.ones(2, "f4" if g.rank == 2 else "f8")),
+        lambda g: g.barrier() if g.rank else g.allreduce(1),
+        lambda g: g.allreduce("text" if g.rank == 1 else 1),
+    ]
+    for body in bodies:
+        found = trio.call(body)
+        assert all(isinstance(one, (ValueError, TypeError)) for one in found), found
+        assert len({str(one) for one in found}) == 1
+        assert all(one == (3, (0, 1, 2)) for one in trio.call(lambda g: int(g.allreduce(1))))
+
+
+def test_who_gave_up_makes_the_call_anew_with_another_part(cluster: Cluster) -> None:
+    """What it had published lies on the board, and must not be taken for what it gives now."""
+    with (
+        cluster.group("anew", 2, 0, timeout=20) as first,
+        cluster.group("anew", 2, 1, timeout=20) as second,
+    ):
+        both = first.barrier_async()
+        second.barrier()
+        both.result(20)
+        second._timeout = 0.05
+        with pytest.raises(hoplite_mp.HopliteTimeoutError):
+            second.allreduce(np.full(4, 100.0))
+        second._timeout = 20
+        waits = second.allreduce_async(np.full(4, 1.0))
+        eventually(lambda: part_of(second, 1) == [1.0] * 4)
+        assert first.allreduce(np.full(4, 10.0)).tolist() == [11.0] * 4
+        assert waits.result(20).tolist() == [11.0] * 4
+
+
+def part_of(group: Group, rank: int) -> list[float] | None:
+    found = group._small.part(rank)
+    return None if found is None or not found[3] else list(found[3][0])
+
+
+def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:
+    """Small calls without anything between them, until `last` exists; what each one found."""
+    group = hoplite_mp.current().group(name, size, rank)
+    found: list[Any] = []
+    over = 0
+    while not over:
+        done = (folder / f"{name}-last").exists() if len(found) % 64 == 0 else 0
+        if len(found) == 64:
+            (folder / f"{name}-{rank}.pid").write_text(str(os.getpid()))
+        part = np.full(8, 10.0**rank)
+        part[1], part[7] = rank * len(found), done
+        total = group.allreduce(part)
+        over = int(total[7])
+        mask = sum(10.0**one for one in group.contributors)
+        assert total[[0, 2, 3, 4, 5, 6]].tolist() == [mask] * 6, (total, group.contributors)
+        assert total[1] == sum(group.contributors) * len(found)
+        found.append(group.contributors)
+    return found
+
+
+def pid_at(path: Path) -> int:
+    return int(eventually(lambda: path.exists() and path.read_text()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
+    """Thousands of calls a second, and deaths at any instant: survivors agree on each call."""
+    random_ = random.Random(seed)
+    with hoplite_mp.Cluster(workers=4, memory="64MiB") as cluster:
+        run = cluster.options(retries=0)
+        for number in range(3):
+            name, size = f"fast-{number}", random_.choice([2, 3, 4])
+            tasks = [run.submit(fast, rank, name, size, tmp_path) for rank in range(size)]
+            victims = random_.sample(range(size), random_.randint(1, size - 1))
+            paths = [tmp_path / f"{name}-{rank}.pid" for rank in victims]
+            pids = [pid_at(path) for path in paths]
+            for pid in pids:
+                end = time.monotonic() + random_.random() * 0.002  # the instant is what is tried
+                while time.monotonic() < end:
+                    pass
+                os.kill(pid, signal.SIGKILL)
+            (tmp_path / f"{name}-last").touch()
+            found = [tasks[r].result(timeout=30) for r in range(size) if r not in victims]
+            assert all(one == found[0] for one in found)
+            assert set(found[0][0]) == set(range(size))
+            for before, after in zip(found[0], found[0][1:], strict=False):
+                assert set(after) <= set(before), "a dead member came back"
+            for rank in victims:
+                assert isinstance(tasks[rank].exception(timeout=30), hoplite_mp.WorkerLostError)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def board_of(host: Host, size: int) -> tuple[_tasks.Board, list[_tasks.Board]]:
+    """The node's board of a Group that is whole, and those of its members."""
+    node = _tasks.Board(host.node_tasks, 3)
+    node.reset(size, 1)
+    members = []
+    for rank in range(size):
+        slot = host.node.register(0, 2, POOL)
+        node.set_client(rank, slot)
+        members.append(_tasks.Board(_tasks.Tasks(host.client(slot)), 3))
+    node.set_masks((1 << size) - 1, 0, True)
+    return node, members
+
+
+def publish(board: _tasks.Board, rank: int, call: int, value: float, wait_ns: int = 0) -> int:
+    sums = _tasks.BOARD_KINDS["allreduce"], _tasks.BOARD_OPS["sum"]
+    number = _tasks.BOARD_DTYPES["float64"]
+    until = time.monotonic_ns() + wait_ns
+    return board.small(rank, call, *sums, 0, number, np.full(2, value), np.zeros(2), until)
+
+
+def test_a_dead_members_part_counts_until_the_masks_change(host: Host) -> None:
+    """The members change before the leader has decided: it decides for those of now."""
+    node, members = board_of(host, 3)
+    assert publish(members[1], 1, 0, 1.0) == 0
+    assert publish(members[2], 2, 0, 2.0) == 0
+    assert not members[1].lead(1, 0)  # the lowest rank leads
+    node.set_masks(0b110, 0, True)
+    assert members[1].lead(1, 0)
+    found = members[2].part(_tasks.MEMBERS_MAX)
+    assert found is not None
+    assert np.frombuffer(found[5]).tolist() == [3.0, 3.0]
+    assert found[6] == 0b110
+    assert members[2].look()[4:] == (1, 0)
+
+
+def test_a_rank_that_joins_is_let_in_by_the_ordinary_way(host: Host) -> None:
+    node, members = board_of(host, 2)
+    node.set_masks(0b01, 0b10, True)
+    assert publish(members[1], 1, 0, 1.0) == 0
+    assert publish(members[0], 0, 0, 1.0) == 0  # its leader tells the node, too
+    assert not members[0].lead(0, 0)
+    assert members[0].look()[4] == 0
+
+
+def test_only_a_leader_is_woken_by_a_part(host: Host) -> None:
+    node, members = board_of(host, 3)
+    tasks = [_tasks.Tasks(host.client(node.member(rank)[3])) for rank in range(3)]
+    before = [one.event() for one in tasks]
+    publish(members[2], 2, 0, 1.0)
+    after = [one.event() for one in tasks]
+    assert [b != a for b, a in zip(before, after, strict=True)] == [True, False, False]
+
+
+@pytest.mark.parametrize(("cores", "size", "spins"), [(2, 2, True), (2, 3, False), (1, 2, False)])
+def test_it_spins_only_if_there_is_a_core_for_each_that_it_waits_for(
+    cores: int, size: int, spins: bool
+) -> None:
+    host = Host(cores=cores, spin_us=5_000_000)
+    try:
+        node, members = board_of(host, size)
+        slot = node.member(0)[3]
+        first = threading.Thread(target=publish, args=(members[0], 0, 0, 1.0, 10**10))
+        first.start()
+        if spins:
+            eventually(lambda: host.word(OFF_SPINNERS) >> slot & 1)
+            assert not host.word(OFF_CLIENTS + slot * CLIENT_BYTES + 68, 4)
+        else:
+            eventually(lambda: host.word(OFF_CLIENTS + slot * CLIENT_BYTES + 68, 4))
+            assert not host.word(OFF_SPINNERS)
+        for rank in range(1, size):
+            publish(members[rank], rank, 0, 1.0)
+        first.join(20)
+        assert not first.is_alive()
+        assert members[0].look()[4] == 1 or members[0].lead(0, 0)  # it waits in slices
+        assert not host.word(OFF_SPINNERS)
+    finally:
+        host.close()

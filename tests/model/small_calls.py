@@ -1,0 +1,284 @@
+"""Small calls of Groups over several hosts, explored completely: cext/engine_small.h as steps.
+
+Each node has three actors: a member, the engine's thread, and Python; what one says to another is a
+step of its own, and so are a frame's arrival, the death of a host, and its announcement, which
+Python of each node hears at a time of its own. Every order of all steps is tried.
+
+What must hold: members on hosts that live agree on who contributed to each call, and somebody can
+always go on until all have made all calls. `broken` names a rule that is left out, to show that the
+exploration finds what it is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RULES", "Found", "explore"]
+
+RULES = {
+    "freeze": "a node answers a change of the members although its engine goes on",
+    "hand on": "what one node has seen committed is not passed on",
+    "same call": "a node opens its engine at a call of its own",
+}
+NONE = -1
+
+
+class Frame(NamedTuple):
+    sender: int
+    to: int
+    version: int
+    call: int
+    yields: bool
+
+
+class Node(NamedTuple):
+    """`seen`: of each call, who contributed to what the member here has read."""
+
+    seen: tuple[int, ...] = ()
+    gave: bool = False  # the member has made its next call, call len(seen)
+    # The engine's thread.
+    part: int = NONE  # the call whose part it has from the board
+    is_open: bool = True
+    version: int = 1
+    call: int = 0
+    sent: bool = False  # its frame of this call
+    got: frozenset[Frame] = frozenset()
+    closing: bool = False  # Python has asked for it
+    yielding: bool = False
+    opening: tuple[int, int, int] | None = None  # (version, call, members) from Python
+    last: int = NONE  # contributors of the call before `call`, if it has committed that
+    # Python.
+    owned: bool = True  # it has not heard TAKEN
+    taken: bool = False  # TAKEN is on its way
+    asked: int = NONE  # the call that the member has made by way of Python
+    calls: int = 0
+    known: int = NONE  # contributors of the call before `calls`
+    heard: int = 1
+    commit: tuple[int, int, int] | None = None  # (call, contributors, opens) is on its way
+
+
+@dataclass(frozen=True)
+class World:
+    nodes: tuple[Node, ...]
+    frames: frozenset[Frame] = frozenset()
+    version: int = 1
+    dead: int = NONE
+    yielded: bool = False
+
+
+@dataclass
+class Found:
+    """How many states there are; what went wrong, and by which steps."""
+
+    states: int
+    violation: str = ""
+    trace: tuple[str, ...] = ()
+
+
+class Violation(Exception):
+    pass
+
+
+def explore(count: int, calls: int, broken: str = "", yields: bool = True) -> Found:
+    """All orders for so many nodes, one member each, one death and, with `yields`, one call that is
+    not small."""
+    begin = World(tuple(Node() for _ in range(count)), yielded=not yields)
+    before: dict[World, tuple[World | None, str]] = {begin: (None, "")}
+    waiting = [begin]
+    for world in waiting:
+        ended = True
+        try:
+            _judge(world)
+            for step, following in _steps(world, calls, broken):
+                ended = False
+                if following not in before:
+                    before[following] = world, step
+                    waiting.append(following)
+            if ended:
+                _judge_end(world, calls)
+        except Violation as violation:
+            trace: list[str] = []
+            at: World | None = world
+            while at is not None:
+                at, step = before[at]
+                trace.append(step)
+            return Found(len(before), str(violation), tuple(reversed(trace[:-1])))
+    return Found(len(before))
+
+
+def _judge(world: World) -> None:
+    living = [node for number, node in enumerate(world.nodes) if number != world.dead]
+    for call in range(max(len(node.seen) for node in living)):
+        answers = {node.seen[call] for node in living if len(node.seen) > call}
+        if len(answers) > 1:
+            raise Violation(f"call {call} has {sorted(answers)} as contributors")
+
+
+def _judge_end(world: World, calls: int) -> None:
+    for number, node in enumerate(world.nodes):
+        if number != world.dead and len(node.seen) < calls:
+            raise Violation(f"the member of node {number} waits in call {len(node.seen)} for ever")
+
+
+def _members(world: World, version: int) -> int:
+    whole = (1 << len(world.nodes)) - 1
+    return whole if version == 1 else whole & ~(1 << world.dead)
+
+
+def _with(world: World, number: int, **changes: object) -> World:
+    nodes = list(world.nodes)
+    nodes[number] = nodes[number]._replace(**changes)
+    return replace(world, nodes=tuple(nodes))
+
+
+def _steps(world: World, calls: int, broken: str) -> Iterator[tuple[str, World]]:
+    for number, node in enumerate(world.nodes):
+        if number != world.dead:
+            for step, following in _of_node(world, number, node, calls, broken):
+                yield f"node {number}: {step}", following
+    for frame in world.frames:
+        less = replace(world, frames=world.frames - {frame})
+        if frame.to == world.dead:
+            continue
+        got = {
+            one for one in world.nodes[frame.to].got
+            if one.sender != frame.sender or one.call % 2 != frame.call % 2
+        }  # fmt: skip
+        yield f"{frame} arrives", _with(less, frame.to, got=frozenset(got | {frame}))
+    if world.dead == NONE:
+        for number in range(len(world.nodes)):
+            gone = replace(world, dead=number, version=2)
+            if number == 0:  # it led: what it has not sent yet is lost
+                for other in range(1, len(world.nodes)):
+                    gone = _with(gone, other, commit=None)
+            kept = frozenset(f for f in world.frames if number not in (f.sender, f.to))
+            yield f"node {number} dies with its frames", replace(gone, frames=kept)
+            for frame in world.frames - kept:  # or all but one
+                if frame.sender == number:
+                    yield (
+                        f"node {number} dies but for {frame}",
+                        replace(gone, frames=kept | {frame}),
+                    )
+    yield from _decide(world, calls, broken)
+
+
+def _of_node(
+    world: World, number: int, node: Node, calls: int, broken: str
+) -> Iterator[tuple[str, World]]:
+    call = len(node.seen)
+    if not node.gave and call < calls:
+        yield "its member gives", _with(world, number, gave=True, part=call)
+        if not world.yielded:
+            asking = replace(world, yielded=True)
+            changes: dict[str, object] = {"gave": True, "asked": call}
+            if node.owned:
+                changes["yielding"] = True
+            yield "its member gives what is not small", _with(asking, number, **changes)
+    if node.last != NONE and node.call == call + 1 and node.gave:
+        yield "its member reads", _with(world, number, seen=(*node.seen, node.last), gave=False)
+    yield from _of_engine(world, number, node)
+    if node.taken:
+        yield "Python hears TAKEN", _with(world, number, **_taken(node))
+    if node.heard != world.version and not node.closing and not node.taken:
+        if node.owned and broken == "freeze":
+            changes = {**_taken(node), "heard": world.version, "owned": False}
+            yield "Python hears of the death, and asks nobody", _with(world, number, **changes)
+        elif node.owned:
+            yield "Python hears of the death, and freezes", _with(world, number, closing=True)
+        else:
+            yield "Python hears of the death", _with(world, number, heard=world.version)
+    if node.commit is not None and not node.owned:
+        yield "a commit arrives", _with(world, number, **_committed(node, broken))
+
+
+def _taken(node: Node) -> dict[str, object]:
+    changes: dict[str, object] = {"taken": False, "owned": False}
+    if node.call > node.calls:
+        changes |= {"calls": node.call, "known": node.last}
+    if node.part == node.call:
+        changes["asked"] = node.call
+    return changes
+
+
+def _committed(node: Node, broken: str) -> dict[str, object]:
+    assert node.commit is not None
+    call, contributors, opens = node.commit
+    if call < node.calls:
+        return {"commit": None}
+    changes: dict[str, object] = {"commit": None, "calls": call + 1, "known": contributors}
+    if len(node.seen) == call:
+        changes |= {"seen": (*node.seen, contributors), "gave": False}
+    if opens == node.heard:
+        first = call + 2 if broken == "same call" else call + 1
+        # What it was asked for before, it does before.
+        changes |= {"opening": (opens, first, contributors), "owned": True,
+                    "closing": False, "yielding": False}  # fmt: skip
+    return changes
+
+
+def _of_engine(world: World, number: int, node: Node) -> Iterator[tuple[str, World]]:
+    if node.opening is not None:
+        version, call, _ = node.opening
+        changes = {"opening": None, "is_open": True, "version": version, "call": call,
+                   "sent": False, "last": NONE}  # fmt: skip
+        yield "the engine opens", _with(world, number, **changes)
+        return
+    if not node.is_open:
+        if node.part != NONE and node.part > node.asked and not node.owned:
+            yield "the engine passes a part on", _with(world, number, asked=node.part)
+        if node.closing:
+            yield "it is closed already", _with(world, number, closing=False)
+        return
+    close = {"is_open": False, "taken": True, "closing": False, "yielding": False}
+    if node.closing:
+        yield "the engine is frozen", _with(world, number, **close)
+    others = [n for n in range(len(world.nodes)) if n != number]
+    others = [n for n in others if _members(world, node.version) >> n & 1]
+    if node.part == node.call and not node.sent:
+        frames = {Frame(number, to, node.version, node.call, False) for to in others}
+        sending = replace(world, frames=world.frames | frames)
+        yield "the engine gives", _with(sending, number, sent=True)
+    if node.yielding and not node.sent:
+        frames = {Frame(number, to, node.version, node.call, True) for to in others}
+        sending = replace(world, frames=world.frames | frames)
+        yield "the engine yields", _with(sending, number, sent=True, **close)
+    here = {
+        frame.sender: frame for frame in node.got
+        if frame.call == node.call and frame.version == node.version
+    }  # fmt: skip
+    if any(frame.yields for frame in here.values()):
+        yield "the engine finds a yield", _with(world, number, **close)
+    elif node.sent and node.part == node.call and all(other in here for other in others):
+        members = _members(world, node.version)
+        done = {"call": node.call + 1, "sent": False, "last": members}
+        yield "the engine commits", _with(world, number, **done)
+
+
+def _decide(world: World, calls: int, broken: str) -> Iterator[tuple[str, World]]:
+    """The leading node, which has heard all, passes on what is committed, and decides a call that
+    all have made."""
+    living = [n for n in range(len(world.nodes)) if n != world.dead]
+    nodes = [world.nodes[n] for n in living]
+    if any(node.heard != world.version or node.owned or node.taken or node.commit or node.opening
+           for node in nodes):  # fmt: skip
+        return
+    most = max(node.calls for node in nodes)
+    behind = [n for n in living if world.nodes[n].calls < most]
+    if behind and broken != "hand on":
+        knows = next(node.known for node in nodes if node.calls == most)
+        for number in behind:
+            if world.nodes[number].calls < most - 1:
+                raise Violation(f"node {number} lacks more than one call")
+            world = _with(world, number, commit=(most - 1, knows, 0))
+        yield "what one has seen is passed on", world
+        return
+    call = min(node.calls for node in nodes)
+    if call < calls and all(node.asked >= call for node in nodes):
+        members = _members(world, world.version)
+        for number in living:
+            world = _with(world, number, commit=(call, members, world.version))
+        yield f"call {call} is decided", world

@@ -1,0 +1,56 @@
+"""Forests that are kept for the next operation like this one."""
+
+from __future__ import annotations
+
+from hoplite_mp.planner.forests import FORESTS_MAX, Forests
+from hoplite_mp.planner.topology import Topology
+
+NBYTES = 1 << 26
+
+
+def test_what_is_alike_has_the_same_forest() -> None:
+    forests = Forests(Topology())
+    sent = dict.fromkeys(range(4), 1)
+
+    def reduction(**more: int) -> object:
+        return forests.reduction(
+            "allreduce", more.get("nbytes", NBYTES), sent, range(4), ordered=False, leaving=()
+        )
+
+    first = reduction()
+    assert reduction() is first
+    assert reduction(nbytes=NBYTES + 1) is not first
+    assert reduction() is first
+    spread = forests.spread(NBYTES, 0, (1, 2, 3), ())
+    assert forests.spread(NBYTES, 0, (1, 2, 3), set()) is spread
+    assert forests.spread(NBYTES, 0, (1, 3, 2), ()) is not spread
+    assert forests.spread(NBYTES, 0, (1, 2, 3), {3}) is not spread
+
+
+def test_what_is_new_of_links_makes_new_forests() -> None:
+    topology = Topology()
+    for node in range(4):
+        topology.measure_host(node, 1e8, 1e8)
+    forests = Forests(topology)
+    before = forests.spread(NBYTES, 0, (1, 2, 3), ())
+    for _ in range(20):
+        topology.measure_host(1, 1e7, 1e7)
+    slow = forests.spread(NBYTES, 0, (1, 2, 3), ())
+    assert slow.stripes != before.stripes
+    topology.measure_link(0, 1, 1e-2, None, 0.0)
+    later = forests.spread(NBYTES, 0, (1, 2, 3), ())
+    assert later.seconds > slow.seconds
+    topology.lose(1)
+    assert forests.spread(NBYTES, 0, (1, 2, 3), ()) is not later
+
+
+def test_the_oldest_forests_go() -> None:
+    forests = Forests(Topology())
+    first = forests.spread(NBYTES, 0, (1, 2), ())
+    second = forests.spread(NBYTES, 0, (1, 3), ())
+    for nbytes in range(FORESTS_MAX - 2):
+        forests.spread(nbytes, 0, (1, 2), ())
+    assert forests.spread(NBYTES, 0, (1, 2), ()) is first  # and the latest now
+    forests.spread(NBYTES, 1, (2, 3), ())
+    assert forests.spread(NBYTES, 0, (1, 2), ()) is first
+    assert forests.spread(NBYTES, 0, (1, 3), ()) is not second

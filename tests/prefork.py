@@ -1,0 +1,204 @@
+"""Supervisors of the tests' clusters, forked from a process that has imported everything already.
+
+Why it exists: four fifths of the processor time of a cluster's start are imports, and the tests
+start nearly two thousand clusters. One process for each process of pytest imports once what
+supervisors, nodes and managers import, and forks; CLONE_PARENT makes each supervisor a child of
+pytest's process, as if it had been executed. Programs that tests start as processes of their own
+execute theirs, and so does `pytest --execute`; also a test that has changed what only an execution
+takes over (limits, cores, variables of Python, namespaces).
+It must never know: what a supervisor does after its imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Template", "preforked"]
+
+ROOT = Path(__file__).resolve().parents[1]
+CLONE_PARENT = 0x8000
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+FDS_MAX = 64
+MESSAGE_BYTES_MAX = 1 << 17
+MODULES = (
+    "numpy",
+    "cloudpickle",
+    "hoplite_mp.worker.main",
+    "hoplite_mp.supervisor.main",
+    "hoplite_mp.node.core.main",
+    "hoplite_mp.manager.main",
+    "hoplite_mp.manager.standby",
+)
+
+
+def conditions() -> tuple[Any, ...]:
+    """What a process that is executed inherits, and one that was forked from the template has as
+    the template had it."""
+    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    return (
+        os.getpid(),
+        [resource.getrlimit(limit) for limit in limits],
+        sorted(os.sched_getaffinity(0)),
+        {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_"))},
+        [os.readlink(f"/proc/thread-self/ns/{kind}") for kind in ("net", "mnt")],
+        sys.executable,
+        sys.warnoptions,
+        signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A child of this process that it has not made itself."""
+
+    def __init__(self, args: list[str], pid: int) -> None:
+        mine: dict[str, Any] = {
+            "args": args, "pid": pid, "returncode": None, "_child_created": True,
+            "stdin": None, "stdout": None, "stderr": None, "_communication_started": False,
+            "_waitpid_lock": threading.Lock(), "_sigint_wait_secs": 0.25, "_input": None,
+        }  # fmt: skip
+        self.__dict__.update(mine)
+
+
+class Template:
+    """The process that forks, as its parent sees it."""
+
+    def __init__(self) -> None:
+        self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.conditions = conditions()
+        self._lock = threading.Lock()
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.prefork", str(other.fileno())],
+                pass_fds=[other.fileno()],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+
+    def run(self, command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+        """As subprocess.Popen of a supervisor's command, with those descriptors; the last one says
+        what the supervisor has to do."""
+        if conditions() != self.conditions:
+            return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        asked = json.dumps({"fds": fds, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+        with self._lock:
+            socket.send_fds(self.line, [asked], [1, 2, *fds])
+            said = self.line.recv(MESSAGE_BYTES_MAX)
+        if not said:
+            raise ConnectionError("the template of the tests' supervisors has ended")
+        pid = int(said)
+        return Forked(command, pid)
+
+    def close(self) -> None:
+        self.line.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def preforked() -> Iterator[None]:
+    """All clusters that this process starts meanwhile have a supervisor of the template."""
+    from hoplite_mp.client import launch
+
+    template, before = Template(), launch.run_boot
+    launch.run_boot = template.run
+    try:
+        yield
+    finally:
+        launch.run_boot = before
+        template.close()
+
+
+# -- the template itself -------------------------------------------------------------------------
+
+
+def fork_sibling() -> int:
+    """As os.fork, but the new process is a child of this one's parent."""
+    python = ctypes.PyDLL(None)
+    flags = ctypes.c_long(CLONE_PARENT | signal.SIGCHLD)
+    zero = ctypes.c_long(0)
+    python.PyOS_BeforeFork()
+    pid = int(python.syscall(SYS_CLONE[os.uname().machine], flags, zero, zero, zero, zero))
+    if pid:
+        python.PyOS_AfterFork_Parent()
+        if pid < 0:
+            raise OSError("the kernel permits no fork with CLONE_PARENT: run pytest --execute")
+    else:
+        python.PyOS_AfterFork_Child()
+    return pid
+
+
+def take_place(asked: dict[str, Any], received: list[int]) -> None:
+    """Gives this process what its command would have received from its parent."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    beyond = max(2, *asked["fds"]) + 1  # none of the numbers that the supervisor is told
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, beyond) for fd in [nothing, *received]]
+    for fd in [nothing, *received]:
+        os.close(fd)  # before their numbers are used
+    for fd, number in zip(high, [0, 1, 2, *asked["fds"]], strict=True):
+        os.dup2(fd, number, inheritable=number <= 2)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def supervise(asked: dict[str, Any], received: list[int]) -> None:
+    """What supervisor/boot.py does. Does not return."""
+    import msgspec
+
+    from hoplite_mp.protocol.local import Start
+    from hoplite_mp.supervisor import boot, main
+
+    take_place(asked, received)
+    main.main(msgspec.msgpack.decode(boot.read(asked["fds"][-1]), type=Start))
+
+
+def serve(line: socket.socket) -> None:
+    """Forks for the parent until it closes its end."""
+    variables = importlib.import_module("hoplite_mp.supervisor.blas").BLAS_VARIABLES
+    given = {name: os.environ.get(name) for name in variables}
+    os.environ.update(dict.fromkeys(variables, "1"))  # no thread of BLAS, which a fork would lose
+    for name in MODULES:
+        importlib.import_module(name)
+    for name, value in given.items():
+        os.environ.pop(name)
+        os.environ.update({} if value is None else {name: value})
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, received, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, FDS_MAX)
+        if not data:
+            return
+        pid = fork_sibling()
+        if not pid:
+            line.close()
+            try:
+                supervise(json.loads(data), received)
+            finally:
+                os._exit(1)
+        for fd in received:
+            os.close(fd)
+        line.send(str(pid).encode())
+
+
+if __name__ == "__main__":
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(socket.socket(fileno=int(sys.argv[1])))
