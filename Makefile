@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 # What only the tests of the front ends import: Ray, Dask and torch.
 ENGINES := .venv-engines
+# Of pytest. Many tests wait for what other processes do, so three keep two processors busy.
+TEST_PROCESSES := 3
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
@@ -51,12 +53,26 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/hoplite-mp demo
 
+# Types are checked beside the tests, which leave processors idle while they wait. What that says
+# comes in one piece at the end; either one that fails fails the whole. OPENBLAS_THREAD_TIMEOUT=4
+# makes OpenBLAS's threads sleep at once: they would spin after each product, for 4 % of all that the
+# tests compute.
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict
-	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml $(ROOMS)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@mkdir -p build
+	@echo "beside pytest: mypy --strict, stubtest"; \
+	{ trap 'kill $$!; exit 1' TERM; \
+	  $(BIN)/mypy --strict & wait $$! && \
+	  { $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml $(ROOMS) & wait $$!; }; \
+	} >build/types.log 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null; exit 130' INT TERM; \
+	OPENBLAS_THREAD_TIMEOUT=4 $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types; checked=$$?; \
+	cat build/types.log; \
+	[ $$checked -eq 0 ] || echo "make test: mypy or stubtest has failed, see above"; \
+	[ $$tests -eq 0 ] || echo "make test: pytest has failed, see above"; \
+	[ $$tests -eq 0 ] && [ $$checked -eq 0 ]
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
@@ -123,9 +139,12 @@ TSAN := $(CC) -std=gnu11 -fno-strict-aliasing -Wall -Wno-sign-compare -O1 -g -fs
 tsan:
 	mkdir -p $(SANITIZE)
 	$(TSAN) tests/cext/race_engine.c cext/engine_*.c cext/reduce_kernels.c -lm -o $(SANITIZE)/race_engine
+	$(TSAN) tests/cext/race_small.c cext/engine_*.c cext/reduce_kernels.c -lm \
+	    -o $(SANITIZE)/race_small
 	$(TSAN) tests/cext/race_shm.c -o $(SANITIZE)/race_shm
 	$(TSAN) tests/cext/race_spans.c -o $(SANITIZE)/race_spans
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_engine
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_small
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_shm
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_spans
 
@@ -157,11 +176,13 @@ clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so
 	rm -f $(VENV)/.installed-*
 
+# editable_mode=compat installs the package as a path. Without it pip installs a module that finds the
+# package, and importing that takes each start of Python as long as all the rest of the start.
 # One marker for each extra: .installed-demo, .installed-dev, .installed-bench, .installed-docs.
 # The modules go first, so that none compiled with other flags or from other sources stays.
 $(VENV)/.installed-%: $(BUILD_INPUTS) | $(VENV)/.made
 	rm -f hoplite_mp/*.so
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --editable '.[$*]' --config-settings editable_mode=compat
 	@touch $@
 
 # Begins anew after a change of the pins, and after a failure: nothing is left half made.

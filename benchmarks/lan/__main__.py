@@ -3,7 +3,8 @@
 Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; planner/cost.py has
 the formulas). groups: Group calls. cpu: processor time of these, beside the floor of plain
 sockets. tls: the same over TLS. refs: collectives on results of tasks. apart: ranks that arrive
-0.3 s after each other. unequal: one link of a quarter. fast: links that nothing limits. Beside each
+0.3 s after each other. unequal: one link of a quarter, and links alike with one path of an
+eighth between two hosts (packed trees). fast: links that nothing limits. Beside each
 row what Gloo needs for the same on the same hosts, if its environment is there (`make peers`).
 Everything found is left in benchmarks/results/lan-*.json.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,8 @@ from benchmarks.common import MIB, ROOT, Row, beside
 from benchmarks.lan.floor import floor_rows
 from benchmarks.lan.groups import group_rows
 from benchmarks.lan.hosts import bound_s, cluster, link_rate
-from benchmarks.lan.refs import ref_rows
-from benchmarks.lan.rounds import APART_S
+from benchmarks.lan.refs import ref_rounds, ref_rows
+from benchmarks.lan.rounds import APART_S, STREAK
 from benchmarks.peers.gloo import Gloo
 from benchmarks.report import table as drawn
 from tests.lan import UNLIMITED, Lan, why_not
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 KINDS = ("broadcast", "reduce", "allreduce", "gather", "allgather", "reduce_scatter")
 SECTIONS = ("groups", "cpu", "tls", "apart", "refs", "unequal", "fast")
-SMALL = {"broadcast": (0.35e-3, 2e-3), "allreduce": (1e-3, 4e-3)}  # seconds, few and many hosts
+# Seconds, few and many hosts. A broadcast commits when all ranks have called: a barrier and a part.
+SMALL = {"barrier": (0.4e-3, 1.2e-3), "allreduce": (0.5e-3, 1.5e-3), "broadcast": (0.5e-3, 1.3e-3)}
 REFS = ("reduce", "reduce_num", "allreduce", "broadcast", "gather")
 MANY = 4  # hosts; beyond, the second number of a target counts
 LARGE, FAST = 64 * MIB, 256 * MIB
 TLS_WANTED = 1.15
+LEARNING = 3  # rounds, but the one that is not counted, until the rate of a path is known
 CPU_ROUNDS = 20  # the clock of processor time has ticks of 10 ms
 
 
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc has it")
     parser.add_argument("--tls", action="store_true", help="with TLS")
     parser.add_argument("--sections", nargs="*", default=SECTIONS, choices=SECTIONS)
-    parser.add_argument("--kinds", nargs="*", default=KINDS, help="of the Group calls")
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="of Group calls")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     why = why_not()
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 table += _refs(lan, link, options, gloo)
     if "unequal" in options.sections and options.n == MANY:
         table += _unequal(options, gloo)
+        table += _narrow(options, gloo)
     if "fast" in options.sections:
         table += _fast(options, gloo)
     print(drawn([row.as_dict() for row in table]))
@@ -107,12 +112,17 @@ def _groups(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> I
     kinds, rounds, n = options.kinds, options.rounds, options.n
     rows = [f"{kind}:{LARGE}:{rounds}" for kind in kinds]
     rows += [f"{kind}:{MIB}:{3 * rounds}" for kind in kinds if kind in KINDS[:3]]
-    rows += [f"{kind}:1024:{20 * rounds}" for kind in kinds if kind in SMALL]
+    small = [kind for kind in ("barrier", *kinds) if kind in SMALL]
+    rows += [f"{kind}:1024:{20 * rounds}" for kind in small]
+    rows += [f"{STREAK}{kind}:1024:{rounds}" for kind in small]
     found, others = _measured(lan, rows, options, gloo)
     for row in rows:
         seconds = found[row]
         kind, size, _ = row.split(":")
         title = f"{kind} of {int(size) // 1024} KiB, {n} hosts"
+        if kind.startswith(STREAK):
+            kind = kind.removeprefix(STREAK)
+            title = f"{kind} of 1 KiB, {n} hosts, in a row"
         if int(size) == 1024:
             small = Row(title, seconds, "s", wanted=_limit(options, *SMALL[kind]))
             yield from _beside(small, row, others)
@@ -189,6 +199,29 @@ def _unequal(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     for row, seconds in found.items():
         title = f"{row.partition(':')[0]} of 64 MiB, one link of a quarter"
         yield from _beside(_against(title, seconds, LARGE / slow, 1.15), row, others)
+
+
+def _narrow(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
+    """Equal links, but between the source and one receiver a path of an eighth. The first rounds
+    go by stripes, of which one lies on that path; once its rate is known they go by packed trees.
+    """
+    rounds = 2 * options.rounds + LEARNING
+    with Lan(options.n, options.rate) as lan:
+        link = link_rate(lan[0], lan[2])
+        lan[1].narrow(lan[0], "125mbit")
+        slow = link_rate(lan[0], lan[1])
+        with cluster(lan, options.tls, 1, "1GiB") as address:
+            about = lan[0], address, options.tls, ("broadcast",), LARGE, rounds, options.n
+            found = ref_rounds(*about)["broadcast"]
+    print(f"a narrow path: {link / 1e6:.1f} MB/s, one path of {slow / 1e6:.1f} MB/s")
+    others = gloo.cannot(("broadcast",))
+    title = "refs: broadcast of 64 MiB, one path of an eighth"
+    first = _against(f"{title}, stripes", found[0], LARGE / link, None)
+    yield from _beside(first, "broadcast", others)
+    later = statistics.median(found[LEARNING:])
+    yield from _beside(
+        _against(f"{title}, packed trees", later, LARGE / link, 1.1), "broadcast", others
+    )
 
 
 def _fast(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:

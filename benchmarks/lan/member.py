@@ -32,6 +32,7 @@ class Member:
         """The call, as a user writes it."""
         g = self._g
         calls: dict[str, Callable[[], Any]] = {
+            "barrier": g.barrier,
             "allreduce": lambda: g.allreduce(mine),
             "reduce": lambda: g.reduce(mine),
             "broadcast": lambda: g.broadcast(mine if g.rank == 0 else None),

@@ -17,9 +17,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["APART_S", "Array", "Rank", "idle_rate", "measured"]
+__all__ = ["APART_S", "STREAK", "Array", "Rank", "idle_rate", "measured"]
 
 APART_S = 0.3
+STREAK = (
+    "streak-"  # before a kind: so many calls, one right after the other, as training makes them
+)
+STREAK_CALLS = 200
 IDLE_S = 2.0  # for how long it is looked what the machine does when nobody calls
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RECEIVER = {"reduce": 0, "gather": 0, "send": 1}
@@ -73,9 +77,12 @@ def processor_s() -> float:
 def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> tuple[float, float]:
     """Seconds of one call on this rank, and processor seconds of the whole machine until all ranks
     have made it; AssertionError if an element is wrong."""
+    if kind.startswith(STREAK):
+        return streak(ranks, kind.removeprefix(STREAK), nbytes, turn), 0.0
     call = ranks.prepared(kind, part(kind, ranks.rank, nbytes, turn))
+    # Before the barrier, because it takes as long as a small call, and a rank is late by that.
+    used = processor_s() if ranks.rank == 0 else 0.0
     ranks.barrier()
-    used = processor_s()
     begun = time.perf_counter()
     if kind == "apart":
         time.sleep(ranks.rank * APART_S)
@@ -83,9 +90,21 @@ def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> tuple[float, float]
     got = call()
     seconds = time.perf_counter() - begun
     ranks.barrier()  # all hosts share this machine's cores: a check would be in a late rank's time
-    used = processor_s() - used
+    used = processor_s() - used if ranks.rank == 0 else 0.0
     check(ranks, kind, nbytes, turn, got)
     return seconds, used
+
+
+def streak(ranks: Rank, kind: str, nbytes: int, turn: int) -> float:
+    """Seconds for each of many calls in a row, as the OSU micro-benchmarks count them: a rank that
+    leaves one of them late begins the next one late, and nobody's time has it twice. What they give
+    is checked where they are timed one by one."""
+    call = ranks.prepared(kind, part(kind, ranks.rank, nbytes, turn))
+    ranks.barrier()
+    begun = time.perf_counter()
+    for _ in range(STREAK_CALLS):
+        call()
+    return (time.perf_counter() - begun) / STREAK_CALLS
 
 
 def part(kind: str, rank: int, nbytes: int, turn: int) -> Array:
@@ -98,6 +117,8 @@ def part(kind: str, rank: int, nbytes: int, turn: int) -> Array:
 def check(ranks: Rank, kind: str, nbytes: int, turn: int, got: Any) -> None:
     """AssertionError if an element is wrong, or if a result is where none should be."""
     size, rank = ranks.size, ranks.rank
+    if kind == "barrier":
+        return
     if RECEIVER.get(kind, rank) != rank:
         assert got is None, f"{kind}: rank {rank} got a result"
         return

@@ -40,6 +40,8 @@ class GlooRank:
     def prepared(self, kind: str, mine: Array) -> Callable[[], Any]:
         """The call. Gloo writes into what it is given: that is made, and touched, before."""
         given, root = torch.from_numpy(mine), self.rank == 0
+        if kind == "barrier":
+            return _returning(None, dist.barrier)
         if kind in ("allreduce", "apart"):
             return _returning(mine, dist.all_reduce, given)
         if kind == "broadcast":
