@@ -90,6 +90,9 @@ class TlsStream(TcpStream):
         self._server_sha256 = server_sha256
         self.certificate_sha256 = None
         self._opener_missing = True  # the other side's first byte has not been checked
+        # Nothing of ours has to be sent before the other side's first byte.
+        self._greeted = server_sha256 is not None
+        self._no_tls_likely = False
         self._read_must_write = False
         self._shake_must_write = False
 
@@ -175,10 +178,11 @@ class TlsStream(TcpStream):
         if self._ended or self.failure is not None:
             return False
         try:
-            if self._opener_missing:
-                self._look_at_opener()
+            if self._opener_missing and not self._look_at_opener() and self._greeted:
+                return False
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
+            self._greeted = True
             return False
         except ssl.SSLWantWriteError:
             self._shake_must_write = True
@@ -189,13 +193,21 @@ class TlsStream(TcpStream):
         self.certificate_sha256 = self._server_sha256 or self._shown()
         return True
 
-    def _look_at_opener(self) -> None:
-        """Checks the first byte, because OpenSSL has a dozen different errors for data that is not
-        TLS."""
+    def _look_at_opener(self) -> bool:
+        """Checks the first byte that waits, because OpenSSL has a dozen different errors for data
+        that is not TLS; returns whether there is one.
+
+        A client's first message is sent by the same call of OpenSSL that then reads. That call may
+        read the beginning of an answer which was not there when we looked, so what waits afterwards
+        need not be the other side's first byte: it only chooses the words of an error of OpenSSL.
+        """
         opener = self.opener()
         self._opener_missing = opener is None
         if opener is not None and opener not in OPENERS:
-            raise ConnectionError(NOT_TLS)
+            if self._server_sha256 is not None or not self._greeted:
+                raise ConnectionError(NOT_TLS)
+            self._no_tls_likely = True
+        return opener is not None
 
     def _shown(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
@@ -211,5 +223,7 @@ class TlsStream(TcpStream):
         if isinstance(error, ssl.SSLEOFError):
             return "the connection was cut"
         if isinstance(error, ssl.SSLError):
+            if self._no_tls_likely and self.certificate_sha256 is None:
+                return NOT_TLS
             return f"TLS failed: {(error.reason or 'unknown').lower().replace('_', ' ')}"
         return super()._words(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import ssl
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp.transport.stream import NOT_TLS
-from hoplite_mp.transport.tls import TlsStream, client_context, server_context
+from hoplite_mp.transport.tls import OPENERS, TlsStream, client_context, server_context
 from tests.transport.helpers import certificate, tcp_pair, tls_pair, until
 
 if TYPE_CHECKING:
@@ -147,6 +148,64 @@ def test_who_does_not_speak_tls_is_named_so(data: bytes) -> None:
     theirs.close()
 
 
+@pytest.mark.parametrize("first", [3, 127, 200])
+def test_an_answer_that_arrives_just_after_the_look_at_its_first_byte(first: int) -> None:
+    """OpenSSL takes the beginning of the server's answer in the call that sends the client's first
+    message. What waits then looks like anything but the beginning of TLS."""
+    ours, near = tcp_pair()
+    far, theirs = tcp_pair()
+    shown = certificate()
+    client = TlsStream(ours, client_context())
+    server = TlsStream(theirs, server_context(shown), server_sha256=shown.sha256)
+
+    def carry(source: socket.socket, target: socket.socket) -> None:
+        source.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            target.sendall(source.recv(1 << 16))
+
+    with pytest.raises(ssl.SSLWantReadError):
+        client._tls.do_handshake()
+    until(lambda: not server._opener_missing, lambda: (carry(near, far), server.flush()))
+    until(lambda: select.select([far], [], [], 0)[0], server.flush)
+    answer = far.recv(1 << 16)
+    near.sendall(answer[:first])
+    until(lambda: select.select([client._tls], [], [], 0)[0], lambda: None)
+    with pytest.raises(ssl.SSLWantReadError):
+        client._tls.do_handshake()
+    client._greeted = True  # as after a first call that did all this
+    near.sendall(answer[first:])
+    until(lambda: select.select([client._tls], [], [], 0)[0], lambda: None)
+    assert client.opener() not in OPENERS
+
+    def turn() -> None:
+        client.flush()
+        carry(near, far)
+        server.flush()
+        carry(far, near)
+
+    until(lambda: client.certificate_sha256 and server.certificate_sha256, turn)
+    assert client.failure is server.failure is None
+    for end in (client, server, near, far):
+        end.close()
+
+
+def test_a_server_looks_at_the_first_byte_before_openssl_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where the client's first message arrives between the look and the handshake."""
+    ours, theirs = tcp_pair()
+    client, server = tls_pair((ours, theirs))
+    client.flush()
+    until(lambda: select.select([server._tls], [], [], 0)[0], lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "opener", lambda: None)
+        server.flush()
+    assert server.opener() in OPENERS
+    until(lambda: client.certificate_sha256, lambda: (server.flush(), client.flush()))
+    client.close()
+    server.close()
+
+
 def test_older_versions_are_refused() -> None:
     ours, theirs = tcp_pair()
     shown = certificate()
@@ -201,15 +260,21 @@ def test_a_change_of_keys_in_the_middle() -> None:
 
 
 def _change_keys(accepted: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
     shown = certificate()
     server = TlsStream(accepted, server_context(shown), server_sha256=shown.sha256)
+    with contextlib.closing(server):
+        _keys_change(server, process)
+
+
+def _keys_change(server: TlsStream, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
     got, said = bytearray(), bytearray()
 
     def turn() -> None:
         server.flush()
         got.extend(server.read() or b"")
+        assert server.failure is None
 
     until(lambda: server.certificate_sha256, turn)
     process.stdin.write(b"before\n")
@@ -223,7 +288,6 @@ def _change_keys(accepted: socket.socket, process: subprocess.Popen[bytes]) -> N
     until(lambda: not server.wants_write, turn)
     while b"answered" not in said:
         said += process.stdout.read(1 << 16)
-    server.close()
 
 
 def test_a_thread_uses_the_detached_socket_with_blocking_calls() -> None:
