@@ -8,12 +8,12 @@ It must never know: what bytes are about.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _engine
+from hoplite_mp.simulation.cluster.cell_memory import CellMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -27,21 +27,6 @@ __all__ = ["VirtualEngine"]
 
 # Frames of one link that may be on the way; see simulation/network.py.
 WINDOW_FRAMES = 2
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The addresses of a cell, and for what the engine still uses them."""
-
-    begin: int
-    end: int
-    served: bool  # other hosts may read the cell
-    filled: bool = False
-    folded: bool = False  # a fold of this host reads the cell
-
-    @property
-    def is_used(self) -> bool:
-        return not self.filled or self.served or self.folded
 
 
 class VirtualLink:
@@ -181,7 +166,7 @@ class VirtualEngine:
         self._fd = descriptors.add(self)
         self._looks = False  # a look has been scheduled
         self._is_over = False
-        self._memory: dict[int, _Memory] = {}  # by cell
+        self._memory = CellMemory()
 
     @property
     def is_ready(self) -> bool:
@@ -269,14 +254,13 @@ class VirtualEngine:
             size = (view.nbytes - offset) if nbytes is None else nbytes
             begin = np.asarray(view).ctypes.data + offset if view.nbytes else 0
         if size:
-            self._memory[cell] = _Memory(begin, begin + size, key is not None)
+            whole = filled is True or (filled is not False and filled == size)
+            self._memory.make(cell, begin, begin + size, served=key is not None, whole=whole)
         return cell
 
     def check_free(self, begin: int, end: int) -> None:
         """AssertionError if the engine still uses that memory, which is to be freed."""
-        for cell, memory in self._memory.items():
-            apart = memory.end <= begin or end <= memory.begin
-            assert apart or not memory.is_used, f"memory of cell {cell} is freed"
+        self._memory.free(begin, end)
 
     def watermark(self, cell: int) -> int:
         return self._engine.watermark(cell)
@@ -300,16 +284,11 @@ class VirtualEngine:
         final: bool = True,
     ) -> None:
         self._engine.fold(cell, sources, op, dtype, divisor, accumulated, final)
-        for source in sources:
-            if source in self._memory:
-                self._memory[source].folded = True
+        self._memory.fold(cell, sources)
         self.look_soon()
 
     def close(self, cell: int) -> None:
-        memory = self._memory.get(cell)
-        if memory is not None and self._engine.watermark(cell) == memory.end - memory.begin:
-            # What is still read from it is discarded, or does not match its checksum.
-            del self._memory[cell]
+        self._memory.close(cell, self._engine.watermark(cell))
         self._engine.close(cell)
         self.look_soon()
 
@@ -320,9 +299,11 @@ class VirtualEngine:
             if event[0] == _engine.LINK_LOST:
                 self.links.pop(event[1]).close()
             elif event[0] == _engine.CLOSED:
-                self._memory.pop(event[1], None)
-            elif event[0] == _engine.FILLED and event[1] in self._memory:
-                self._memory[event[1]].filled = True
+                self._memory.closed(event[1])
+            elif event[0] == _engine.FILLED:
+                self._memory.filled(event[1])
+            elif event[0] == _engine.FOLD_FAILED:
+                self._memory.fold_is_over(event[1])
         if events:
             self.look_soon()
         return events
