@@ -47,8 +47,9 @@ FOLLOWING = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
 FOR_GOOD_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
-# The same for the first manager's host, which an operator must power off before promoting the
-# standby.
+# The same for the hosts of the first manager and of the standby. While the other one of them is
+# lost, too, programs wait for an operator, for longer than for anything else. An operator powers
+# the stopped host off, and then the standby may be promoted, or nobody waits for it any more.
 FENCED_S = 30.0
 GIVEN_UP_S = 10.0  # by then the manager has given up a host that is stopped
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
@@ -205,7 +206,8 @@ class Faults:
         self.world.stop(place)
         if self.chance.random() < 0.15:
             self._later(GIVEN_UP_S, self._check_given_up, self.world.hosts[place], self.world.stops)
-            self._later(FOR_GOOD_S if place else FENCED_S, self._switch_off, place)
+            fenced = place in self.world.around.managers
+            self._later(FENCED_S if fenced else FOR_GOOD_S, self._switch_off, place)
             return
         longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
