@@ -15,7 +15,7 @@ from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
@@ -30,6 +30,8 @@ ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
 BYTES_MAX = 16 << 20
 # The longest that a program waits for another one to publish an object.
 PATIENCE_S = 25.0
+# The longest until a node hears of another one that has joined, unless a fault delays that.
+HEARD_OF_S = 1.0
 # After this time a wait for a result counts as a hang.
 HANGS_S = 90.0
 # Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
@@ -126,6 +128,18 @@ class Programs:
 
         self.begun += 1
         host.attach(name, live)
+
+    def hear_of(self, host: Host, names: Sequence[str]) -> None:
+        """Waits until that host's node has heard of these nodes. A program knows the name of a node
+        from its own one; here it may be that of a host that joined a moment ago."""
+        import time
+
+        lan, until = host.node.lan, self.world.timeline.now + HEARD_OF_S
+        if lan is None:
+            return
+        wanted = {int(name.removeprefix("h")) for name in names} - {host.number}
+        while wanted - lan.host.roster.by_number.keys() and self.world.timeline.now < until:
+            time.sleep(HEARD_OF_S / 100)
 
     def ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
         """A ref to an object that another program has published; None if there is none."""

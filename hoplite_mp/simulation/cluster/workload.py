@@ -231,7 +231,7 @@ class Workload(Programs):
         part = [host for host in hosts if to is None or f"h{host.number}" in to]
         part += [asker, *(host for host, _ in sources)]
         tasks = any(by_task for _, by_task in sources)
-        ask = partial(self._ask, operation, names, deadline, to, part, tasks)
+        ask = partial(self._ask, operation, names, deadline, to, part, tasks, asker)
         self.program(asker, f"{kind} {number}", ask, self.holds_on(*part, tasks=tasks))
 
     def _to(self, kind: str, count: int, hosts: list[Host]) -> list[str] | None:
@@ -253,6 +253,7 @@ class Workload(Programs):
         to: list[str] | None,
         took: list[Host],
         tasks: bool,
+        asker: Host,
         c: Cluster,
     ) -> None:
         """took: the hosts that take part. tasks: whether tasks make sources."""
@@ -263,6 +264,7 @@ class Workload(Programs):
                 if refs[-1] is None:  # that source will never be there
                     break
             else:
+                self.hear_of(asker, to or ())
                 self._run(operation, refs, deadline, to, took, tasks, c)
         finally:
             for name in names:
