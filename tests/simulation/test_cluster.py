@@ -55,6 +55,9 @@ FOUND = {
     810574: "a node that was asked to leave before it was let in, and never left",
     820685: "a name that a spare had stated to a new manager before it died as well",
     831312: "a result that was to be copied from a node before it heard of the commit",
+    850701: "a block of a Group's member that is given back while it is sent for an earlier plan",
+    900013: "a standby's host that is stopped for good when the manager's has died",
+    901008: "a collective to a host that joined before its caller's node had heard of it",
 }
 # Mistakes that are seen soon.
 SEEN_SOON = ("exports-tells-one-importer", "remote-objects-runner-keeps-the-result")
