@@ -8,7 +8,10 @@ from unittest import mock
 
 import pytest
 
+from hoplite_mp import ids
+from hoplite_mp.node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp.node.collectives.operations import Operations
+from hoplite_mp.protocol import messages as m
 
 
 @pytest.mark.parametrize("epoch", [1, 2, None])
@@ -25,3 +28,34 @@ def test_a_run_of_an_earlier_plan_is_dropped(epoch: int | None) -> None:
     Operations._ran(room, 7, 1, execution, None)
     assert (operation.execution is execution) == (epoch == 1) == bool(sent)
     assert execution.drop.called == (epoch != 1)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> None:
+    """The operation is planned again between two chunks, or while a thread folds one."""
+    chunked: Any = mock.Mock(spec=ChunkedReduce)
+    old: Any = SimpleNamespace(operation=7, epoch=1)
+    operation: Any = SimpleNamespace(
+        number=7, epoch=1, execution=None, chunked_reduce=chunked, plan=None if runs else old,
+        planned_ns=1,
+    )  # fmt: skip
+    room: Any = mock.Mock(spec=Operations)
+    room.configure_mock(
+        operations={7: operation},
+        client=SimpleNamespace(number=0),
+        plan_executor=None,
+        loop=SimpleNamespace(now_ns=lambda: 2, now=lambda: 0.0),
+        config=SimpleNamespace(put_wait_s=1.0),
+    )
+    room._drop_chunked = lambda one: Operations._drop_chunked(room, one)
+    stripes = (m.Stripe(0, 0, m.SHARES),)
+    source = (ids.pack_id(1000, 7),)
+    plan = m.ExecuteReduce(
+        7, 2, (0,), (0,), stripes, "fold", "reduce", "sum", 0, source, (0,), (0,)
+    )  # fmt: skip
+    Operations._planned(room, plan)
+    assert operation.chunked_reduce is None
+    assert chunked.drop.called != runs
+    Operations._ran(room, 7, 1, chunked, None)
+    assert chunked.drop.called
+    assert operation.plan.epoch == 2

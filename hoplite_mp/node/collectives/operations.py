@@ -254,7 +254,10 @@ class Operations:
     def _planned(self, plan: ExecuteReduce) -> None:
         operation = self.operations.get(plan.operation)
         if operation is not None:
-            self._drop_chunked(operation)
+            if operation.plan is not None:
+                self._drop_chunked(operation)
+            else:  # a thread may be folding a chunk, and `_ran` drops what it writes into
+                operation.chunked_reduce = None
             operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")
             operation.planned_ns = self.loop.now_ns()
