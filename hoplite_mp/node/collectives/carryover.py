@@ -21,7 +21,7 @@ from hoplite_mp.node.objects.engine_buffer import EngineBuffer
 from hoplite_mp.planner.program import CONTRIBUTION, MEMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from hoplite_mp.node.membership.links import Links
     from hoplite_mp.node.ranges import Ranges
@@ -65,15 +65,24 @@ class Carryover:
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     copies: dict[bytes, Copy] = field(default_factory=dict)  # by object id
 
-    def discard(self, links: Links, give_back: Callable[[int], None]) -> None:
-        """Frees what the next execution has not taken over."""
-        payloads = [copy.payload for copy in self.copies.values()]
-        for slot in self.slots.values():
+    def discard(
+        self,
+        links: Links,
+        give_back: Callable[[int], None],
+        *,
+        slots: Collection[SlotName | None] = (),
+        copies: Collection[bytes] = (),
+    ) -> None:
+        """Frees what the next execution has not taken over, except for these."""
+        unused = [name for name in self.slots if name not in slots]
+        unwanted = [one for one in self.copies if one not in copies]
+        payloads = [self.copies.pop(one).payload for one in unwanted]
+        for name in unused:
+            slot = self.slots.pop(name)
             links.close(slot.cell, self.engine_buffer)
             payloads += [slot.payload] if slot.payload else []
         for payload in payloads:
             self.engine_buffer.when_free(partial(give_back, payload))
-        self.slots, self.copies = {}, {}
 
 
 def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotName | None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.node.collectives.carryover import Slot, slot_name
+from hoplite_mp.node.collectives.carryover import Slot, SlotName, slot_name
 from hoplite_mp.node.collectives.execute import check_alike
 from hoplite_mp.node.collectives.plan_execution import NotNow
 from hoplite_mp.node.collectives.stripe_layout import StripeLayout
-from hoplite_mp.planner.program import Cell, members_in
+from hoplite_mp.planner.program import Cell, Program, members_in
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.plan_cells import PlanCells
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from hoplite_mp.node.ports import Key
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["Folding"]
+__all__ = ["Folding", "slots_of"]
+
+
+def slots_of(plan: ExecuteReduce, program: Program) -> set[SlotName | None]:
+    """The slots of earlier plans that this one could fill further. Raises PlanError if the plan
+    cannot be executed."""
+    layout = StripeLayout(plan, program)
+    cells = [pull.cell for pull in program.pulls]
+    return {slot_name(plan, cell, layout.elements(cell.stripe)) for cell in cells}
 
 
 class Folding:

@@ -9,6 +9,7 @@ It must never know: who decided the plan, which call asked for it, what user cla
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.collectives.carryover import Carryover
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
-from hoplite_mp.node.collectives.folding import Folding
+from hoplite_mp.node.collectives.folding import Folding, slots_of
 from hoplite_mp.node.collectives.plan_cells import NOBODY
 from hoplite_mp.node.collectives.plan_execution import NotNow, PlanExecution
 from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
@@ -33,6 +34,7 @@ from hoplite_mp.protocol.reports import ReduceHeld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.collectives.carryover import SlotName
     from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.remote_objects import RemoteObject
@@ -223,6 +225,7 @@ class PlanExecutor:
             if self.loop.now() > execution.until:
                 self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
             else:
+                self._make_room(execution)
                 self.loop.call_later(ROOM_LOOK_S, lambda: self._begin(execution))
             return
         except SourcesGone as gone:
@@ -235,6 +238,22 @@ class PlanExecutor:
         execution.carryover.discard(self.links, self.client.give_back)
         self.cells.begin(execution)
         self._look(execution)
+
+    def _make_room(self, execution: PlanExecution) -> None:
+        """Frees what earlier plans have received and this one cannot use, although its cells are
+        not made yet, because they may need that room."""
+        plan = execution.plan
+        slots: set[SlotName | None] = set()
+        copies: set[bytes] = set()
+        if isinstance(plan, Distribute):
+            copies = {plan.object}
+        elif plan.kind not in FOLDING:
+            copies = set(plan.objects)
+        else:
+            with contextlib.suppress(PlanError):  # then the plan fails as soon as there is room
+                slots = slots_of(plan, execution.program)
+        give_back = self.client.give_back
+        execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)
 
     def _pin(self, execution: PlanExecution) -> None:
         """Pins the members that are on this host."""
