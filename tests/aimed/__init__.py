@@ -10,7 +10,7 @@ import dataclasses
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.aimed import copies, members, objects, reductions, tasks
+from tests.aimed import copies, managers, members, objects, reductions, tasks
 from tests.aimed.aim import Aim
 
 if TYPE_CHECKING:
@@ -23,11 +23,13 @@ __all__ = ["ALL", "run_aimed"]
 
 ALL: dict[str, Callable[[Aim], None]] = {
     name: getattr(module, name)
-    for module in (objects, copies, tasks, reductions, members)
+    for module in (objects, copies, tasks, reductions, members, managers)
     for name in module.__all__
 }
 NODES = 6
-NODES_OF = {"tree": 12, "no_room": 4}
+NODES_OF = {"tree": 12, "no_room": 4, "bound": 3}
+STORE_OF = {"no_room": 6 << 20}
+WITH_STANDBY = {"bound"}
 
 
 def run_aimed(name: str, seed: int) -> Outcome:
@@ -41,8 +43,14 @@ def run_aimed(name: str, seed: int) -> Outcome:
         aims.append(Aim(work, Random(f"aimed {seed}")))
         ALL[name](aims[0])
 
-    outcome = run_seed(seed, nodes=NODES_OF.get(name, NODES), faults=False, begin=begin)
-    if not outcome.failure and aims[0].unsprung:
-        missed = f"no {', '.join(aims[0].unsprung)} at which a fault was to strike"
-        return dataclasses.replace(outcome, failure=missed)
+    outcome = run_seed(
+        seed,
+        nodes=NODES_OF.get(name, NODES),
+        faults=False,
+        begin=begin,
+        store=STORE_OF.get(name),
+        standby=name in WITH_STANDBY,
+    )
+    if not outcome.failure and aims[0].missed:
+        return dataclasses.replace(outcome, failure=f"missed: {', '.join(aims[0].missed)}")
     return outcome

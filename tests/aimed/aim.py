@@ -10,6 +10,7 @@ It must never know: which mistakes these runs show (tests/mutants/seen.json does
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.simulation.cluster.programs import HANGS_S
@@ -35,6 +36,8 @@ class Aim:
         self.hosts = work.hosts()
         self.late = self.world.timeline.after
         self.unsprung: dict[str, None] = {}  # messages whose traps have not struck
+        self.struck: Counter[str] = Counter()  # faults that have happened, by kind
+        self._must: Counter[str] = Counter()
 
     def some(self, count: int) -> list[Any]:
         """So many hosts, of which none has the manager."""
@@ -104,9 +107,73 @@ class Aim:
         """Waits until a program has said that."""
         self.work.board.find(name)
 
+    # -- faults --------------------------------------------------------------------------------
+
+    def must(self, **kinds: int) -> None:
+        """So many faults of these kinds have to happen, or the run fails."""
+        self._must.update(kinds)
+
+    @property
+    def missed(self) -> list[str]:
+        """What was to strike and has not."""
+        traps = [f"a fault at {name}" for name in self.unsprung]
+        return [*traps, *sorted((self._must - self.struck).elements())]
+
     def die(self, host: Any) -> None:
         """Ends a host, as a power cut does."""
+        self.struck["die"] += host.alive
         self.world.end(host, "it dies")
+
+    def cut(self, one: Any, other: Any, seconds: float) -> None:
+        """For so long nothing passes between two hosts."""
+        self.struck["cut"] += one.alive and other.alive
+        self.world.cut({one.place}, {other.place})
+        self.late(seconds, self.heal, one, other)
+
+    def heal(self, one: Any, other: Any) -> None:
+        """Ends a cut."""
+        self.world.heal({one.place}, {other.place})
+
+    def stop(self, host: Any, seconds: float) -> None:
+        """A host does nothing for so long."""
+        self.struck["stop"] += host.alive
+        self.world.stop(host.place)
+        self.late(seconds, self.go_on, host)
+
+    def go_on(self, host: Any) -> None:
+        """A stopped host continues."""
+        self.world.go_on(host.place)
+
+    def leave(self, host: Any) -> None:
+        """Asks a host to leave in order."""
+        self.world.leave(host.place)
+        self.struck["leave"] += host in self.world.left
+
+    def kill(self, host: Any, process: Any) -> None:
+        """Kills a process."""
+        self.struck["kill"] += process.alive
+        self.world.kill(host, process)
+
+    def reset(self, one: Any, other: Any) -> None:
+        """Resets all connections between two hosts."""
+        self.struck["reset"] += bool(self.world.board.between(one.place, other.place))
+        self.world.reset(one.place, other.place)
+
+    def half_open(self, host: Any, seconds: float) -> None:
+        """The host's connection to the manager is reset; the manager hears of it so much later."""
+        manager = self.world.manager
+        for stream in self.world.board.between(0, host.place):
+            for end in (stream, stream.peer):
+                if manager is not None and end.peer.loop is manager.loop:
+                    self.struck["half_open"] += 1
+                    end.break_off()
+                    self.late(seconds, end.peer.break_off)
+
+    def lose_manager(self) -> None:
+        """The manager's process dies, and another one is started."""
+        before = self.world.managers
+        self.world.lose_manager(0.02)
+        self.struck["manager"] += self.world.managers - before
 
     def again(self, host: Any) -> None:
         """Dies, and comes again."""
@@ -116,6 +183,7 @@ class Aim:
     def all_again(self) -> None:
         """All hosts with the resource die, and come again."""
         gone = with_resource(self)
+        self.must(die=len(gone))
         for host in gone:
             self.again(host)
         time.sleep(0.1)
@@ -135,6 +203,7 @@ class Aim:
 
     def crawl(self, host: Any, up: float = 250e3) -> None:
         """From now on the host sends so many bytes a second."""
+        self.struck["crawl"] += host.alive
         self.world.network.ports[host.place].up = up
 
 

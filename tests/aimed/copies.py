@@ -20,6 +20,7 @@ __all__ = ["circle", "drained", "gaps", "gathered", "no_room", "unknown", "unrea
 
 def circle(a: Aim) -> None:
     """Two readers of one object may not wait for each other's copy."""
+    a.must(cut=2)
     H, A, B = a.some(3)
     leaf = a.leaf(BIG)
 
@@ -27,8 +28,7 @@ def circle(a: Aim) -> None:
         ref = a.work.ref(c, "ring")
         c.wait([ref])
         time.sleep(0.05)
-        a.world.cut({A.place}, {H.place})
-        a.late(30.0, a.world.heal, {A.place}, {H.place})
+        a.cut(A, H, 30.0)
         a.say("cut")
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
         del ref
@@ -36,8 +36,7 @@ def circle(a: Aim) -> None:
         time.sleep(1.0)
         ref = a.work.ref(c, "ring")
         c.wait([ref])
-        a.world.cut({A.place}, {B.place})
-        a.late(38.0, a.world.heal, {A.place}, {B.place})
+        a.cut(A, B, 38.0)
         begun = time.monotonic()
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
         if time.monotonic() - begun > 80.0:
@@ -61,6 +60,7 @@ def circle(a: Aim) -> None:
 
 def unreachable(a: Aim) -> None:
     """A parent that cannot be reached is replaced within the time that peers have."""
+    a.must(cut=1)
     H, K, A = a.some(3)
     leaf = a.leaf(20_000)
     dies = a.chance.random() < 0.5
@@ -69,12 +69,10 @@ def unreachable(a: Aim) -> None:
         ref = a.work.ref(c, "far")
         c.wait([ref])
         time.sleep(0.05)
-        a.world.cut({A.place}, {H.place})
-        a.late(38.0, a.world.heal, {A.place}, {H.place})
+        a.cut(A, H, 38.0)
         if dies:
             # There is none if the manager has chosen the other parent.
-            lost = a.world.lose_manager
-            a.trap("FetchFailed", lambda s, r: lost(0.02), arrives=False, must=False)
+            a.trap("FetchFailed", lambda s, r: a.lose_manager(), arrives=False, must=False)
         begun = time.monotonic()
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "far"))
         if time.monotonic() - begun > 36.0:
@@ -88,6 +86,7 @@ def unreachable(a: Aim) -> None:
 def unknown(a: Aim) -> None:
     """A host that joins reads from one that does not know it yet, because it is cut off from
     the manager."""
+    a.must(cut=1)
     P, H = a.some(2)
     one, two = a.leaf(3000), a.leaf(BIG)
 
@@ -105,8 +104,7 @@ def unknown(a: Aim) -> None:
         a.hear("one")
         time.sleep(0.05)
         port = a.world.network.ports[0]
-        a.world.cut({0}, {P.place})
-        a.late(0.8, a.world.heal, {0}, {P.place})
+        a.cut(a.hosts[0], P, 0.8)
         came(a.world.add_host(port.up, port.down))
         a.hear("read one")
         a.hear("read two")
@@ -129,6 +127,7 @@ def unknown(a: Aim) -> None:
 
 def gaps(a: Aim) -> None:
     """A copy is made of what was received from two parents that have died."""
+    a.must(die=2, crawl=4)
     H, K, D, E = a.some(4)
     leaf = a.leaf(BIG)
 
@@ -168,13 +167,14 @@ def gaps(a: Aim) -> None:
 
 def untold(a: Aim) -> None:
     """A fetch that was planned while the manager died is planned again."""
+    a.must(manager=1)
     H, R = a.some(2)
     leaf = a.leaf(20_000)
 
     def read(c: Any) -> None:
         ref = a.work.ref(c, "untold")
         c.wait([ref])
-        a.trap("Distribute", lambda s, r: r != R.place or a.world.lose_manager(0.02))
+        a.trap("Distribute", lambda s, r: r != R.place or a.lose_manager())
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "untold"))
         a.say("over")
 
@@ -184,6 +184,7 @@ def untold(a: Aim) -> None:
 
 def drained(a: Aim) -> None:
     """A host that leaves waits until all who hold what it has put are served."""
+    a.must(cut=1, leave=1)
     M, R = a.some(2)
     leaf = a.leaf(20_000)
 
@@ -192,9 +193,8 @@ def drained(a: Aim) -> None:
         c.wait([ref])
         time.sleep(0.05)
         a.say("held")
-        a.world.cut({0}, {R.place})
-        a.late(0.6, a.world.heal, {0}, {R.place})
-        a.world.leave(M.place)
+        a.cut(a.hosts[0], R, 0.6)
+        a.leave(M)
         time.sleep(1.0)
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "drained"))
 
@@ -204,6 +204,7 @@ def drained(a: Aim) -> None:
 
 def gathered(a: Aim) -> None:
     """A host that leaves ends what comes to it first."""
+    a.must(crawl=1, leave=1)
     A, L = a.some(2)
     leaves = [a.leaf(BIG), a.leaf(BIG)]
 
@@ -212,7 +213,7 @@ def gathered(a: Aim) -> None:
         a.crawl(A)
         future = c.gather(refs, to=f"h{L.number}")
         time.sleep(0.05)
-        a.world.leave(L.place)
+        a.leave(L)
         future.result(timeout=HANGS_S)
 
     a.run(A, "ask", ask)
@@ -220,6 +221,7 @@ def gathered(a: Aim) -> None:
 
 def no_room(a: Aim) -> None:
     """A broadcast to a host without room ends with an error."""
+    a.must(full=1)
     A, D = a.some(2)
     leaf = a.leaf(BIG)
 
@@ -231,6 +233,7 @@ def no_room(a: Aim) -> None:
         except Exception as error:
             if "Full" not in type(error).__name__:
                 raise
+            a.struck["full"] += 1
         a.say("full")
         a.hear("over")
 

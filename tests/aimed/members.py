@@ -18,12 +18,15 @@ from hoplite_mp.simulation.cluster.values import (
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["doze", "former", "founder", "letters", "part_of_the_dead", "survives_leader"]
+__all__ = [
+    "doze", "former", "founder", "letters", "newest", "part_of_the_dead", "survives_leader",
+]  # fmt: skip
 
 
 def letters(a: Aim) -> None:
     """After a message of a dead sender that is lost, no later one of that sender may be
     received."""
+    a.must(crawl=1, die=1)
     F, R = a.some(2)
 
     def send(c: Any) -> None:
@@ -53,6 +56,7 @@ def letters(a: Aim) -> None:
 
 def founder(a: Aim) -> None:
     """A part of a Group does not wait for a founder that has died before it joined."""
+    a.must(die=1)
     A, B, F = a.some(3)
 
     def member(rank: int, c: Any) -> None:
@@ -75,6 +79,7 @@ def founder(a: Aim) -> None:
 
 def former(a: Aim) -> None:
     """A Group does not wait for the last host of a member that has left."""
+    a.must(die=1)
     A, B, F = a.some(3)
 
     def member(rank: int, c: Any) -> None:
@@ -94,6 +99,7 @@ def former(a: Aim) -> None:
 
 def survives_leader(a: Aim) -> None:
     """The sum of a small call that was committed reaches its root, though its leader dies."""
+    a.must(die=1)
     L, B, R = a.some(3)
     lost: list[int] = []
 
@@ -114,6 +120,7 @@ def survives_leader(a: Aim) -> None:
 
 def part_of_the_dead(a: Aim) -> None:
     """Parts of a rank that dies are kept until all have read them."""
+    a.must(crawl=1, kill=1)
     X, (L,) = a.hosts[0], a.some(1)
     names = ["rank 0", "rank 1", "rank 2"]
 
@@ -128,7 +135,7 @@ def part_of_the_dead(a: Aim) -> None:
                         return True
                     for process in X.programs:
                         if process.name == "rank 2" and process.alive:
-                            a.world.kill(X, process)
+                            a.kill(X, process)
                     return False
 
                 a.trap("GroupDone", strike, arrives=False)
@@ -145,13 +152,33 @@ def part_of_the_dead(a: Aim) -> None:
 
 def doze(a: Aim) -> None:
     """A manager that did not run does not take the others for dead."""
+    a.must(stop=1)
     A = a.hosts[0]
 
     def ask(c: Any) -> None:
-        a.world.stop(0)
-        a.late(2.2 + 2.0 * a.chance.random(), a.world.go_on, 0)
+        a.stop(a.hosts[0], 2.2 + 2.0 * a.chance.random())
         time.sleep(6.0)
         if a.world.gave_up:
             raise WrongEnd(f"host {a.world.gave_up[0].place} was given up for the manager's pause")
 
     a.run(A, "ask", ask)
+
+
+def newest(a: Aim) -> None:
+    """A manager that is started again goes on with the newest list of a Group's members, though a
+    host reports an older one, because it was cut off when the last member came."""
+    a.must(cut=1, manager=1)
+    A, B, C = a.some(3)
+
+    def member(rank: int, c: Any) -> None:
+        if rank == 2:
+            time.sleep(0.5)
+            a.cut(a.hosts[0], A, 0.3)
+            a.late(0.2, a.lose_manager)
+        with c.group("newest", 3, rank) as g:
+            got = g.allreduce(np.ones(1))
+            if g.contributors != (0, 1, 2) or got[0] != 3:
+                raise WrongEnd(f"members {g.contributors}, though nobody has died")
+
+    for rank, host in enumerate((A, B, C)):
+        a.run(host, f"rank {rank}", partial(member, rank))

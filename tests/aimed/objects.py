@@ -16,6 +16,7 @@ __all__ = ["carried", "kept", "orphans", "orphans_twice"]
 def carried(a: Aim) -> None:
     """A value that a Group broadcasts has refs of objects elsewhere, which their hosts keep
     for its reader."""
+    a.must(cut=1)
     S, R, H = a.some(3)
     one, two = a.leaf(100), a.leaf(100)
 
@@ -26,8 +27,7 @@ def carried(a: Aim) -> None:
         a.say("held")
         time.sleep(0.05)
         with c.group("carried", 2, 0) as g:
-            a.world.cut({R.place}, {H.place})
-            a.late(0.4, a.world.heal, {R.place}, {H.place})
+            a.cut(R, H, 0.4)
             g.broadcast({"refs": [x, y], "pad": bytes(64 << 10)}, root=0)
             del x, y
 
@@ -48,6 +48,7 @@ def kept(a: Aim) -> None:
     lets go or dies."""
     A, B, C = a.some(3)
     dies, leaf = a.chance.random() < 0.5, a.leaf(3000)
+    a.must(die=int(dies))
 
     def put(c: Any) -> None:
         ref = c.put(leaf.array())
@@ -83,9 +84,11 @@ def kept(a: Aim) -> None:
 def orphans(a: Aim) -> None:
     """An object whose owner has died is asked for, released, and met anew, while the reports
     about it are gathered."""
+    a.must(stop=1, die=1, cut=1)
     H, K, Q, R = a.some(4)
     leaf = a.leaf(20_000)
     dies = a.chance.random() < 0.5
+    a.must(manager=int(dies))
 
     def put(c: Any) -> None:
         ref, other = c.put(leaf.array()), c.put(leaf.array())
@@ -104,13 +107,11 @@ def orphans(a: Aim) -> None:
         ref = a.work.ref(c, "orphan")
         a.hear("kept")
         time.sleep(0.05)
-        a.world.stop(Q.place)
+        a.stop(Q, 0.7)
         a.die(H)
-        a.late(0.7, a.world.go_on, Q.place)
         time.sleep(0.1)
         a.say("open")
-        a.world.cut({0}, {K.place})
-        a.late(0.9, a.world.heal, {0}, {K.place})
+        a.cut(a.hosts[0], K, 0.9)
         del ref
 
     def unread(c: Any) -> None:  # on hosts[0]: holds, reads during the round
@@ -132,7 +133,7 @@ def orphans(a: Aim) -> None:
         a.hear("met")
         time.sleep(0.5)
         if dies:
-            a.trap("HomeAsked", lambda s, r: a.world.lose_manager(0.02))
+            a.trap("HomeAsked", lambda s, r: a.lose_manager())
         a.read(c, leaf, "orphan")
         a.say("over")
 
@@ -147,6 +148,7 @@ def orphans(a: Aim) -> None:
 
 def orphans_twice(a: Aim) -> None:
     """The host that was to own an orphan dies, too, before all have reported."""
+    a.must(stop=1, die=2)
     H, K, J, Q = a.some(4)
     first, second = sorted((K, J), key=lambda h: h.number)
     leaf = a.leaf(3000)
@@ -168,9 +170,8 @@ def orphans_twice(a: Aim) -> None:
         time.sleep(0.05)
         a.die(H)
         time.sleep(0.5)
-        a.world.stop(Q.place)
+        a.stop(Q, 0.7)
         a.die(first)
-        a.late(0.7, a.world.go_on, Q.place)
         time.sleep(0.2)
         a.read(c, leaf, "orphan")
         a.say("over")

@@ -19,7 +19,7 @@ from hoplite_mp.simulation.cluster.values import (
 )
 from tests.aimed.aim import BIG, Aim, with_resource
 
-__all__ = ["commit_once", "left_behind", "moved", "spared", "tree", "two_holders"]
+__all__ = ["commit_once", "left_behind", "left_out", "moved", "spared", "tree", "two_holders"]
 
 
 def spared(a: Aim) -> None:
@@ -28,6 +28,7 @@ def spared(a: Aim) -> None:
     *three, D = a.some(4)
     F, N, M = sorted(three, key=lambda h: h.number)  # owners pull in this order
     way = a.chance.choice(["crawl", "complete", "manager"])
+    a.must(die=1, crawl=1, cut=int(way == "complete"), manager=int(way == "manager"))
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(4))
     op = Operation(1, "reduce", leaves, 3, 3)
@@ -49,8 +50,7 @@ def spared(a: Aim) -> None:
         def strike(s: int, r: int) -> bool:
             if s != D.place:
                 return True
-            a.world.cut({D.place}, {0})
-            a.late(0.2, a.world.heal, {D.place}, {0})
+            a.cut(D, a.hosts[0], 0.2)
             a.die(M)
             a.crawl(N)
             return False
@@ -61,7 +61,7 @@ def spared(a: Aim) -> None:
         if way != "complete":
             time.sleep(0.8)
             if way == "manager":
-                a.trap("ExecuteReduce", lambda s, r: a.world.lose_manager(0.02))
+                a.trap("ExecuteReduce", lambda s, r: a.lose_manager())
             a.die(M)
         value = a.work.value(c, begun, "spared")
         named = tuple((0, 1, 3, 2)[i] for i in begun.contributors or ())
@@ -78,6 +78,7 @@ def spared(a: Aim) -> None:
 def left_behind(a: Aim) -> None:
     """A reduction that is planned again for a new manager still brings its result to who has
     asked."""
+    a.must(crawl=2, manager=1)
     A, B, C = a.chance.sample([h for h in a.hosts if h not in with_resource(a) and h.place], 3)
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
@@ -100,7 +101,7 @@ def left_behind(a: Aim) -> None:
         a.crawl(B)
         a.crawl(C)
         time.sleep(0.8)
-        a.world.lose_manager(0.02)
+        a.lose_manager()
         value = a.work.value(c, total, "left behind")
         a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
@@ -112,6 +113,7 @@ def left_behind(a: Aim) -> None:
 
 def tree(a: Aim) -> None:
     """A host that stops for long is left out of the tree of a reduction over many."""
+    a.must(stop=1)
     A = a.hosts[0]
     others = a.some(len(a.hosts) - 1)
     P = others[0]
@@ -121,8 +123,7 @@ def tree(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         refs = [c.put(leaf.array()) for leaf in leaves]
-        a.world.stop(P.place)
-        a.late(8.0, a.world.go_on, P.place)
+        a.stop(P, 8.0)
         total = c.allreduce(refs, to=[f"h{h.number}" for h in a.hosts])
         value = a.work.value(c, total, "tree")
         a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
@@ -132,6 +133,7 @@ def tree(a: Aim) -> None:
 
 def two_holders(a: Aim) -> None:
     """A reduction's source has two holders, of which one dies."""
+    a.must(die=1)
     H, K, D = a.some(3)
     salt = a.work.salt()
     leaves = [Leaf(salt, i, 20_000) for i in range(2)]
@@ -175,6 +177,7 @@ def moved(a: Aim) -> None:
 def commit_once(a: Aim) -> None:
     """The commit of a result elsewhere is known to the next manager, though only its receiver
     has heard it."""
+    a.must(manager=1)
     A, D, N = a.some(3)
     salt = a.work.salt()
     leaves = [Leaf(salt, i, 20_000) for i in range(2)]
@@ -182,7 +185,7 @@ def commit_once(a: Aim) -> None:
     def ask(c: Any) -> None:
         refs = [a.work.ref(c, f"s{i}") for i in range(2)]
         c.wait(refs)
-        a.trap("Commit", lambda s, r: r != A.place or a.world.lose_manager(0.02))
+        a.trap("Commit", lambda s, r: r != A.place or a.lose_manager())
         total = c.reduce(refs, to=f"h{D.number}")
         value = a.work.value(c, total, "commit")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
@@ -192,3 +195,32 @@ def commit_once(a: Aim) -> None:
     a.offer(N, leaves[0], "s0")
     a.offer(D, leaves[1], "s1")
     a.run(A, "ask", ask)
+
+
+def left_out(a: Aim) -> None:
+    """A host that has no part in the new plan of a reduction frees what it held for the old one: a
+    manager that was started again takes the sources in another order."""
+    a.must(crawl=2, manager=1, die=1)
+    A, B, C, E, F = a.some(5)
+    salt = a.work.salt()
+    leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
+    op = Operation(1, "allreduce", leaves, 2, 2)
+
+    def ask(c: Any) -> None:
+        early = [a.work.ref(c, name) for name in ("s1", "s2")]
+        c.wait(early)
+        late = c.options(node=f"h{A.number}").submit(make_once_more, leaves[0], 0.3).ref
+        for host in (B, C):
+            a.crawl(host)
+        total = c.allreduce([late, *early], num=2, to=[f"h{E.number}", f"h{F.number}"])
+        c.wait([late])
+        a.lose_manager()
+        time.sleep(0.5)
+        a.die(E)
+        value = a.work.value(c, total, "left out")
+        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.say("over")
+
+    a.offer(B, leaves[1], "s1")
+    a.offer(C, leaves[2], "s2")
+    a.run(a.hosts[0], "ask", ask)

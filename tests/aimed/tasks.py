@@ -17,14 +17,17 @@ from hoplite_mp.simulation.cluster.values import (
     runs,
     scaled,
 )
-from tests.aimed.aim import Aim, with_resource
+from tests.aimed.aim import BIG, Aim, with_resource
 
-__all__ = ["ancestors", "asked_twice", "broken", "divided", "given_refs", "guest_refs"]
+__all__ = [
+    "ancestors", "asked_twice", "broken", "divided", "given_refs", "guest_refs", "second_death",
+]  # fmt: skip
 
 
 def divided(a: Aim) -> None:
     """A result is lost on a host that cannot reach one of its readers: both read one and the
     same value."""
+    a.must(cut=1)
     S, K = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
     leaf = Leaf(a.work.salt(), 1, 20_000)
 
@@ -42,8 +45,7 @@ def divided(a: Aim) -> None:
         ref = a.work.ref(c, "rolled")
         c.wait([ref])
         time.sleep(0.02)
-        a.world.cut({S.place}, {K.place})
-        a.late(1.5, a.world.heal, {S.place}, {K.place})
+        a.cut(S, K, 1.5)
         value = a.work.value(c, ref, "rolled")
         a.work.truth.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
         a.say("read")
@@ -113,6 +115,7 @@ def ancestors(a: Aim) -> None:
 
 def given_refs(a: Aim) -> None:
     """Refs in a result outlive the worker that has returned them."""
+    a.must(kill=1)
     (A,) = a.some(1)
     leaves = [a.leaf(3000), a.leaf(3000)]
 
@@ -121,7 +124,7 @@ def given_refs(a: Aim) -> None:
         time.sleep(0.05)
         for process in list(A.processes):
             if process not in A.programs and process.alive:
-                a.world.kill(A, process)
+                a.kill(A, process)
         time.sleep(0.3)
         for leaf, inner in zip(leaves, a.work.value(c, ref, "given"), strict=True):
             a.work.truth.check_leaf(leaf, a.work.value(c, inner, "given"))
@@ -131,6 +134,7 @@ def given_refs(a: Aim) -> None:
 
 def guest_refs(a: Aim) -> None:
     """Refs in a result outlive a cut between its runner and its submitter."""
+    a.must(cut=1)
     X = with_resource(a)[0]
     S = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
     leaf = a.leaf(3000)
@@ -141,8 +145,7 @@ def guest_refs(a: Aim) -> None:
         def strike(s: int, r: int) -> bool:
             if r != S.place:
                 return True
-            a.world.cut({S.place}, {s})
-            a.late(0.4, a.world.heal, {S.place}, {s})
+            a.cut(S, a.world.hosts[s], 0.4)
             return False
 
         a.trap("TaskEnded", strike)
@@ -164,6 +167,7 @@ def guest_refs(a: Aim) -> None:
 
 def broken(a: Aim) -> None:
     """The end of a task is told again when the connection broke while it was told."""
+    a.must(reset=1)
     X = max(with_resource(a), key=lambda h: h.number)
     S = a.chance.choice([h for h in a.hosts if h.number < X.number and h not in with_resource(a)])
     leaf = a.leaf(100)
@@ -172,7 +176,7 @@ def broken(a: Aim) -> None:
         def strike(s: int, r: int) -> bool:
             if (s, r) != (X.place, S.place):
                 return True
-            a.world.reset(s, r)
+            a.reset(a.world.hosts[s], a.world.hosts[r])
             return False
 
         a.trap("TaskEnded", strike, arrives=False)
@@ -180,5 +184,31 @@ def broken(a: Aim) -> None:
         refs = [there.submit(make_once_more, leaf, 0.05).ref for _ in range(6)]
         for ref in refs:
             a.work.truth.check_leaf(leaf, a.work.value(c, ref, "broken"))
+
+    a.run(S, "ask", ask)
+
+
+def second_death(a: Aim) -> None:
+    """A result that was lost, and made again on a host that dies before it was fetched, is made
+    once more."""
+    a.must(die=2)
+    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a) and h.place])
+    leaf = a.leaf(BIG)
+
+    def dies(s: int, r: int) -> bool:
+        if r != S.place:
+            return True
+        a.late(0.01, a.again, a.world.hosts[s])
+        return False
+
+    def ask(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.1).ref
+        a.trap("TaskEnded", dies)
+        c.wait([ref])
+        for host in with_resource(a):
+            a.crawl(host)
+        time.sleep(0.1)
+        a.trap("TaskEnded", dies)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "second death"))
 
     a.run(S, "ask", ask)

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import random
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -87,15 +87,22 @@ def run_seed(
     faults: bool = True,
     prepare: Callable[[World], None] = lambda world: None,
     begin: Callable[[Workload], None] = Workload.begin,
+    store: int | None = None,
+    standby: bool | None = None,
 ) -> Outcome:
     """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
-    programs."""
+    programs; store: bytes of each store; standby: whether there is one; None: as the seed draws
+    it."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
     network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
     sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
+    if store is not None:
+        sizes = replace(sizes, store=store)
     shared = faults and random.Random(f"standby {seed}").random() < SHARED
+    if standby is not None:
+        shared = standby
     place = 1 if shared else None
     around = Surroundings(timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2")
     world = World(around)

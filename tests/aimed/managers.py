@@ -1,0 +1,65 @@
+"""The manager's connections, and who may be the manager."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+
+if TYPE_CHECKING:
+    from tests.aimed.aim import Aim
+
+__all__ = ["bound", "half_open"]
+
+
+def half_open(a: Aim) -> None:
+    """A host that has called its manager again is not affected by the late end of its first
+    connection. The manager was started again, and waits for another host meanwhile."""
+    a.must(stop=1, manager=1, half_open=1)
+    A, Q = a.some(2)
+
+    def strike(s: int, r: int) -> bool:
+        if s != A.place:
+            return True
+        a.late(0.01, a.half_open, A, 0.3)
+        return False
+
+    def ask(c: Any) -> None:
+        a.stop(Q, 1.2)
+        a.trap("NodeReturned", strike)
+        a.lose_manager()
+        time.sleep(8.0)
+        if a.world.gave_up:
+            raise WrongEnd(f"host {a.world.gave_up[0].place} was given up, and lives")
+
+    a.run(a.hosts[0], "ask", ask)
+
+
+def bound(a: Aim) -> None:
+    """A host that is asked for its vote when its manager is there again does not give it."""
+    a.must(stop=1, cut=1, die=1)
+    M, S, V = a.hosts
+
+    def strike(s: int, r: int) -> bool:
+        if r != V.place:
+            return True
+        a.cut(S, V, 5.0)
+        a.go_on(M)
+        a.trap("Leads", heard)
+        return False
+
+    def heard(s: int, r: int) -> bool:
+        if (s, r) != (M.place, V.place):
+            return True
+        a.late(0.0005, a.heal, S, V)
+        return False
+
+    def ask(c: Any) -> None:
+        time.sleep(1.0)
+        a.trap("VoteAsked", strike, arrives=False)
+        a.stop(M, 9.0)
+        time.sleep(12.0)
+        a.die(S)  # its node waits to be promoted
+
+    a.run(V, "ask", ask)
