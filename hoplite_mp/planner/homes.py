@@ -107,13 +107,14 @@ class Homes:
         none yet."""
         if not self._membership.is_living(message.node):
             return []
-        first = self._membership.number_of(unpack_id(message.object)[0])
-        for node in (self.named.get(message.object), first):
-            open_ = None if node is None else self._rounds.get(node)
-            if open_ is not None:
-                open_.asked.append(message)
-                return []
+        first = self._membership.given_to(unpack_id(message.object)[0])
         home = self.named.get(message.object, first)  # if none was named, the first may still live
+        awaited = [node for node in (home, first) if node in self._rounds]
+        if home is None:  # the first one died before this manager began: any round may be about it
+            awaited = [*self._rounds]
+        if awaited:
+            self._rounds[awaited[0]].asked.append(message)
+            return []
         told = home if home is not None and self._membership.is_living(home) else NOBODY
         return [(message.node, HomeTold(message.object, told))]
 

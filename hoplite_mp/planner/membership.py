@@ -54,6 +54,11 @@ class Membership:
         number = self._numbers.get(home, self.given)
         return number if number < NODES_MAX else None
 
+    def given_to(self, home: int) -> int | None:
+        """The number that this home was given; None: it was given none since this manager began,
+        and no node has named it as a member."""
+        return self._numbers.get(home)
+
     def node_of(self, home: int) -> int | None:
         """The living node of that home."""
         node = self._numbers.get(home)

@@ -309,12 +309,23 @@ MUTANTS = (
     Mutant(
         "homes-second-death-is-overlooked",
         "hoplite_mp/planner/homes.py",
-        "for node in (self.named.get(message.object), first):",
-        "for node in (first,):",
+        "for node in (home, first) if",
+        "for node in (first,) if",
         (
             "An object whose second home has died as well gets a third one; here who asks "
             "meanwhile is told that nobody has it, and reads ObjectLostError although a "
             "copy lives."
+        ),
+    ),
+    Mutant(
+        "homes-dead-before-the-manager-are-lost",
+        "hoplite_mp/planner/homes.py",
+        "            awaited = [*self._rounds]",
+        "            awaited = []",
+        (
+            "Who asks for the home of an object whose host had died before the manager was "
+            "started again waits for the reports; here it is told that nobody has it, and "
+            "reads ObjectLostError although a copy lives."
         ),
     ),
     Mutant(

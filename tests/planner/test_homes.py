@@ -10,7 +10,7 @@ from hoplite_mp.planner import homes
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import FRAME_BYTES_MAX, encode
 from hoplite_mp.protocol.homes import HoldingsReported, HomesNamed
-from hoplite_mp.protocol.messages import NodeJoined, NodeLost, ObjectGone
+from hoplite_mp.protocol.messages import HomeAsked, HomeTold, NodeJoined, NodeLost, ObjectGone
 from hoplite_mp.protocol.reports import HomesKnown
 
 if TYPE_CHECKING:
@@ -102,3 +102,43 @@ def test_what_was_freed_between_two_reports_gets_no_home() -> None:
     planner.step(ObjectGone(freed), 0.0)
     planner.homes.report(HoldingsReported(1, 0))
     assert not planner.homes.named
+
+
+@pytest.mark.parametrize("lost", [(0,), (0, 1)])
+def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports(
+    lost: tuple[int, ...],
+) -> None:
+    """Seed 902930: the host had died before the manager was started again, so its number was known
+    from reports about it alone. A node that had met the object in between was told that it is
+    lost, although others had reported it whole. lost: numbers of the dead, about all of which
+    reports are awaited."""
+    planner = Planner()
+    nodes = (2, 3)
+    for node in range(2):
+        planner.step(NodeJoined(80 + node, 0, 2), 0.0)
+        planner.membership.lose(node)
+    for node in nodes:
+        planner.step(NodeJoined(80 + node, 0, 2), 0.0)
+    kept = (70).to_bytes(8, "little") + bytes(8)
+    planner.homes.restore(
+        [],
+        [HoldingsReported(2, one, (kept,), (5,), (0,)) for one in lost if not one]
+        + [HoldingsReported(2, one) for one in lost if one],
+    )
+    asked = HomeAsked(3, kept)
+    assert not planner.step(asked, 0.0).sends
+    sends: list[Send] = []
+    for one in reversed(lost):
+        for node in nodes:
+            objects = ((kept,), (5,), (0,)) if (node, one) == (2, 0) else ((), (), ())
+            sends += planner.step(HoldingsReported(node, one, *objects), 0.0).sends
+    assert [one for one in sends if isinstance(one[1], HomeTold)] == [(3, HomeTold(kept, 2))]
+    assert planner.step(asked, 0.0).sends == ((3, HomeTold(kept, 2)),)
+
+
+def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> None:
+    planner = Planner()
+    planner.step(NodeJoined(80, 0, 2), 0.0)
+    gone = (70).to_bytes(8, "little") + bytes(8)
+    told = planner.step(HomeAsked(0, gone), 0.0).sends
+    assert told == ((0, HomeTold(gone, homes.NOBODY)),)

@@ -57,6 +57,7 @@ FOUND = {
     831312: "a result that was to be copied from a node before it heard of the commit",
     850701: "a block of a Group's member that is given back while it is sent for an earlier plan",
     900013: "a standby's host that is stopped for good when the manager's has died",
+    902930: "an object that a node met while there was no manager, and whose owner had died before",
     901008: "a collective to a host that joined before its caller's node had heard of it",
 }
 # Mistakes that are seen soon.
