@@ -28,7 +28,7 @@ ALL: dict[str, Callable[[Aim], None]] = {
 }
 NODES = 6
 NODES_OF = {"tree": 12, "no_room": 4, "bound": 3}
-STORE_OF = {"no_room": 6 << 20}
+STORE_OF = {"no_room": 6 << 20, "refused": 6 << 20}
 WITH_STANDBY = {"bound"}
 
 

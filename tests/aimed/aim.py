@@ -105,7 +105,7 @@ class Aim:
 
     def hear(self, name: str) -> None:
         """Waits until a program has said that."""
-        self.work.board.find(name)
+        self.work.board.find(name, HANGS_S)
 
     # -- faults --------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import (
@@ -15,7 +17,10 @@ from hoplite_mp.simulation.cluster.values import (
 )
 from tests.aimed.aim import BIG, Aim
 
-__all__ = ["circle", "drained", "gaps", "gathered", "no_room", "unknown", "unreachable", "untold"]
+__all__ = [
+    "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "unknown",
+    "unreachable", "untold",
+]  # fmt: skip
 
 
 def circle(a: Aim) -> None:
@@ -251,3 +256,64 @@ def no_room(a: Aim) -> None:
 
     a.run(D, "fill", fill)
     a.run(A, "ask", ask)
+
+
+def forgiven(a: Aim) -> None:
+    """Hosts that could not be reached are tried again when their object is asked for again."""
+    a.must(cut=2)
+    H, K, A = a.some(3)
+    leaf = a.leaf(20_000)
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "back")
+        c.wait([ref])
+        time.sleep(0.05)
+        for host in (H, K):
+            a.cut(A, host, 38.0)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "back"))
+        a.say("over")
+
+    a.offer(H, leaf, "back", to=K)
+    a.run(A, "read", read)
+
+
+def refused(a: Aim) -> None:
+    """Who waits for a receiver that is refused, because the only holder has no room to read the
+    object from its disk, is refused as well: the two may not wait for each other later."""
+    a.must(full=1)
+    H, A, B = a.some(3)
+    leaf = a.leaf(BIG)
+
+    def put(c: Any) -> None:
+        ref = c.put(leaf.array())
+        a.work.board.publish("away", ref._id)
+        a.hear("A holds")
+        a.hear("B holds")
+        views = []
+
+        try:
+            for index in range(60):
+                views.append(c.get(c.put(np.full(BIG, index))))
+        except StoreFullError:
+            a.struck["full"] += 1
+        a.say("full")
+        a.hear("refused")
+        views.clear()
+        a.hear("A has read")
+        a.hear("B has read")
+
+    def read(name: str, c: Any) -> None:
+        ref = a.work.ref(c, "away")
+        c.wait([ref])
+        a.say(f"{name} holds")
+        a.hear("full")
+        if name == "A":
+            a.trap("FetchRefused", lambda s, r: r != A.place or a.say("refused"))
+        else:
+            time.sleep(0.1)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, name))
+        a.say(f"{name} has read")
+
+    a.run(H, "put", put)
+    a.run(A, "A", partial(read, "A"))
+    a.run(B, "B", partial(read, "B"))
