@@ -1,9 +1,9 @@
 """Decides which node takes part in which operation, as a pure function of messages and time:
 `Planner.step(message, now)`.
 
-    membership topology  cost packing program     who is there, how fast; the model; edges
+    membership topology  cost packing program     living nodes, their links; the model; edges
            ▲
-    forest  directory  repair                      shapes of plans, who holds what
+    forest  directory  repair                      shapes of plans, holders of objects
            ▲
     broadcast  operation  reduce  group            what runs
            ▲

@@ -2,7 +2,7 @@
 end.
 
 Names are the only thing about actors that a cluster decides. The identity of an actor contains its
-node, and whoever has a ref to an actor may call it.
+node, and any process that has a ref to an actor may call it.
 
 Invariant: no two living actors have the same name. After the death of a manager each node states
 again which names its actors have (a claim without a request). The next manager records these before
@@ -86,8 +86,8 @@ class ActorNames:
                     del self._held[name]
 
     def keep_only(self, is_decided_on: Callable[[int], bool]) -> None:
-        """For a new manager: names of nodes that neither live nor will be decided on (see `moved`)
-        are free. A spare that has stated such a name is lost, too."""
+        """For a new manager: frees the names of nodes that neither live nor will be decided on (see
+        `moved`). A node that keeps the state of such an actor may have stated the name for it."""
         for name, held in list(self._held.items()):
             if not is_decided_on(held.node):
                 del self._held[name]

@@ -63,7 +63,7 @@ UNUSED_MAX = 0.1
 # A parent with less than this part of its up rate to spare takes from its other receivers what it
 # offers. Higher: late receivers find fewer parents with a rate to spare.
 SPARE_MIN = 0.25
-# Sources that a spread names: more would only lengthen the message.
+# How many sources a spread names. More would only lengthen the message.
 SOURCES_NAMED_MAX = 16
 
 
@@ -95,7 +95,7 @@ class Copies:
             return []
         sends: list[Send] = []
         known = node in entry.whole
-        if known:  # the node asks, so it no longer holds a copy: the entry is out of date
+        if known:  # the node would not ask if it still had its copy, so the entry is out of date
             sends = self._strike(entry, node, now)
         sends += self._single(entry, node, now, waited_for=known)
         self._directory.forget_if_over(entry)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import Distribute
 
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
-# with few children are preferred earlier to one hop from everybody to everybody.
+# with few children are preferred earlier to one hop between all nodes.
 STREAM_S = 20e-6
 # The longest block of a node's engine (node/membership/links.py). If this were less than the real
 # one, long chains would be preferred where each hop delays the bytes by milliseconds.

@@ -4,9 +4,9 @@ Three shapes are compared by `cost`:
 
 - "stripes": every stripe has an owner, one hop from all other nodes. All links work at once, so
   nothing is faster for large objects; but the busiest node opens a stream to each of the others.
-- "tree:d": one stripe, over a tree of degree d that is filled in order of arrival, with the first
-  nodes at the leaves (Hoplite). Each node has few streams, which suits small objects and many
-  nodes.
+- "tree:d": one stripe, over a tree of degree d that is filled level by level. In a fold the first
+  nodes to arrive are the leaves (Hoplite). Each node has few streams, which suits small objects and
+  many nodes.
 - one owner: "stripes" with a single stripe, for objects too small to be cut.
 
 A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those

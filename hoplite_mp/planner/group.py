@@ -5,7 +5,7 @@
     join  ► alive                                  join  ► joining
     leave ► the rank is free                       admit ► joining becomes alive
     all ranks held ► formed                        leave ► the rank is free
-                                                   nobody alive ► all that are joining become alive
+                                                   none is alive ► all joining ones become alive
 
 By these rules it makes no difference whether a member leaves or dies. When no member is left, the
 group is closed, and its name and its board are free. Members are identified by (node, client slot,
@@ -202,7 +202,7 @@ class Groups:
                 )
                 self.groups[shown.name] = group
             if shown.formed and not one.shown.formed and group.shown is not None:
-                # Some nodes were not told that it is whole. All are told as if for the first time.
+                # Some nodes have not received that it is formed, so it is sent to all again as new.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
             group.nodes.add(one.node)
             for rank, client, generation in one.here:
@@ -221,7 +221,7 @@ class Groups:
             group.left = group.left or not set(one.left) <= set(one.died)
             for rank in one.died:
                 group.die(_task_of(shown, rank))
-            if shown.first:  # the answer to the join that made it whole may not have arrived
+            if shown.first:  # the answer to the join that formed it may not have arrived
                 self._give_back(group, one.node, one.left, unread)
         there = {one.node for one in held}
         for group in list(self.groups.values()):
@@ -244,15 +244,15 @@ class Groups:
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
         """As `_give_back`, for nodes that have received no version of the group, because the
-        manager died before it sent them one. Only if nothing has changed since the group became
-        whole, because a member that came later may come back to a group that has made calls."""
+        manager died before it sent them one. Only if nothing has changed since the group was
+        formed, because a member that joined later may come back to a group that has made calls."""
         if group.shown is None or not group.shown.first:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
         for node in sorted({one for one in group.shown.nodes if one is not None} - heard):
             if self._give_back(group, node, (), unread):
                 group.nodes.add(node)
-                # The node is told that the group is whole as if for the first time.
+                # It is sent to the node as new that the group is formed.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _give_back(
@@ -278,7 +278,7 @@ class Groups:
         return found
 
     def _settle_forming(self) -> list[Send]:
-        """Settles all groups that are not whole yet: the founders that such a group waits for, or
+        """Settles all groups that are not formed yet: the founders that such a group waits for, or
         the tasks that its members came back to, may be gone."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
@@ -286,7 +286,7 @@ class Groups:
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: Group) -> list[Send]:
-        """Removes the members of a group that is not whole that wait in vain for others."""
+        """Removes those members of a group that is not formed that wait in vain for others."""
         waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
         mates = {task for _, some in waits.values() for task in some or ()}
         sends = self.returns.ask(mates - {task for task, _ in waits.values()})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.group_returns import Mates
     from hoplite_mp.protocol.groups import GroupEnd, Run
 
-# Tasks that are remembered, so many that have died and so many that have left. The oldest one is
+# How many tasks that have died are remembered, and how many that have left. The oldest one is
 # forgotten first; when it is tried again it waits for group_wait_s as if the Group were new.
 # Higher: more memory of the manager, up to 4 KiB for each.
 ENDED_TASKS_MAX = 1024

@@ -3,9 +3,9 @@
 Why it exists: a task that has left its Group, has died afterwards and is tried again opens a Group
 of that name anew. That is right as long as the other members' tasks may join too, because they use
 the name again or are tried again themselves. When all of these tasks are over none of them will, so
-the member need not wait for the whole time that a Group has to become whole. The node from whose
-host a task was submitted knows whether the task is over. It is asked once, and answers when the
-task is over.
+the member need not wait for the whole time that a Group may take to form. The node from whose host
+a task was submitted knows whether the task is over. It is asked once, and answers when the task is
+over.
 
 This module must never know boards, ranks that are free, how a node finds out.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mates", "Returns", "ended_text", "struck_text"]
 
-# The tasks that a member came back to; None: it may wait for anybody.
+# The tasks that a member came back to; None: it may wait for any task.
 Mates: TypeAlias = "frozenset[bytes] | None"
 
 
@@ -86,8 +86,8 @@ class Returns:
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
         """The ranks of the members that wait in vain. `members`: the task and the mates of each
-        member of a Group that is not whole. A mate that is a member gives hope unless it came back
-        itself and waits for its own mates; one that is none does until its task is over."""
+        member of a Group that is not formed. A mate that is a member gives hope unless it came back
+        itself and waits for its own mates; a mate that is not gives hope until its task is over."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

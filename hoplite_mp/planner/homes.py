@@ -119,7 +119,8 @@ class Homes:
         return [(message.node, HomeTold(message.object, told))]
 
     def gone(self, message: ObjectGone) -> None:
-        """The object's home reports that no holder is left. A report from before may name it."""
+        """The object's home reports that no holder is left. An earlier report may still name the
+        object."""
         self.named.pop(message.object, None)
         for open_ in self._rounds.values():
             open_.gone.add(message.object)

@@ -1,12 +1,12 @@
-"""The planner: messages and time in, plans out. Everything the cluster decides passes here.
+"""The planner: messages and time in, plans out. Everything that the cluster decides passes here.
 
-`step` takes one message of a node, `tick` the passing of time; both return a Plan, and that is all
-they do. The same messages at the same times give the same plans, in a manager, in a simulation and
-in a test. A message that comes too late, doubled, or from a life that is over gives an empty plan,
-never an exception: whoever speaks out of turn does not end the cluster.
+`step` takes one message of a node, `tick` the passing of time. Both return a Plan and have no other
+effect. The same messages at the same times give the same plans, in a manager, in a simulation and
+in a test. A message that is late, a duplicate, or from a life that is over gives an empty plan,
+never an exception, so that no node can end the cluster by sending a message at the wrong time.
 
 This module must never know how messages arrive, what time it really is, or how many processes
-stand behind a node. It only says which room of the planner decides about which message.
+stand behind a node. It only passes each message to the part of the planner that decides about it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import Member, NodeToManager
     from hoplite_mp.protocol.reports import Report
 
-# Groups at one time: as many as there are boards in a node's shared memory.
+# Groups at one time. There are as many boards in a node's shared memory.
 BOARDS_MAX = 64
-# Collectives under way at one time. Higher: more memory for callers that never wait for results.
+# Collectives that run at one time. Higher: more memory for callers that never wait for results.
 OPERATIONS_MAX = 1 << 16
 
 
@@ -84,8 +84,8 @@ class Planner:
         again: bool = False,
         own: int = 0,
     ) -> None:
-        """again: there was one before, whose nodes come back and report. own: the node of the
-        manager's host, with which all would end."""
+        """again: there was a planner before, whose nodes come back and report. own: the node of the
+        manager's host; the whole cluster would end with it."""
         self._own = own
         self.restoring = Restoring(own) if again else None
         self.membership = Membership()
@@ -98,15 +98,15 @@ class Planner:
         self.homes.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
-        """What follows from one message that came at `now`, or from an answer to Plan.packing."""
+        """What follows from one message received at `now`, or from an answer to Plan.packing."""
         if self.restoring is not None:
             self.restoring.take(message, now)
             return self._restore(self.restoring, now)
-        handler = _HANDLERS.get(type(message))  # none: a report that nobody has asked for
+        handler = _HANDLERS.get(type(message))  # None: a report that no planner waits for
         return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> Plan:
-        """What follows from its being `now`."""
+        """What follows from the fact that it is now `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
         return self._plan(self.reductions.tick(now))
@@ -129,8 +129,8 @@ class Planner:
             buried = restoring.bury()
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
-            # Ends come first, because a result may be copied already from a node that has not heard
-            # of its commit.
+            # Ends come first, because a result may already be copied from a node that has not
+            # received its commit.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(restoring.groups, restoring.joins)
@@ -168,7 +168,7 @@ class Planner:
             self.copies.trees.wanted.clear()
         return Plan(tuple(sends), self.reductions.wake_at, wanted, notes)
 
-    # ---- who is there
+    # ---- membership
 
     def _node_joined(self, message: NodeJoined, now: float) -> list[Send]:
         membership = self.membership
@@ -176,10 +176,10 @@ class Planner:
         if node is None:
             return []
         if not membership.is_joining(node, message.incarnation):
-            if membership.is_living(node, message.incarnation):  # a double
+            if membership.is_living(node, message.incarnation):  # a duplicate
                 return [(node, self._admitted(node, message.incarnation))]
             return []
-        # A host that comes back before its end was noticed: the end comes first.
+        # If a host comes back before its loss was noticed, the loss is handled first.
         went: tuple[int, ...] = ()
         sends: list[Send] = []
         if membership.is_living(node):
@@ -200,8 +200,8 @@ class Planner:
         return [*self._tell_others(message.node, (), (message.node,)), *sends]
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
-        """Two that live cannot go on as members of one cluster: the later one begins anew, but for
-        the manager's own."""
+        """These two living nodes cannot reach each other, so they cannot both stay members. The
+        one with the higher number is given up, unless it is the manager's own: then the other."""
         living = self.membership.is_living
         if not (living(message.node) and living(message.peer)):
             return []
@@ -222,7 +222,7 @@ class Planner:
         self.membership.lose(node)
         self.topology.lose(node)
         self.actor_names.lose_node(node)
-        # Who asks for nothing any more is not told of the refusals that its death causes.
+        # A node that has no requests left is not sent the refusals that its own death causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
@@ -234,7 +234,7 @@ class Planner:
         return []
 
     def _let_go(self) -> list[Send]:
-        """Leave, once, to every leaving node that nothing that runs names any more."""
+        """Sends Leave, once, to every leaving node that no running plan or operation names."""
         free = [
             node
             for node in sorted(self.membership.leaving)
@@ -314,8 +314,8 @@ class Planner:
     # ---- collectives
 
     def _reduce_requested(self, message: ReduceRequested, now: float) -> list[Send]:
-        # The caller may die at once: its result may have other holders, so the node decides
-        # whether anybody still wants it, and says OperationDropped.
+        # The calling process may die at any time, but its result may have other holders. So the
+        # node decides whether the result is still wanted, and if not sends OperationDropped.
         if not self.membership.is_living(message.node):
             return []
         return self.reductions.request(message, now)
@@ -325,7 +325,7 @@ class Planner:
             node for node in (message.node, *message.others) if self.membership.is_living(node)
         ]
         if not holders:
-            # Who reports it had not yet heard, and says nothing more of this source.
+            # The reporting node did not know of the loss, and sends nothing more about this source.
             op = self.reductions.operations.get(message.operation)
             if op is None or message.index in op.ready:
                 return []
@@ -376,7 +376,7 @@ class Planner:
 
 
 def _is_restated(message: Any) -> bool:
-    """A name that an actor has already: it counts before all claims that are still open."""
+    """Does a node state again a name that its actor has? Such claims come before all open ones."""
     return isinstance(message, ActorNameClaimed) and not message.request
 
 

@@ -37,7 +37,7 @@ class Membership:
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
         self.leaving: set[int] = set()  # living nodes that asked to leave
-        self._told_to_leave: set[int] = set()  # those of them that were told that they may leave
+        self._told_to_leave: set[int] = set()  # those of them to which Leave was sent
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class Membership:
         return self._living[node].incarnation
 
     def say_leave(self, node: int) -> bool:
-        """True at the first call for this life of a leaving node, so that it is told once."""
+        """True at the first call for this life of a leaving node, so that Leave is sent once."""
         first = node not in self._told_to_leave
         self._told_to_leave.add(node)
         return first

@@ -191,14 +191,15 @@ _BOUND = ("reduce", "gather", "reduce_scatter")
 
 
 def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """A source fails with its last holder, and the operation with a destination it cannot spare."""
+    """A source fails when its last holder is lost, the operation when a destination that it needs
+    is lost."""
     node = event.node
     op.lost.add(node)
     op.told.pop(node, None)
     for index, source in list(op.ready.items()):
         source.holders.pop(node, None)
         if not source.holders:
-            op.gone[index, node] = None  # whoever has asked may know of another copy
+            op.gone[index, node] = None  # the requester may know of another copy
             reason = f"node {node}, which held it, was lost"
             note_failed(op, SourceFailed(op.request.operation, index, reason))
     named = op.request.to

@@ -88,7 +88,7 @@ class Plan:
 
 
 def describe(message: ManagerToNode) -> list[str]:
-    """A message of the manager as lines for people."""
+    """A message of the manager as lines of text for people."""
     return _DRAWN[type(message)](message)
 
 

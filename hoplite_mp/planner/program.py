@@ -10,7 +10,8 @@ Another node asks `node` for it by the key (operation, epoch, stripe, part). Wha
 what the other serves, because both derive it from the same message.
 
     part RESULT         the stripe of a copied object, or of a finished fold
-    part CONTRIBUTION   what a node adds to a stripe, with its subtree; its own members come first
+    part CONTRIBUTION   what a node adds to a stripe, with its subtree, its own members first; at
+                        the node that finishes a stripe (`finisher`), the finished stripe
     part MEMBER + k     the k-th member in folding order alone, for folds that must not be regrouped
 
 A cell is filled by a pull or a fold, or is full from the start (`Program.given`, members that the

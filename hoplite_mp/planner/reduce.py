@@ -7,7 +7,7 @@ and destinations alone. A broadcast is handed to `broadcast`, so that other rece
 while it runs. Nothing is kept of a finished operation.
 
 Reproducible results have rule "fold": owners receive every member by itself and fold from left to
-right. That costs what pre-reduction saves: a node with k members sends k times the bytes.
+right. This gives up what pre-reduction saves: a node with k members sends k times the bytes.
 This module must never know what a source contains, nor how it is added.
 """
 
@@ -130,7 +130,7 @@ class Reductions:
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
             if request is not None and isinstance(end, Forget):
-                end = None  # of one who took part no more: who asked still waits
+                end = None  # from a node that takes no part any more; the requester still waits
             if request is None or end is not None:
                 at = set() if fold is None else fold.at | fold.older
                 told = [] if request is None else [request.node]
@@ -193,7 +193,7 @@ class Reductions:
         """A node was lost: the operations that others requested go on without it if they can."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
-            if op.request.operation in self.operations:  # not ended by the spread of one before
+            if op.request.operation in self.operations:  # the loss may have ended it
                 sends += self._apply(op, HolderLost(node), now)
         return sends
 
@@ -366,10 +366,10 @@ class Reductions:
     def _holders(
         self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """The node that gives each member; best a destination, else one that gives others too."""
+        """A node for each member: a destination if possible, else one that gives others too."""
         ready = op.ready
         found = [ready[index].holders for index in chosen]
-        if sum(map(len, found)) == len(found):  # one each
+        if sum(map(len, found)) == len(found):  # each has one holder
             return dict(zip(chosen, chain.from_iterable(found), strict=True))
         wanted_by = set(destinations)
         taken: set[int] = set()

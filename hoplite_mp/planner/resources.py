@@ -47,7 +47,8 @@ Assigned: TypeAlias = dict[str, list[int]]
 
 
 def amounts_of(resources: Any, what: str = "resources") -> Demand:
-    """{"gpu": 0.5} as sorted names with units; amounts of 0 are left out. ValueError, TypeError."""
+    """{"gpu": 0.5} as sorted names with units; amounts of 0 are left out. Raises ValueError or
+    TypeError."""
     if not isinstance(resources, Mapping):
         raise TypeError(f'{what}={resources!r}: it must be a dictionary, such as {{"gpu": 1}}')
     if len(resources) > NAMES_MAX:
@@ -88,7 +89,7 @@ def _units(amount: Any) -> int | None:
 
 
 def parse_amounts(text: str) -> Demand:
-    """Parses "gpu=2,disk=0.5", as on the command line. ValueError."""
+    """Parses "gpu=2,disk=0.5", as on the command line. Raises ValueError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = (one.strip() for one in part.partition("="))
@@ -250,8 +251,8 @@ class Row:
 
 
 class Rows:
-    """All that wait, grouped by demand, so that the cost of a turn grows only with the number of
-    different demands."""
+    """All tasks and workers that wait, grouped by demand, so that the cost of a turn grows only
+    with the number of different demands."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, Row] = {}

@@ -119,7 +119,7 @@ class Topology:
             self._down.report(node, down)
 
     def lose(self, node: int) -> None:
-        """The node is lost: its number may come back on another host, with other links."""
+        """The node is lost; when its host comes back, its links may be others."""
         self._hosts = None
         self.changes += 1
         self._up.drop(node)
