@@ -49,7 +49,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     places: tuple[int, ...] = ()  # nodes to which it is bound; none: it may restart on any node
     env: Environment = ()  # changes of its process's environment
     demand: Wanted = ()  # resources that it keeps as long as it lives
-    only_now: bool = False  # if it had to wait for them, it is refused as by a node that is gone
+    only_now: bool = False  # it is refused if it would have to wait, as by a node that is gone
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -105,7 +105,8 @@ BACKLOG_CALLS_MAX = 8192
 
 class ActorBegins(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The actor's object exists now. Reply: ids of calls that were queued before, oldest first, at
-    most BACKLOG_CALLS_MAX."""
+    most BACKLOG_CALLS_MAX. If it began with a kept state, the reply waits until another host has
+    that state as well."""
 
 
 class ActorBacklog(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -113,8 +114,8 @@ class ActorBacklog(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This actor's process is idle and accepts no new calls. Reply: whether it may end, which is so
-    if no call waits for its arguments."""
+    """This actor's process is idle and accepts no new calls. Reply: whether it may end. It may not
+    while calls wait for their arguments or are on their way, or while its node is leaving."""
 
 
 class ActorStateAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -3,7 +3,7 @@
 Why it exists: functions read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the
 program's authkey, and ask for their parent process. A Birth travels inside the start message, over
 a nameless file; the authkey is a secret, and is never sent to other hosts.
-It must never know: who applies it.
+It must never know: which process applies it.
 """
 
 from __future__ import annotations

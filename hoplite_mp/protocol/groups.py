@@ -29,7 +29,7 @@ from hoplite_mp.protocol.fields import (
 )
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
-NO_TASK = b""  # the task of a member that is none, but a thread of a driver
+NO_TASK = b""  # the task of a member that is a thread of a driver, and so runs in no task
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
 
 
@@ -191,8 +191,8 @@ class GroupTasksAsked(Message, frozen=True):
 
 
 class GroupGivenUp(Message, frozen=True):
-    """That member waits for others in a group that can never be complete. It is no member any more,
-    and `message` tells the user why."""
+    """That member waits for others in a group that can never be formed, or the group has gone on
+    without its host. It is no member any more, and `message` is the reason, for the user."""
 
     name: str
     generation: int
@@ -218,7 +218,7 @@ class GroupMembers(Message, frozen=True):
     for a free rank. The leader of a call is the lowest living rank; its node leads.
     `former`: nodes that have no member any more. They may be the only ones to know what was decided
     while they had one, so nothing is decided before they have reported. `first`: with this message
-    the group is complete, and its members begin with call 0.
+    the group is formed, and its members begin with call 0.
     `stripes` are the owners of large calls, in shares by their links. They stay the same for all
     calls until the next message, so no call asks the manager. One stripe: all living members are on
     one node.

@@ -219,7 +219,8 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
-    the last one. Reply: pool number."""
+    the last one. Reply: pool number; or, if a node was lost before its workers had started, a
+    text that says so."""
 
     workers: int
     max_tasks: int
@@ -231,7 +232,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Adds workers to the common pool of that node. Reply: nothing, or the text of a ValueError."""
+    """Adds workers to the common pool of that node. Reply: None."""
 
     count: int
     node: int
@@ -277,13 +278,14 @@ class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number of this node in its cluster, cluster id, addresses of the standby, its address
-    if it is on this host, number of the node whose host has one of those addresses or -1, whether
-    this node has a manager); or (name of an error, its text) if this node could not join."""
+    """Reply, as soon as this node has joined: (number of this node in its cluster, cluster id,
+    addresses of the standby, its address if it is on this host, number of the node whose host has
+    one of those addresses or -1, whether that host has the manager, whether this node has a
+    manager); or (name of an error, its text) if this node could not join."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: counters of this host."""
+    """Reply: (number, counters) of each node that answers."""
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -311,7 +313,7 @@ class TracePiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TraceDrop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That trace is not needed any more. Reply: when all nodes know it."""
+    """That trace is not needed any more. Reply: when all nodes that answer in time know it."""
 
     trace: int
 
@@ -381,8 +383,9 @@ Ask: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """`number` 0: no reply is wanted. `seen`: the last reply that arrived; the node takes back a
-    lease in a later reply, which was lost on the way."""
+    """`number` 0: no reply is wanted. `seen`: the last reply that the client has received. What
+    later replies have given, for example a lease, is taken back, because they were lost on the
+    way."""
 
     number: int
     seen: int

@@ -43,7 +43,7 @@ class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class GroupBell(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Brings a descriptor, an eventfd, to which the member writes when it has given its part of a
-    small call to the board. Reply: when the node listens to it."""
+    small call to the board. Reply: as soon as the node watches it."""
 
     generation: int
     rank: int
@@ -106,7 +106,8 @@ class GroupReceived(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This member will not call again. No reply."""
+    """This member will not call again. Reply: None, when the node holds what this member has
+    committed for the members that still read it."""
 
     name: str
     generation: int
@@ -114,7 +115,7 @@ class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Asks why the group is not complete. Reply: (True, why this member was taken out of it), or
+    """Asks why the group is not formed. Reply: (True, why this member was taken out of it), or
     (False, why the last request to join it was refused, or "")."""
 
     name: str

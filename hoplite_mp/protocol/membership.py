@@ -53,7 +53,8 @@ def _addresses(value: object) -> None:
 
 
 class NodeJoined(Message, frozen=True):
-    """A node joins. First message on every connection. The next life of a home: incarnation + 1.
+    """A node joins: the first message of a new life on a connection. (A node that returns to a new
+    manager sends NodeReturned instead.) The next life of a home: incarnation + 1.
 
     `addresses`: those at which other nodes can reach it, best first; none: it cannot be reached.
     `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which half
@@ -103,8 +104,8 @@ class NodeLeaving(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """`node` has lost its connection to `peer`, or found no way to it, and was not told since that
-    `peer` is gone. The manager, which both can reach, must choose between them."""
+    """`node` has lost its connection to `peer`, or found no way to it, and has not received since
+    that `peer` is gone. The manager, which both can reach, must choose between them."""
 
     node: int
     peer: int
@@ -156,8 +157,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     host: str = ""
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
-    stays: bool = False  # as of NodeJoined
-    resources: Wanted = ()  # as of NodeJoined
+    stays: bool = False  # as in NodeJoined
+    resources: Wanted = ()  # as in NodeJoined
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
@@ -210,8 +211,8 @@ class MembersChanged(Message, frozen=True):
 
 
 class GivenUp(Message, frozen=True):
-    """This life of the node is over. It was silent for `silent_s` and was taken for dead; 0: it and
-    another node have lost each other, and this one joined later."""
+    """This life of the node is over. It was silent for `silent_s` and was taken for dead; 0: it was
+    given up for another reason, for example because it and another node have lost each other."""
 
     silent_s: float
 

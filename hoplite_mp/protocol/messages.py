@@ -6,7 +6,8 @@ when it is made, by this process or by the decoder. Invariant: an illegal messag
 Operation, epoch, incarnation, node and stripe are in every message that needs them from the
 beginning, because later versions of a protocol cannot add fields.
 
-    node    ──  NodeJoined NodeLost NodeLeaving ClientLost LinkMeasured HostMeasured  ─►  manager
+    node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                   ─►  manager
+            ──  LinkMeasured HostMeasured                                             ─►
             ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
             ──  HoldingsReported HomeAsked                                            ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete

@@ -10,7 +10,7 @@ both of its pipes; what follows the mark in a pipe is for the new audience. So a
 driver even if the node reads it when the worker already runs another task. A mark contains the
 host's random home, so no output of a program is taken for a mark by accident.
 
-This module must never know how messages travel, nor who reads a pipe.
+This module must never know how messages travel, nor which process reads a pipe.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class KeepActor(Message, frozen=True):
     last (zeros: none). `name` is its registered name, `label` its name in errors. `restarts_left`:
     how many are left before this one; `restarts`: how often it was started again. `begun`: its
     constructor has run, so the objects that it needs are ready. A later message about this actor
-    replaces this one. Answered by ActorKept with the same number, when everything is there."""
+    replaces this one as soon as its objects are there. Answered by ActorKept with the same number,
+    when all objects are there that are not lost."""
 
     number: int
     identity: bytes

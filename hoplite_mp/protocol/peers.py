@@ -212,9 +212,9 @@ class Release(Message, frozen=True):
 class Kept(Message, frozen=True):
     """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
     Release takes that back; or a collective has placed it there, and it is kept until LetGo,
-    whether a process there holds it or not. `hosts`: not the sender has the copy, but the nodes
-    with these home ids; the node that requested the copies sends this before it asks where they
-    are."""
+    whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
+    nodes with these home ids; the node that requested the copies sends this before it asks where
+    they are."""
 
     object: bytes
     nbytes: int

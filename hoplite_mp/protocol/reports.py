@@ -135,9 +135,9 @@ class GroupHeld(Message, frozen=True):
 
 
 class HomesKnown(Message, frozen=True):
-    """Objects whose first home is gone, and their homes since, as this node was told. The node also
-    sends HoldingsReported again for every death that left such objects here, as if their homes were
-    not named yet, because the nodes that were named may not have been told."""
+    """Objects whose first home is gone, and their later homes, as far as this node has received
+    them. The node also sends HoldingsReported again for every death that left such objects here, as
+    if no home were named yet, because the named nodes may not have received HomesNamed."""
 
     node: int
     objects: tuple[bytes, ...]

@@ -46,8 +46,9 @@ class KeepForStream(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ResourcePlaces(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Asks where that demand can be met. Reply: of every node (node, workers in its common pool,
-    how often it could meet the demand at the same time if nothing were in use, how often now)."""
+    """Asks where that demand can be met. Reply: of every node that is not leaving (node, workers in
+    its common pool, how often it could meet the demand at the same time if nothing were in use, how
+    often now)."""
 
     demand: Wanted
 

@@ -35,7 +35,8 @@ class BeginRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class EndRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
-    nodes know it; from then on no worker begins a task of the round."""
+    nodes know it, or those that do not answer in time are given up. No worker of a node that knows
+    it begins a task of the round."""
 
     pool: int
 
