@@ -13,6 +13,7 @@ only what other rooms may use. The modules:
     copies    for readers that may write          code       code by name or by value
     by_value  code by value, what it carries      namespaces the globals of such code
     fingerprints  whether a value has changed
+    pickle_stream  a stream while it is written
     aside     large arrays beside a function's stream
     lent      large arrays that a task reads where they lie
     tensors   tensors of torch

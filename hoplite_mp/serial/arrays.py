@@ -1,7 +1,7 @@
 """Payloads of one array: a head that the node can read too, and the array's own memory.
 
 Thanks to that head, a reduction never unpickles a user's data. This module must never know pickle,
-refs, or who wants the array.
+refs, or which process wants the array.
 """
 
 from __future__ import annotations

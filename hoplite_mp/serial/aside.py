@@ -85,7 +85,7 @@ class Aside:
         self.shared: dict[int, SharedArray] = {}
 
     def takes(self, array: Array) -> bool:
-        """Is this array one to stand beside the stream?"""
+        """Does this array go beside the stream?"""
         return array.nbytes >= self.nbytes_min
 
     def reduce(self, array: Array) -> Reduced:
@@ -99,8 +99,8 @@ class Aside:
         return load_shared, (self._place(kept.ref), key, *described(array))
 
     def share(self, array: Array, sender: bytes) -> SharedArray:
-        """Returns what stands for the array: always the same object for the same array, so that
-        pickle's memo finds it."""
+        """Returns the object that the stream has in the place of the array. It is always the same
+        one for the same array, so that pickle's memo finds it."""
         return self.shared.setdefault(id(array), SharedArray(array, sender))
 
     def _place(self, ref: ObjectRef[Any]) -> int:

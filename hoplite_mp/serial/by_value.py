@@ -123,7 +123,7 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     if manifests.aside is not None:
         manifests.aside.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
-    if pickler.stream is not None:  # Only in payloads would globals be views, which pin objects.
+    if pickler.stream is not None:  # In a payload globals would be views, which pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
     args = (code, namespace.key, attributes, -1 if cells is None else len(cells))
     return load_function, args, carried, None, None, load_function_state

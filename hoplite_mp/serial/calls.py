@@ -137,7 +137,7 @@ def _mark(
             copy[_mark(key, types, marks, memo)] = _mark(item, types, marks, memo)
     else:
         items = [_mark(item, types, marks, memo) for item in value]
-        copy = memo.setdefault(id(value), cls(items))  # A cycle through a tuple closed it below.
+        copy = memo.setdefault(id(value), cls(items))  # In a cycle, it was already made above.
     return copy
 
 
@@ -159,7 +159,8 @@ def _blame_argument(
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
     """Ids of the refs whose values the call needs. Only the heads of calls whose arguments are all
-    refs and plain values tell them; of others the list is empty. ValueError: it is no payload."""
+    refs and plain values contain them; for other calls the list is empty. ValueError: it is no
+    payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []

@@ -1,8 +1,8 @@
 """Failures as payloads: the exception where it can travel, and always its text.
 
-An exception raised in a worker may run anyone's code when it is pickled or loaded. Nothing here
-trusts it: neither encoding nor decoding raises. It must never know what failed or who is told. The
-exceptions of the library itself are in `hoplite_mp.errors`.
+An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
+trusts it, and neither encoding nor decoding raises. It must never know what failed, nor which
+process receives the failure. The exceptions of the library itself are in `hoplite_mp.errors`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
-    """The payload of a failure for which there is little room. It keeps the type if it can, and
-    the beginning and the end of the text and of the traceback. If not even that fits, it is a
-    TaskError, or has less text still; a few hundred bytes always suffice. Never raises."""
+    """The payload of a failure for which there is little room. It keeps the type if it can; the
+    message and the traceback are cut in the middle until they fit. If not even the type fits, it is
+    a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
     message = _summary(exc).partition(": ")[2]
     for share in SHARES:
         chars = int(nbytes_max * share)

@@ -2,11 +2,11 @@
 
 Why it exists: what tasks have made of a global variable is to stay until the sender changes that
 variable, so a sender sends each value with a fingerprint that differs from those of its earlier
-states. Small immutable values are their own fingerprint; that of others is a digest of the pickle.
-In that pickle a function by value is written as a number, which stands for its identity, with what
-it carries except globals, because those have fingerprints of their own. Two fingerprints can only
-be compared if the same process has made them.
-It must never know: who sends, who receives.
+states. The fingerprint of a small immutable value is its pickle, that of any other value a digest
+of its pickle. In that pickle a function by value is written as a number, which stands for its
+identity, with what it carries except globals, because those have fingerprints of their own. Two
+fingerprints can only be compared if the same process has made them.
+It must never know: which processes send and receive.
 """
 
 from __future__ import annotations

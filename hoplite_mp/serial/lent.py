@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Lender:
-    """An argument which says that the large arrays of all arguments behind it are lent.
+    """An argument which means that the large arrays of all arguments after it are lent.
 
     It arrives as None. `keep` stores the arrays. `maps`: the readers are on this host, so that an
     array over a file can be mapped there again. `writable`: each task has a private copy after all.

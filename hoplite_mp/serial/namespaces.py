@@ -62,8 +62,8 @@ class Seen:
         return me, own
 
     def mark(self, sender: bytes, mark: bytes) -> None:
-        """Notes the sender's last fingerprint. Of too many senders the one that came first is
-        forgotten; the next value that it sends is written."""
+        """Notes the sender's last fingerprint. If there are too many senders, the oldest one is
+        forgotten, and the next value that it sends is written."""
         marks = self.marks
         marks[sender] = mark
         if len(marks) > SENDERS_MAX:
@@ -262,8 +262,8 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
 
 
 class collecting:
-    """`with collecting() as carried:` collects the globals that functions bring which are loaded
-    meanwhile."""
+    """`with collecting() as carried:` collects the globals of the functions that are loaded inside
+    it."""
 
     def __enter__(self) -> Carried:
         self._outer = _local.carried
@@ -283,7 +283,7 @@ def load_function(
 
 
 def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
-    """Named in streams: fill in a function that came by value."""
+    """Named in streams: fills in a function that came by value."""
     attributes, slots, manifest = state[0], state[1], state[-1]
     function.__dict__.update(attributes)
     for own, cell in zip(function.__closure__ or (), slots.pop("__closure__") or (), strict=True):
@@ -307,7 +307,7 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
 
 
 def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
-    """Named in streams: fill in a class that came by value."""
+    """Named in streams: fills in a class that came by value."""
     # A class that comes home is the class that is here already. Its members are newer than those in
     # the stream.
     if is_native(cls):

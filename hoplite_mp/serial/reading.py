@@ -1,8 +1,8 @@
 """The functions that pickle streams name, and what they need while a stream is read.
 
-They must know how refs are made, and whether arrays become writable. A stream cannot hold that, so
-they find it in a thread-local `Reading`. They are all called `load_...`; their names are part of
-the payloads. It must never know how streams are written, nor where they are stored.
+These functions must know how refs are made, and whether arrays become writable. A stream cannot
+contain that, so they find it in a thread-local `Reading`. Their names all begin with `load_`, and
+are part of the payloads. It must never know how streams are written, nor where they are stored.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def load_same(value: Any) -> Any:
 
 
 class Private:
-    """Stands in streams before (1) and after (-1) an object that is always read writable. Each
-    instance is written once, because pickle would not call its function a second time."""
+    """Stands in streams before (1) and after (-1) an object that is always read writable. Each of
+    these places needs an instance of its own, because pickle calls the function of an instance only
+    once."""
 
     __slots__ = ("step",)
 

@@ -195,7 +195,7 @@ def _is_file(cls: type) -> bool:
     return not any(_REDUCTIONS & vars(base).keys() for base in own)
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C.
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
 
 Handler = Callable[[Any, Any], Reduced]
 _ref_types: tuple[type, ...] = (ObjectRef,)  # With the classes registered as Futures.
