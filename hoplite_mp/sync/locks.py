@@ -170,8 +170,8 @@ class Semaphore(_Acquired):
 
     As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
     `acquire`: then there are more permits. `release` gives back a permit of the calling process; if
-    that has none, one of the process that has held one longest; if no process holds any, a new one.
-    When a process or its host dies, its permits go to the processes that have waited longest.
+    that has none, one of the process that has held one longest; if no process holds any, it adds
+    one. When a process or its host dies, its permits go to the processes that have waited longest.
 
     Parameters
     ----------

@@ -299,7 +299,7 @@ class Queue(Handle, Generic[T]):
             raise
 
     def _give_back(self, asked: Any) -> None:
-        """Gives back the item that a call took whose caller has been interrupted."""
+        """Gives back the item that was taken by a call whose caller has been interrupted."""
         with contextlib.suppress(Exception):  # the call has failed
             code, *found = asked.result(0)
             if code == Answer.DONE:

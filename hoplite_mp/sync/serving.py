@@ -36,7 +36,7 @@ _JOINED = "joined"
 
 
 class Served:
-    """Base of all of them: promises, and deaths."""
+    """Base of these objects: it keeps promises, and handles the deaths of processes."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
@@ -102,7 +102,8 @@ class Served:
     # -- deaths --------------------------------------------------------------------------------
 
     def _tell(self, process: bytes, oid: int) -> None:
-        """A life has failed. Runs in any thread, perhaps in one that is inside a call."""
+        """A life has failed, because its process or host has died. Runs in any thread, perhaps in
+        one that is inside a call."""
         if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
             self._deaths.put(process)
             self._look()
