@@ -63,14 +63,14 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
         for part in one["parts"]["first"]
         if part["reported"]
     }
-    # A report names only the first parts of a node: nothing can be said of the others.
+    # A report names only the first parts of a node, so nothing is known about its other parts.
     cut = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
     cut.update(silent)
     for one in nodes:
         for operation in one["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A node without such a part has not reported either: a plan of one node alone has no
-            # parts, but it would be over if that node had reported.
+            # A node without such a part has not reported either. (A plan of one node alone has no
+            # parts, but it would be over if that node had reported.)
             operation["not_reported"] = [
                 node_id(node)
                 for node in operation["waits_for"]

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["promote"]
 
 ANSWER_S = 10.0  # for the standby to collect the votes of the present nodes, and to answer
-# For how long the standby is asked again if its answer may change soon: the lease of a manager that
-# is gone, and some more. Higher: slower hosts have more time. Lower: a refusal comes sooner.
+# For how long the standby is asked again if its answer may change soon, because the lease of a
+# manager that is gone has yet to end. Higher: slower hosts have more time. Lower: a refusal comes
+# sooner.
 SOON_S = 5.0
 SOON_PAUSE_S = 0.3
 

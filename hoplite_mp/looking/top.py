@@ -140,8 +140,8 @@ def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
 
 
 def _look(cluster: Cluster) -> Look:
-    """Asks all nodes; each has two seconds to answer. Leaves out the node that this process has
-    brought along only to look."""
+    """Asks all nodes for their counters, then for their waits; each has some seconds to answer.
+    Leaves out the node that this process has brought along only to look."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = time.monotonic()
@@ -215,7 +215,7 @@ class _Ending:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
-        if self.asked:  # the second signal: the command may be waiting for a node
+        if self.asked:  # the second signal, because the command may be waiting for a node
             raise KeyboardInterrupt
         self.asked = True
 
@@ -235,7 +235,7 @@ class _Ending:
             pressed = os.read(self._keys, KEYS_BYTES)
         except OSError:
             pressed = b""
-        # No bytes mean the end of input: the terminal is gone.
+        # No bytes mean the end of input, because the terminal is gone.
         self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
 
 
