@@ -1,7 +1,7 @@
 """Checks whether CPUs, and the limits of open files and processes, suffice for the workers.
 
-Why it exists: if there are too few, that shows late, and as something else: workers that compete
-for cores, a slow network, a stand-in for a blocked worker that cannot be started.
+Why it exists: the effects of too few of these show late, and look like something else: workers that
+compete for cores, a slow network, a stand-in for a blocked worker that cannot be started.
 It must never know: memory, disks, other hosts.
 """
 
@@ -35,7 +35,7 @@ PROCESSES_BESIDE = 3  # besides the workers: supervisor, node, manager
 THREADS_OF_NODE = 4  # besides the threads that reduce
 DESCRIPTORS_BESIDE = 32  # of the node, besides those for workers: 10, and some for links to nodes
 DESCRIPTORS_OF_WORKER = 6  # a line and two pipes, with both ends while it starts
-# Enough to be measured, and over before a user notices. A TLS record has 16 KiB.
+# Enough bytes to measure a rate, few enough for no user to notice. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
 # Code without special instructions is slower than this, and then one core limits a fast link.
 CRC_SLOW_BYTES_PER_S = 1.5e9

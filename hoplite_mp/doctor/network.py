@@ -6,7 +6,7 @@ cause.
 
 The handshake is made as a caller of role "tool". In it both sides prove that they have the token,
 and compare their software; then the connection is closed, and no node joins.
-It must never know: memory, disks, for what a cluster is used.
+It must never know: memory, disks, the purpose of a cluster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
 
 def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
     """The way from here to the cluster's manager, as one check, because each step needs the one
-    before."""
+    before it."""
 
     def cluster() -> Iterator[Finding]:
         return _way(address, token_file, tls)
