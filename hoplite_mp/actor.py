@@ -71,7 +71,7 @@ class Actor:
 
     _identity: ObjectRef[Any]
     _about: About
-    _cluster: Any  # kept alive: a Cluster that is dropped ends
+    _cluster: Any  # kept alive, because a Cluster that is dropped ends
     _methods: dict[str, ActorMethod]  # those called so far; they do not refer to the handle
 
     def __init__(self) -> None:

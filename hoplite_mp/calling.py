@@ -177,7 +177,7 @@ class Calling(Member):
             if self._hosts is not None:
                 try:
                     self._part = self._hosts.give(call, part, self._lends, self._gets)
-                except Interrupted as interrupted:  # for this rank only: the others have its part
+                except Interrupted as interrupted:  # only here, because others have the part
                     cause = interrupted.__cause__
                     assert cause is not None
                     if not isinstance(cause, Exception):

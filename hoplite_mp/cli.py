@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that bring them."""
-# Limits of `top --interval`. With a shorter one `top` would mostly show its own load; for longer
-# ones there is cron.
+# Limits of `top --interval`. With a shorter one `top` would mostly show its own load; a longer one
+# is a task for cron.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
-"""The same of the extra `top`."""
+"""The same for the extra `top`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -353,7 +353,7 @@ class ApartCluster(Cluster):
 
 
 class _View(Cluster):
-    """What options() returns: shutting it down shuts its cluster down."""
+    """What options() returns. Its `shutdown` is that of its cluster."""
 
     _base: Cluster
 

@@ -33,7 +33,7 @@ _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
-# Associative and commutative, as far as floating point goes.
+# Associative and commutative, as far as floating-point numbers allow it.
 _UFUNCS = frozenset(
     {
         "fmax", "fmin", "gcd", "lcm", "hypot", "logaddexp", "logaddexp2", "logical_and",

@@ -1,10 +1,10 @@
 """Every limit of the library, in one place, with its price.
 
-Nothing in hoplite_mp grows, waits or retries without a bound. Every bound that somebody may want to
-set is a field here; one that nobody sets is a constant at the top of the file that keeps it. A
-field's name ends in its unit, `_max` after it where the value is a ceiling. An argument wins over
+Nothing in hoplite_mp grows, waits or retries without a bound. Every bound that a user may want to
+set is a field here; any other is a constant at the top of the file that keeps it. A field's name
+ends in its unit, followed by `_max` where the value is a ceiling. An argument takes precedence over
 the environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This module holds numbers
-only: it measures nothing and knows nobody who reads it.
+only: it measures nothing, and must never know which code reads them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def parse_size(text: str | int) -> int:
 
 
 class _Explained(type):
-    """Its classes' docs end with what stands below each field, read from the source when somebody
-    asks (`help`): written once, and nothing at import."""
+    """Appends the docstrings of a class's fields to its own. They are read from the source when
+    `__doc__` is read, as by `help`, so they cost nothing at import."""
 
     @property
     def __doc__(cls) -> str:  # type: ignore[override]
         own = cls.__dict__.get("__doc__") or ""
-        if not hasattr(cls, "__match_args__"):  # `dataclass`, which has just begun, asks
+        if not hasattr(cls, "__match_args__"):  # read by `dataclass`, which is still at work
             return own
         import ast
         import inspect
@@ -401,7 +401,7 @@ class Config(metaclass=_Explained):
         return cls(**values)
 
 
-# The smallest and the largest value of each field; what is not listed starts at 0, open above.
+# The smallest and the largest values. A field that is not listed is 0 or more, without a ceiling.
 _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
     "span_bytes": SPAN_BYTES_MIN,
@@ -421,7 +421,7 @@ _SMALLEST: dict[str, int] = {
 }
 _LARGEST: dict[str, int] = {
     "spin_us_max": 10_000,
-    "retries": 127,  # the attempt field of a header word has 8 bits, half of them in reserve
+    "retries": 127,  # a header word has 8 bits for the attempt; half of their values are spare
     "blocked_workers_max": 200,  # a host has 256 client slots
     "nested_depth_max": 200,
     "collective_refs_max": 32_768,
@@ -442,7 +442,7 @@ _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 
 
 def _check(name: str, kind: Any, value: object) -> None:
-    """One field: the type first, then the bounds."""
+    """Checks one field: first its type, then its bounds."""
     if value is None and "None" in kind:
         return
     if kind.startswith("str"):
@@ -486,7 +486,7 @@ def _allowed(name: str, kind: str) -> str:
 
 
 def _parse(name: str, kind: Any, variable: str) -> object:
-    """The value of an environment variable as its field's type; _check judges it later."""
+    """The value of an environment variable as its field's type; `_check` checks it later."""
     text = os.environ[variable].strip()
     if "None" in kind and text.lower() == "none":
         return None

@@ -124,7 +124,7 @@ class Ending:
                         with contextlib.suppress(Exception):
                             submitter.cancel(oid, force)
                 self._runtime.actors.kill_unheld()
-        finally:  # after a second Ctrl-C as well: nobody could end it later
+        finally:  # after a second Ctrl-C as well, because nothing else could end it later
             self._end()
 
     def _end(self) -> None:

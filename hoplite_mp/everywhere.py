@@ -220,6 +220,6 @@ def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, 
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Has the worker ended? What the function itself has raised has a cause, the worker's
-    traceback."""
+    """Has the worker ended? An exception that the function itself has raised has a cause, the
+    worker's traceback."""
     return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

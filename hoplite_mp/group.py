@@ -235,7 +235,7 @@ class Group(PeerCalls):
         self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
         if self._memory.client.usable:
             self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
-        leaves = self._runtime.task_leaves  # a new list: a loop may be running over the old one
+        leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._result = self._part = None
         if self._hosts is not None:

@@ -121,8 +121,8 @@ def join(arguments: argparse.Namespace) -> int:
         common["token"] = sys.stdin.readline().strip()
         threading.Thread(target=_until_the_end_of_input, daemon=True).start()
     else:
-        # By default `join` waits for other hosts only: what is missing on this host is an error at
-        # once, unless the user has given --wait.
+        # By default `join` waits for other hosts only. A token file that is missing on this host is
+        # an error at once, unless the user has given --wait.
         try:
             path = token_path(arguments.token_file)
             if arguments.wait is not None and path is not None:
@@ -194,7 +194,8 @@ def _take_part(
     again: bool = False,
 ) -> int:
     """Joins the cluster, and joins it again each time this host is lost, until the cluster ends.
-    again: even the first time, the host was a member before. Returns the exit code."""
+    again: the host was a member before, so even the first join is another one. Returns the exit
+    code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
         common["workers"] = min(cpu_count(), WORKERS_MAX)

@@ -149,7 +149,7 @@ class Inbox:
                 ask = GroupInbox(self._generation, self._rank, self._seen)
                 arrived, ended, gone, more = self._channel.call(ask).value
                 with self._lock:
-                    for one in arrived:  # after Ctrl-C in here, they are listed again
+                    for one in arrived:  # if Ctrl-C interrupts this, they are listed again
                         self._arrived[one[0]] = Arrived(*one)
                     if arrived:
                         self._seen = arrived[-1][0]

@@ -60,7 +60,7 @@ class Leading:
                 raise ValueError("reduce_scatter needs arrays of at least one dimension")
             if kind in REDUCTIONS:
                 return self._reduced(op, arrays)
-            self._result_dtype(op, arrays)  # only a check: each rank folds the parts that it needs
+            self._result_dtype(op, arrays)  # only a check, because each rank folds what it needs
         if kind in ("broadcast", "scatter"):
             return refs[root]
         return refs

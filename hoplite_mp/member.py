@@ -125,7 +125,7 @@ class HostsMember:
             )
         except (HopliteError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError):
             raise  # it was not sent
-        except BaseException as cause:  # a signal handler's: it may have been sent
+        except BaseException as cause:  # from a signal handler, so it may have been sent
             interrupted = cause
         sections = max(1, self.size - 1 if kind in ("broadcast", "reduce") else self.size)
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
@@ -183,13 +183,13 @@ class HostsMember:
         return payload, encoded.nbytes, encoded.nbytes
 
     def _write(self, payload: int, encoded: serial.Encoded, sections: int) -> BaseException | None:
-        """Copies the elements a round at a time, and tells the node of each round. Each node of the
-        call owns one of the sections, and every round has a part of each section, so all nodes
-        begin at once.
+        """Copies the elements a round at a time, and sends the node a message about each round.
+        Each node of the call owns one of the sections, and every round has a part of each section,
+        so all nodes begin at once.
 
         Returns what a signal handler has raised meanwhile; it is raised when all is written,
-        because others may be reading. Invariant: bytes of which the node was told are never written
-        again."""
+        because others may be reading. Invariant: bytes that were reported to the node are never
+        written again."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         nbytes = buffer.nbytes
         step = max(1, WRITE_ROUND_BYTES // sections)
@@ -199,7 +199,7 @@ class HostsMember:
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         due = time.monotonic()
         interrupted: BaseException | None = None
-        ranges: list[tuple[int, int]] = []  # written, but the node was not told yet
+        ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
         failures = 0
         while True:
             try:

@@ -299,7 +299,7 @@ class Messages(Calling):
                     )
                     thread.start()  # it waits for the lock; without a thread, this raises
                     self._later_thread = thread
-        except BaseException:  # nobody gets this Future, so its message is for others
+        except BaseException:  # the caller does not get this Future, so its message is for others
             future.cancel()
             self._settle(receive, None)
             raise

@@ -123,8 +123,9 @@ class PoolExecutor(TaskExecutor):
 
 
 def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
-    """Ends a pool. This process's queue to it is closed first: as soon as the node is told of the
-    end, the pool's number may be that of another pool, to which this process has a queue, too."""
+    """Ends a pool. This process's queue to it is closed first, because as soon as the node has
+    received ClosePool, the pool's number may be that of another pool, to which this process has a
+    queue, too."""
     if runtime.client.usable:
         runtime.submitter.close_queue(pool)
         runtime.channel.tell(ClosePool(pool, kill))
@@ -159,7 +160,7 @@ def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
     if os.getpid() == pid and runtime.client.usable:
         with contextlib.suppress(
             RuntimeError
-        ):  # no thread can be started: the pool ends with its cluster
+        ):  # no thread can be started, so the pool ends with its cluster
             _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
@@ -269,7 +270,7 @@ def spmd(
         peers = _start(runtime, places, 0, 0, True, own_it, env=env, demand=demand)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # for example, it does not pickle: no peer may wait for the others
+    except BaseException:  # for example, it does not pickle; no peer may wait for the others
         for future in futures:
             future.cancel(force=True)
         for one in opened:

@@ -110,7 +110,7 @@ class SmallCalls:
         return True
 
     def ring(self) -> None:
-        """Tells the engine that there is something on the board."""
+        """Wakes the engine, because there is something on the board."""
         bell = self._bell
         if bell is not None and bell.there():
             os.eventfd_write(bell.fd, 1)

@@ -19,8 +19,8 @@ __all__ = ["StopRequest"]
 
 
 class StopRequest:
-    """A signal's request that this process end. It is no exception, except inside `breaks`, where
-    code may be given up half way.
+    """A signal's request that this process end. It raises no exception, except inside `breaks`,
+    where code may be given up half way.
 
     It is not a threading.Event, because a signal's handler must not set one: the handler runs in
     the thread that waits, which may hold the event's lock at that moment, and would wait for
