@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING",
+    "OWNERS_WIDTH_MAX",
     "PREFIXES",
     "REDUCTIONS",
     "ROOTED",
@@ -32,6 +33,7 @@ __all__ = [
     "is_plain_array",
     "mask_of",
     "outs_of",
+    "section_bounds",
     "shortened",
 ]
 
@@ -47,6 +49,14 @@ SMALL_KINDS = (
     "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
 )  # fmt: skip
 SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+# Of a large allreduce: a host that owns a stripe sends it to all others. With k owners among n
+# hosts these are as many bytes as (n - 1) / k objects have, and no call begins without its late
+# hosts if that factor exceeds this. Higher: calls begin with fewer members present, and take
+# longer after the last one has called.
+OWNERS_WIDTH_MAX = 1.2
+# The fewest owners that section_bounds counts with: so many less than members. More: a large array
+# is written in shorter pieces.
+OWNERS_LATE_MAX = 2
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -60,6 +70,19 @@ class Nothing:
 
 
 NOTHING = Nothing()
+
+
+def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
+    """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
+
+    Each host that owns a stripe begins where its stripe does. Of an allreduce that has begun
+    without its last hosts the others own the stripes, so these begin elsewhere.
+    """
+    counts = [max(1, size - 1) if kind in ("broadcast", "reduce") else size]
+    if kind == "allreduce":
+        late = range(size - 1, size - 1 - OWNERS_LATE_MAX, -1)
+        counts += [owners for owners in late if owners * OWNERS_WIDTH_MAX >= size - 1 > 0]
+    return sorted({nbytes * i // owners for owners in counts for i in range(owners + 1)})
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:

@@ -18,7 +18,14 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.in_place import own_copy
-from hoplite_mp.contributions import PREFIXES, TARGETED, into, is_plain_array, outs_of
+from hoplite_mp.contributions import (
+    PREFIXES,
+    TARGETED,
+    into,
+    is_plain_array,
+    outs_of,
+    section_bounds,
+)
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
@@ -127,10 +134,9 @@ class HostsMember:
             raise  # it was not sent
         except BaseException as cause:  # from a signal handler, so it may have been sent
             interrupted = cause
-        sections = max(1, self.size - 1 if kind in ("broadcast", "reduce") else self.size)
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
         for payload, encoded in writing:
-            interrupted = self._write(payload, encoded, sections) or interrupted
+            interrupted = self._write(kind, payload, encoded) or interrupted
         if interrupted is not None:
             raise Interrupted from interrupted
         self._keep_own(kind, root, values, parts, gets)
@@ -182,19 +188,18 @@ class HostsMember:
         memory.client.write(payload, b"", encoded.buffers, encoded.offsets)
         return payload, encoded.nbytes, encoded.nbytes
 
-    def _write(self, payload: int, encoded: serial.Encoded, sections: int) -> BaseException | None:
+    def _write(self, kind: str, payload: int, encoded: serial.Encoded) -> BaseException | None:
         """Copies the elements a round at a time, and sends the node a message about each round.
-        Each node of the call owns one of the sections, and every round has a part of each section,
-        so all nodes begin at once.
+        Every round has a part of each section, and every host of the call begins to read where a
+        section begins, so all hosts begin at once.
 
         Returns what a signal handler has raised meanwhile; it is raised when all is written,
         because others may be reading. Invariant: bytes that were reported to the node are never
         written again."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
-        nbytes = buffer.nbytes
+        bounds = section_bounds(kind, self.size, buffer.nbytes)
+        sections, ends = len(bounds) - 1, bounds[1:]
         step = max(1, WRITE_ROUND_BYTES // sections)
-        bounds = [nbytes * i // sections for i in range(sections + 1)]
-        ends = bounds[1:]
         at = [max(0, begin - SECTION_OVERLAP_BYTES) for begin in bounds[:-1]]
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         due = time.monotonic()
@@ -207,7 +212,7 @@ class HostsMember:
                     if not ranges:
                         if pace:
                             time.sleep(max(0.0, due - time.monotonic()))
-                            due += step * sections / pace
+                            due += step * min(sections, self.size) / pace  # of each host
                         ranges, at = self._round(payload, buffer, offset, at, ends, step)
                         step = min(2 * step, max(1, WRITE_ROUND_BYTES_MAX // sections))
                     self._channel.tell(GroupWritten(payload, ranges))

@@ -16,6 +16,7 @@ from benchmarks.common import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.lan import Host, Lan
 
@@ -75,19 +76,25 @@ def bound_s(kind: str, nbytes: int, size: int, rate: float) -> float:
 
 
 @contextlib.contextmanager
-def cluster(lan: Lan, tls: bool, workers: int, memory: str) -> Iterator[str]:
-    """`hoplite-mp up` on the first host, and with workers a node on each; its address."""
+def cluster(
+    lan: Lan, tls: bool, workers: int, memory: str, *, tree: Path = ROOT, port: int = PORT
+) -> Iterator[str]:
+    """`hoplite-mp up` on the first host, and with workers a node on each; its address. `tree`: the
+    checkout that is run."""
+    env = {**ENV, "PYTHONPATH": str(tree)}
     options = ["--workers", str(workers), "--memory", memory, *([] if tls else ["--no-tls"])]
     command = [sys.executable, "-m", "hoplite_mp"]
     first = lan[0]
-    address = f"{first.address}:{PORT}"
+    address = f"{first.address}:{port}"
     up = first.popen([*command, "up", "--listen", address, *options],
-                     env=ENV, stdout=subprocess.PIPE, text=True)  # fmt: skip
+                     env=env, cwd=tree, stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert up.stdout is not None
     up.stdout.readline()
     others = list(lan)[1:] if workers else []
     joined = [
-        host.popen([*command, "join", address, *options], env=ENV, stdout=subprocess.DEVNULL)
+        host.popen(
+            [*command, "join", address, *options], env=env, cwd=tree, stdout=subprocess.DEVNULL
+        )
         for host in others
     ]
     yield address

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hoplite_mp.contributions import OWNERS_WIDTH_MAX
 from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide
 from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["decide_speculatively", "fill_in", "is_other", "lacks", "wait_s"]
 
-# An owner sends its stripe to all other nodes. With k owners among n nodes these are as many bytes
-# as (n - 1) / k objects have, and no attempt begins if that factor exceeds this. Higher: calls
-# begin with fewer members present, and take longer after the last one has called.
-WIDTH_MAX = 1.2
 BYTES_MIN = 4 << 20  # smaller calls are over before a member can be late
 # A member is late if it calls later than this share of the time that one transfer takes. Lower:
 # calls whose members arrive nearly together begin without the last ones, and take longer.
@@ -60,7 +57,7 @@ def decide_speculatively(
     missing = [rank for rank in expected if rank not in given]
     there = {members.nodes[rank] for rank in expected if rank in given}
     nodes = {members.nodes[rank] for rank in expected}
-    if not missing or len(there) < 2 or (len(nodes) - 1) / len(there) > WIDTH_MAX:
+    if not missing or len(there) < 2 or (len(nodes) - 1) / len(there) > OWNERS_WIDTH_MAX:
         return None
     first = next(iter(given.values()))
     if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
