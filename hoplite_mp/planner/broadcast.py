@@ -56,13 +56,15 @@ if TYPE_CHECKING:
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
 # served least. Higher: a slightly better parent in large clusters, for more of the manager's time.
 CANDIDATES_MAX = 8
-# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast.
-PARENTS_MAX = 4
+# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast. Each
+# owner of a broadcast to k receivers has 1/k of its up rate to spare, so a late receiver needs k of
+# them to fill its own link.
+PARENTS_MAX = 8
 # A further parent is taken while more than this part of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
 # A parent with less than this part of its up rate to spare takes from its other receivers what it
 # offers. Higher: late receivers find fewer parents with a rate to spare.
-SPARE_MIN = 0.25
+SPARE_MIN = 0.1
 # How many sources a spread names. More would only lengthen the message.
 SOURCES_NAMED_MAX = 16
 

@@ -1,4 +1,5 @@
-"""How long an allreduce takes after its last member has called, on real nodes in virtual time.
+"""What being late costs, on real nodes in virtual time: the last member of an allreduce, and a
+receiver that joins a running broadcast.
 
 Virtual time does not depend on the machine, so these figures may be compared with a bound.
 """
@@ -11,13 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from hoplite_mp.contributions import section_bounds
 from hoplite_mp.node.groups.speculative_start import WAIT_SHARE
 from hoplite_mp.simulation.cluster import runs
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
     from hoplite_mp.simulation.cluster.workload import Workload
 
@@ -27,12 +29,18 @@ NBYTES = 8 << 20
 CALLS = 2  # later ones are written to the store at a pace, because the speed of the first is known
 
 
-def seconds(monkeypatch: pytest.MonkeyPatch, apart_s: float) -> list[float]:
-    """Of each call, from the last member's call to the last member's result."""
+def play(monkeypatch: pytest.MonkeyPatch, hosts: int, begin: Callable[[Workload], None]) -> None:
+    """One run without faults, on equal links."""
     monkeypatch.setattr(runs, "_rates", lambda chance, count: iter([RATE] * count))
     monkeypatch.setattr(runs, "STORES", runs.STORES[:1])
     monkeypatch.setattr(runs, "DISKS", runs.DISKS[:1])
     monkeypatch.setattr(runs, "NARROW_RUNS", 0.0)
+    outcome = runs.run_seed(3, nodes=hosts, faults=False, begin=begin)
+    assert not outcome.failure, outcome.failure
+
+
+def seconds(monkeypatch: pytest.MonkeyPatch, apart_s: float) -> list[float]:
+    """Of each call, from the last member's call to the last member's result."""
     found = [0.0] * CALLS
 
     def member(rank: int, c: Any) -> None:
@@ -51,8 +59,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, apart_s: float) -> list[float]:
         for rank, host in enumerate(work.hosts()):
             work.program(host, f"rank {rank}", partial(member, rank))
 
-    outcome = runs.run_seed(3, nodes=MEMBERS, faults=False, begin=begin)
-    assert not outcome.failure, outcome.failure
+    play(monkeypatch, MEMBERS, begin)
     return found
 
 
@@ -68,6 +75,29 @@ def test_late_members_cost_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None
 def test_members_that_call_together_reach_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = seconds(monkeypatch, 0.0)
     assert max(taken) / (2 * 3 / 4 * NBYTES / RATE) < 1.03, taken
+
+
+@pytest.mark.parametrize("hosts", [4, 8])
+def test_a_late_receiver_of_a_broadcast_costs_one_transfer(
+    monkeypatch: pytest.MonkeyPatch, hosts: int
+) -> None:
+    """Each owner of a stripe has a part of its link to spare, and all of them together serve the
+    one that comes when a third of the bytes is there."""
+    found: list[float] = []
+
+    def driver(c: Any) -> None:
+        value = np.arange(NBYTES // 4, dtype=np.float32)
+        *others, last = c.nodes
+        ref = c.put(value)
+        spread = c.broadcast(ref, to=others)
+        time.sleep(NBYTES / RATE / 3)
+        begun = time.monotonic()
+        c.broadcast(ref, to=[last]).result(60)
+        found.append((time.monotonic() - begun) / (NBYTES / RATE))
+        spread.result(60)
+
+    play(monkeypatch, hosts, lambda work: work.program(work.hosts()[0], "driver", driver))
+    assert found[0] < 1.1
 
 
 def test_every_host_begins_to_read_where_a_section_begins() -> None:
