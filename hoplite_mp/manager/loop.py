@@ -62,6 +62,9 @@ OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest fram
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_LOOK_S = 0.1
+# How long a node may wait to join: longer than this host's own node may be late (OWN_S in
+# planner/restoring.py). Lower: it learns sooner that the node of the manager's host stands still.
+JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -73,6 +76,7 @@ class Link:
         self.stream = stream
         self.decoder = manager_decoder()
         self.joined = False
+        self.waits_until = 0.0  # if it waits to join
         self.admitted: NodeAdmitted | None = None
         self.near = True  # the node is on this host, so its end is always noticed
         self.role = "node"  # the role proved in the handshake
@@ -121,8 +125,7 @@ class Loop:
         self._credentials = b""
         self._beats: Beats[Link] | None = None
         self._own: Link | None = None  # to the node of this host, if this process serves it
-        # Nodes that wait to join: earlier members must be known, and this host's node must join
-        # first.
+        # Nodes that wait to join until earlier ones are known and this host's node has joined.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._letting_in = False
         self._packed: list[TreesPacked] = []  # by threads that plans have asked for
@@ -212,6 +215,7 @@ class Loop:
             if self._wake_at is not None and self._wake_at <= now:
                 self._carry_out(self._planner.tick(now))
             self._take_packed(now)
+        self._turn_away(sum(link.waits_until <= now for link, _ in self._newcomers))
         if self._beats is not None:
             self._look_at_beats(self._beats, now)
         if self._leadership is not None:
@@ -248,10 +252,7 @@ class Loop:
         away = leadership.turns_away(now, waits=self._planner.restoring is not None)
         if self._door is not None:
             self._door.not_now = frozenset({"node"}) if away else frozenset()
-        if away:  # those that wait call again, as those do that the door refuses
-            waiting, self._newcomers = self._newcomers, []
-            for newcomer, _ in waiting:
-                self._end(newcomer)
+        self._turn_away(len(self._newcomers) if away else 0)
 
     def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
         due, silent = beats.look(now)
@@ -298,6 +299,7 @@ class Loop:
             None if self._leadership is None else self._looked_at + LEADERSHIP_LOOK_S,
             None if self._door is None else self._door.deadline,
             None if self._beats is None else self._beats.wake_at,
+            self._newcomers[0][0].waits_until if self._newcomers else None,
         ]
         known = [at for at in times if at is not None]
         if not known:
@@ -334,6 +336,7 @@ class Loop:
         if isinstance(message, NodeJoined):
             link.joined = True
             if self._must_wait(link, now):
+                link.waits_until = now + JOIN_WAIT_S
                 self._newcomers.append((link, message))
                 if self._beats is not None and not link.near:
                     # Without beats the newcomer would take this manager for dead.
@@ -434,6 +437,12 @@ class Loop:
                     self._take(newcomer, joined)
         finally:
             self._letting_in = False
+
+    def _turn_away(self, count: int) -> None:
+        """Closes the connections of the first waiting nodes, which then call again, or give up."""
+        waiting, self._newcomers = self._newcomers[:count], self._newcomers[count:]
+        for newcomer, _ in waiting:
+            self._end(newcomer)
 
     def _flush(self) -> None:
         """Sends queued data, and gives up nodes that cannot take it. The end of a connection can

@@ -16,7 +16,7 @@ from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart
-from hoplite_mp.protocol.messages import Member, NodeLeaving
+from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLeaving
 from hoplite_mp.protocol.reports import NodeReturned
 from hoplite_mp.transport.stream import TcpStream
 
@@ -342,6 +342,32 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
         stage.wait(begun + MANAGER_ABSENT_S + BEAT_S - stage.now)
     assert not life.stopping
     stage.wait(MANAGER_ABSENT_S + BEAT_S)
+    assert life.stopping
+
+
+def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has heard beats: a manager that cannot let it in ends its wait."""
+    client: Any = SimpleNamespace(number=1, home=5)
+    life, network = Life(False), stage.management.network
+    first, second = stage.open(), stage.open()
+    monkeypatch.setattr(stage.above, "joining", lambda lives: NodeJoined(5, lives, 1))
+    monkeypatch.setattr(network, "connect", lambda: stage.admission(first, 4))
+    management = Management(stage.loop, client, life, None, stage.above)
+    management.network = network
+    management.join()
+    first.sock.close()
+    stage.turn()
+    (called,) = stage.manager_calls
+    called(stage.admission(second, 4))
+    assert second.hear() == [NodeJoined(5, 1, 1)]
+    stage.wait(20 * SILENCE_S, second)
+    assert not life.stopping
+    second.sock.close()
+    stage.turn()
+    why = "the manager has not let this node in: the other side closed the connection"
+    assert management.join_error == ("ManagerLostError", why)
     assert life.stopping
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hoplite_mp.manager.beats import Beats
 from hoplite_mp.manager.leadership import PATIENT_S, Leadership
-from hoplite_mp.manager.loop import Link, Loop
+from hoplite_mp.manager.loop import JOIN_WAIT_S, Link, Loop
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.restoring import RESTORE_S
 from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
@@ -215,6 +215,39 @@ def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage:
     stage.wait(4 * BEAT_S)
     assert link not in stage.loop._links
     assert not stage.loop._newcomers
+
+
+def test_a_newcomer_at_whom_something_fails_does_not_keep_out_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.join(near=True)
+    second, third = stage.join(), stage.join()
+    stage.beat(second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    stage.join(), stage.join()
+
+    def fail(*_: Any) -> None:
+        raise LookupError("a mistake in the planner")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.loop._planner, "step", fail)
+        with pytest.raises(LookupError):
+            stage.beat(second)
+    stage.beat(second)
+    assert stage.loop._planner.membership.is_living(3)
+    assert not stage.loop._newcomers
+
+
+def test_nobody_waits_for_ever_for_a_manager_that_hears_nothing_of_its_own_node() -> None:
+    """It was started again, and does not know yet which term it is in."""
+    with contextlib.closing(Stage(again=True)) as stage:
+        stage.connect(near=True)
+        stage.join()
+        ((link, _),) = stage.loop._newcomers
+        stage.wait(JOIN_WAIT_S - BEAT_S)
+        assert link in stage.loop._links
+        stage.wait(2 * BEAT_S)
+        assert link not in stage.loop._links
 
 
 def test_many_newcomers_are_let_in_at_once(stage: Stage) -> None:

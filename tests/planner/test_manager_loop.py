@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from hoplite_mp.manager.loop import Loop
+from hoplite_mp.manager.loop import JOIN_WAIT_S, Loop
 from hoplite_mp.manager.main import main
 from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.restoring import OWN_S
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.reports import NodeReturned, Reported
@@ -60,6 +61,13 @@ class Stage:
         self.nodes.append(Node(ours))
         return self.nodes[-1]
 
+    def call(self) -> Node:
+        """A node of another host."""
+        ours, theirs = socket.socketpair()
+        self.loop.serve(TcpStream(theirs, 1 << 20), near=False)
+        self.nodes.append(Node(ours))
+        return self.nodes[-1]
+
     def close(self) -> None:
         for node in self.nodes:
             node.sock.close()
@@ -88,10 +96,7 @@ def test_the_node_of_this_host_is_the_first(stage: Stage) -> None:
     """Whoever may decide is counted by its number: a host that calls while `up` is still beginning
     must not get it."""
     own = stage.connect()
-    ours, theirs = socket.socketpair()
-    stage.loop.serve(TcpStream(theirs, 1 << 20), near=False)
-    other = Node(ours)
-    stage.nodes.append(other)
+    other = stage.call()
     other.say(m.NodeJoined(71, 1, 2))
     stage.loop.turn()
     own.say(m.NodeJoined(70, 1, 2))
@@ -99,6 +104,26 @@ def test_the_node_of_this_host_is_the_first(stage: Stage) -> None:
     told = [node.decoder.feed(node.sock.recv(1 << 20)) for node in (own, other)]
     numbers = [one.node for said in told for one in said if isinstance(one, m.NodeAdmitted)]
     assert numbers == [0, 1]
+
+
+def test_nobody_waits_for_ever_for_the_node_of_this_host(stage: Stage) -> None:
+    """It stood still when the manager was started again, and says nothing. Newcomers hear beats
+    meanwhile, so they take nobody for dead."""
+    assert JOIN_WAIT_S > OWN_S  # a node that is only late is waited for
+    own, early, late = stage.connect(), stage.call(), stage.call()
+    for node, home in (early, 71), (late, 72):
+        node.say(m.NodeJoined(home, 1, 2))
+        stage.loop.turn()
+        stage.now += JOIN_WAIT_S / 2
+    assert stage.loop._timeout() == 0
+    stage.loop.turn()
+    assert early.sock.recv(1) == b""
+    assert stage.loop._timeout() == JOIN_WAIT_S / 2
+    own.say(m.NodeJoined(70, 1, 2))
+    stage.loop.turn()
+    admitted = late.decoder.feed(late.sock.recv(1 << 20))
+    assert [type(one) for one in admitted] == [m.NodeAdmitted]
+    assert stage.loop._timeout() is None
 
 
 def test_a_deadline_ends_the_wait(stage: Stage) -> None:
