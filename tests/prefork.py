@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Template", "preforked"]
 
@@ -79,9 +79,17 @@ class Forked(subprocess.Popen[bytes]):
 class Template:
     """The process that forks, as its parent sees it."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        constants: dict[str, float] | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        """constants: values that its supervisors and their children have for these names of limits
+        ("hoplite_mp.supervisor.managing.PATIENCE_S"). prepare: is called in the new process before
+        its program is executed."""
         self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.conditions = conditions()
+        self.constants = constants or {}
         self._lock = threading.Lock()
         with other:
             self.process = subprocess.Popen(
@@ -89,6 +97,7 @@ class Template:
                 pass_fds=[other.fileno()],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
+                preexec_fn=prepare,
             )
 
     def run(self, command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
@@ -96,7 +105,8 @@ class Template:
         what the supervisor has to do."""
         if conditions() != self.conditions:
             return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
-        asked = json.dumps({"fds": fds, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+        inherited = {"fds": fds, "env": dict(os.environ), "cwd": os.getcwd()}
+        asked = json.dumps({**inherited, "constants": self.constants}).encode()
         with self._lock:
             socket.send_fds(self.line, [asked], [1, 2, *fds])
             said = self.line.recv(MESSAGE_BYTES_MAX)
@@ -111,11 +121,14 @@ class Template:
 
 
 @contextlib.contextmanager
-def preforked() -> Iterator[None]:
-    """All clusters that this process starts meanwhile have a supervisor of the template."""
+def preforked(
+    constants: dict[str, float] | None = None, prepare: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """All clusters that this process starts meanwhile have a supervisor of a template that is made
+    with these arguments."""
     from hoplite_mp.client import launch
 
-    template, before = Template(), launch.run_boot
+    template, before = Template(constants, prepare), launch.run_boot
     launch.run_boot = template.run
     try:
         yield
@@ -167,6 +180,10 @@ def supervise(asked: dict[str, Any], received: list[int]) -> None:
     from hoplite_mp.supervisor import boot, main
 
     take_place(asked, received)
+    for name, value in asked["constants"].items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), constant), name
+        setattr(importlib.import_module(module), constant, value)
     main.main(msgspec.msgpack.decode(boot.read(asked["fds"][-1]), type=Start))
 
 
