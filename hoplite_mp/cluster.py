@@ -111,6 +111,8 @@ class Cluster(
     -----
     Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels tasks that
     wait, interrupts those that run, and kills what has not ended after `Config.cancel_grace_s`.
+    Calls of actors are not interrupted: they may end within that time, or are killed without
+    their `finally`.
 
     Examples
     --------

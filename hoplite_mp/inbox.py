@@ -36,10 +36,13 @@ class Arrived(NamedTuple):
 class Receive:
     """One receive that waits. `source`, `tag`: None for any."""
 
-    def __init__(self, source: int | None, tag: int | None, deadline: int) -> None:
+    def __init__(
+        self, source: int | None, tag: int | None, deadline: int, timeout: float | None = None
+    ) -> None:
         self.source = source
         self.tag = tag
         self.deadline = deadline
+        self.timeout = timeout  # seconds from which the deadline was made
         self.found: Arrived | None = None
         self.ended: tuple[int, ...] = ()  # `Inbox.ended` when it was posted
         # For a receive of `recv_async`, for which another thread waits.
@@ -57,6 +60,11 @@ class Receive:
     def __str__(self) -> str:
         source = "any rank" if self.source is None else f"rank {self.source}"
         return f"a message from {source}" + ("" if self.tag is None else f" with tag {self.tag}")
+
+    @property
+    def is_late(self) -> str:
+        """The text of the error if no message comes in time."""
+        return f"{self} has not come" + (f" within {self.timeout:g} s" if self.timeout else "")
 
 
 class Inbox:

@@ -149,9 +149,7 @@ class Messages(Calling):
         receive = self._receive(source, tag, timeout)
         try:
             self._post(receive)
-            self._wait(
-                lambda: self._arrives(receive), receive.deadline, lambda: f"{receive} has not come"
-            )
+            self._wait(lambda: self._arrives(receive), receive.deadline, lambda: receive.is_late)
             sender = receive.found.source if receive.found is not None else -1
             value = self._inbox.take(receive)
         finally:
@@ -243,7 +241,7 @@ class Messages(Calling):
 
         try:
             self._post(receive, probes=True)
-            self._wait(look, receive.deadline, lambda: f"{receive} has not come")
+            self._wait(look, receive.deadline, lambda: receive.is_late)
         except HopliteTimeoutError:
             return None
         finally:
@@ -317,9 +315,10 @@ class Messages(Calling):
 
     def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
         """A Receive that is not posted yet. ValueError, TypeError: an argument is wrong."""
-        deadline = deadline_ns(self._timeout if timeout is None else timeout)
+        seconds = self._timeout if timeout is None else timeout
+        deadline = deadline_ns(seconds)
         rank = None if source is None else self._rank(source, "source")
-        return Receive(rank, None if tag is None else _tag(tag), deadline)
+        return Receive(rank, None if tag is None else _tag(tag), deadline, seconds)
 
     def _rank(self, rank: Any, name: str) -> int:
         number = whole(rank)
@@ -438,7 +437,7 @@ class Messages(Calling):
             elif why:
                 self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
             elif receive.deadline <= time.monotonic_ns():
-                text = f"group {self.name!r}: {receive} has not come"
+                text = f"group {self.name!r}: {receive.is_late}"
                 self._settle(receive, HopliteTimeoutError(text))
             return
         if not future.set_running_or_notify_cancel():

@@ -168,3 +168,14 @@ def test_blocks_say_what_they_are(page: Path) -> None:
 def test_they_were_found() -> None:
     assert len(PROGRAMS) > 5
     assert len(SHELL_LINES) > 5
+
+
+def test_the_changes_that_contributors_are_shown_fit_the_files() -> None:
+    """Each unchanged line of a diff stands in a file that the page names."""
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    named = [ROOT / name for name in re.findall(r"`(hoplite_mp/[\w/]+\.py)`", page)]
+    lines = {line.strip() for file in named for line in file.read_text().splitlines()}
+    diffs = re.findall(r"^ *```diff\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    kept = [line.strip() for diff in diffs for line in diff.splitlines() if line[3:4] == " "]
+    assert kept
+    assert lines.issuperset(kept)

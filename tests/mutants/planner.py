@@ -77,8 +77,8 @@ MUTANTS = (
         "hoplite_mp/planner/reduce.py",
         (
             "            if request is not None and isinstance(end, Forget):\n"
-            "                end = None  # of one who took part no more: who asked still "
-            "waits\n"
+            "                end = None  # from a node that takes no part any more; the "
+            "requester still waits\n"
         ),
         "",
         (
