@@ -120,7 +120,7 @@ class Actor:
         return f"<Actor{name} {about.class_name} {_identity_of(self).id}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (_identity_of(self), tuple(_about_of(self)))
+        return _arrived, (_identity_of(self), _about_of(self).plain)
 
     def __del__(self) -> None:
         # Calls that have ended hold the actor until this process has taken note of their ends.
@@ -217,7 +217,7 @@ def _handle(identity: ObjectRef[Any], about: About) -> Actor:
 
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
     """Rebuilds a handle that was pickled; pickles name this function."""
-    return _handle(identity, About(*about))
+    return _handle(identity, About.of(about))
 
 
 def _methods_of(cls: type) -> frozenset[str]:

@@ -61,6 +61,24 @@ class About(NamedTuple):
     concurrency: int = 1
     buffersize: int | None = None
 
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """What is pickled: equal bytes for equal handles, in every process, because the order of a
+        set of names differs from process to process."""
+        return tuple(
+            tuple(sorted(value)) if isinstance(value, frozenset) else value for value in self
+        )
+
+    @classmethod
+    def of(cls, plain: tuple[Any, ...]) -> About:
+        """What `plain` was made from."""
+        one = cls(*plain)
+        return one._replace(
+            methods=frozenset(one.methods),
+            asyncs=frozenset(one.asyncs),
+            streams=frozenset(one.streams),
+        )
+
 
 class ActorSetup(NamedTuple):
     """What an actor's process makes its object from, each time that it starts."""
@@ -134,7 +152,7 @@ class Actors:
         ask = functools.partial(
             OpenActor,
             memory.local_id(setup),
-            pickle.dumps(tuple(about), 5),
+            pickle.dumps(about.plain, 5),
             about.class_name,
             about.name,
             about.restarts,
@@ -184,7 +202,7 @@ class Actors:
         if said is None:
             return None
         _, about, identity = said
-        return ObjectRef(identity, hold), About(*pickle.loads(about))
+        return ObjectRef(identity, hold), About.of(pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
         """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the

@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         "exports-again-keeps-the-last-asker",
         "hoplite_mp/node/objects/exports.py",
-        "self.again.setdefault(oid, set()).add((peer, message.object, message.number))",
-        "self.again[oid] = {(peer, message.object, message.number)}",
+        "asks = self.again.setdefault(oid, {})",
+        "asks = self.again[oid] = {}",
         (
             "Every host that reads a lost result gets its value once the home has made it "
             "again; here the host that asked first is forgotten as soon as another one "

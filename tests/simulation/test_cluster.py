@@ -20,7 +20,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_AT_A_TIME = 40, 20
-REPLAYED = (7, 25)
+REPLAYED = (7, 25, 700039, 700042)
 SECONDS_MAX = 280.0
 PLAY = """
 import dataclasses, json, logging

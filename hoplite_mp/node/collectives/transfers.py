@@ -71,7 +71,8 @@ class Transfers:
         # Epoch of a plan -> until when it waits for room, to receive or to serve.
         self.roomless: dict[int, float] = {}
         self.unserved: dict[int, float] = {}
-        self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
+        # Objects of other hosts that the manager knows to be here, in the order of their arrival.
+        self.copies: dict[bytes, None] = {}
 
     # -- fetching remote objects ---------------------------------------------------------------
 
@@ -120,12 +121,12 @@ class Transfers:
         """Notes that the manager is told of a whole copy here, and must be told when that is gone.
         An object of this host is not noted, because the manager need not be told of its end."""
         if ids.unpack_id(object_id)[0] != self.client.home:
-            self.copies.add(object_id)
+            self.copies[object_id] = None
 
     def dropped(self, object_id: bytes) -> None:
         """Tells the manager that the copy of another host's object is gone."""
         if object_id in self.copies:
-            self.copies.discard(object_id)
+            del self.copies[object_id]
             self.send_manager(CopyDropped(self.client.number, object_id))
 
     # -- the manager's plans -------------------------------------------------------------------

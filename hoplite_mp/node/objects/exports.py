@@ -86,7 +86,7 @@ class Exports:
         # Objects that are not done, by the bucket in which a process announces that one is.
         self._watched: dict[int, set[int]] = {}
         # Absent object -> imports that wait for it: (host id, object, number of the import).
-        self.again: dict[int, set[tuple[int, bytes, int]]] = {}
+        self.again: dict[int, dict[tuple[int, bytes, int], None]] = {}
 
     def acquire(self, peer: int, message: Acquire) -> None:
         """Another host holds an object of this host from now on."""
@@ -131,7 +131,8 @@ class Exports:
         """Another host asks for an object of this host of which it knows no living holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
-            self.again.setdefault(oid, set()).add((peer, message.object, message.number))
+            asks = self.again.setdefault(oid, {})
+            asks[peer, message.object, message.number] = None
         elif oid:
             self.send(peer, self.describe(oid, message.object, message.number))
         else:
