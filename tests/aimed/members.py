@@ -119,23 +119,26 @@ def survives_leader(a: Aim) -> None:
 
 
 def part_of_the_dead(a: Aim) -> None:
-    """Parts of a rank that dies are kept until all have read them."""
-    a.must(crawl=1, kill=1)
-    X, (L,) = a.hosts[0], a.some(1)
+    """Parts of a rank that dies are kept until all have read them: the leading host has not heard
+    of the death when it commits the call."""
+    a.must(crawl=1, kill=1, cut=1)
+    X, L = a.some(2)
     names = ["rank 0", "rank 1", "rank 2"]
 
     def member(rank: int, c: Any) -> None:
         with c.group("dead", 3, rank) as g:
             g.barrier()
             if rank == 0:
-                a.crawl(L)
+                a.crawl(X)
 
                 def strike(s: int, r: int) -> bool:
                     if s != X.place:
                         return True
                     for process in X.programs:
                         if process.name == "rank 2" and process.alive:
+                            a.cut(a.hosts[0], L, 1.5)
                             a.kill(X, process)
+                            a.say("killed")
                     return False
 
                 a.trap("GroupDone", strike, arrives=False)
@@ -146,8 +149,14 @@ def part_of_the_dead(a: Aim) -> None:
                 if got[one] is None or (got[one] != one).any():
                     raise WrongBytes(f"{g.contributors} but {got}")
 
+    def look(c: Any) -> None:
+        a.hear("killed")
+        time.sleep(0.3)
+        c.stats()  # the node frees what only dead processes have held
+
     for rank, host in enumerate((L, X, X)):
         a.run(host, names[rank], partial(member, rank), rank < 2)
+    a.run(X, "look", look)
 
 
 def doze(a: Aim) -> None:

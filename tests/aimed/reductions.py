@@ -132,22 +132,25 @@ def tree(a: Aim) -> None:
 
 
 def two_holders(a: Aim) -> None:
-    """A reduction's source has two holders, of which one dies."""
+    """A reduction's source has two holders, of which one dies: it stays among the first that are
+    ready."""
     a.must(die=1)
     H, K, D = a.some(3)
     salt = a.work.salt()
-    leaves = [Leaf(salt, i, 20_000) for i in range(2)]
+    leaves = [Leaf(salt, i, 20_000) for i in range(3)]
 
     def ask(c: Any) -> None:
         one = a.work.ref(c, "s0")
-        two = c.submit(make_once_more, leaves[1], 0.5).ref
+        here = c.options(node=f"h{D.number}")
+        later = [here.submit(make_once_more, leaves[i], 0.5 * i).ref for i in (1, 2)]
         c.wait([one])
-        total = c.reduce([one, two])
+        total = c.reduce([one, *later], num=2)
         time.sleep(0.1)
         a.die(K)
         value = a.work.value(c, total, "two holders")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
             raise WrongBytes("two holders")
+        c.wait(later)
         a.say("over")
 
     a.offer(H, leaves[0], "s0", to=K)
