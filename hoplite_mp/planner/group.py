@@ -226,6 +226,7 @@ class Groups:
         there = {one.node for one in held}
         for group in list(self.groups.values()):
             self._give_back_unheard(group, held, unread)
+            sends += self._tell_unheard(group, held)
             there.update(member.identity.node for member in group.members.values())
             for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
                 if node is not None and node not in there and group.shown is not None:
@@ -254,6 +255,19 @@ class Groups:
                 group.nodes.add(node)
                 # It is sent to the node as new that the group is formed.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
+
+    def _tell_unheard(self, group: Group, held: Sequence[GroupHeld]) -> list[Send]:
+        """Sends the version of a formed group to those of its nodes that have never received one,
+        and whose members have no request left, because they have died. Such a node is told of its
+        members' ends like any other, and then says that nothing more comes from them; receivers on
+        other hosts wait for that."""
+        shown = group.shown
+        if shown is None or not shown.formed:
+            return []
+        heard = {one.node for one in held if one.shown.name == group.name}
+        unheard = {node for node in shown.nodes if node is not None} - heard - group.nodes
+        group.nodes |= unheard
+        return [(node, shown) for node in sorted(unheard)]
 
     def _give_back(
         self, group: Group, node: int, left: Sequence[int], unread: list[GroupJoinRequested]

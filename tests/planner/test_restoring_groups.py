@@ -34,6 +34,21 @@ def test_a_member_that_died_meanwhile() -> None:
     assert all(one.alive == 1 and one.version > shown.version for _, one in sends)
 
 
+def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
+    """Its host has to say that nothing comes from it, because the others wait for that before they
+    are told that its rank is gone; for that the host must know of the group."""
+    cluster = Cluster()
+    shown = cluster.group()
+    assert shown.formed
+    cluster.die()
+    reports = nothing() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),)}
+    sends = [send for send in cluster.back(reports) if isinstance(send[1], m.GroupMembers)]
+    assert sends[0] == (1, shown)
+    later = {node: one for node, one in sends[1:]}
+    assert later.keys() == {0, 1}
+    assert all(one.nodes == (0, None) and one.former == (1,) for one in later.values())
+
+
 def test_a_change_of_which_not_all_have_heard() -> None:
     cluster = Cluster()
     first = cluster.group()
