@@ -19,8 +19,15 @@ if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
 __all__ = [
-    "doze", "former", "founder", "letters", "newest", "part_of_the_dead", "survives_leader",
-]  # fmt: skip
+    "doze",
+    "former",
+    "founder",
+    "letters",
+    "newest",
+    "part_of_the_dead",
+    "survives_leader",
+    "unheard",
+]
 
 
 def letters(a: Aim) -> None:
@@ -191,3 +198,33 @@ def newest(a: Aim) -> None:
 
     for rank, host in enumerate((A, B, C)):
         a.run(host, f"rank {rank}", partial(member, rank))
+
+
+def unheard(a: Aim) -> None:
+    """Nobody waits for messages of a member that has died before its host heard that it was one,
+    because the manager died as well."""
+    a.must(cut=1, kill=1, manager=1)
+    A, B = a.some(2)
+
+    def come(s: int, r: int) -> bool:
+        if s != B.place:
+            return True
+        a.cut(a.hosts[0], B, 0.3)
+        a.late(0.1, a.lose_manager)
+        for process in B.programs:
+            if process.name == "rank 1":
+                a.late(0.2, a.kill, B, process)
+        return False
+
+    def receive(c: Any) -> None:
+        with c.group("unheard", 2, 0) as g, contextlib.suppress(PeerLostError):
+            g.recv(source=1)
+
+    def send(c: Any) -> None:
+        time.sleep(0.2)
+        a.trap("GroupJoinRequested", come)
+        with c.group("unheard", 2, 1):
+            time.sleep(99)
+
+    a.run(A, "rank 0", receive)
+    a.run(B, "rank 1", send, False)

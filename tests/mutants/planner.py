@@ -249,6 +249,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "group-restart-overlooks-the-unheard",
+        "hoplite_mp/planner/group.py",
+        "        return [(node, shown) for node in sorted(unheard)]",
+        "        return []",
+        (
+            "A member that died before its host heard that it was one is gone for all; here "
+            "its host does not know of the Group, never says that nothing more comes from it, "
+            "and receivers hang."
+        ),
+    ),
+    Mutant(
         "group-members-one-founder-has-come",
         "hoplite_mp/planner/group_members.py",
         "self.come |= 1 << rank",
