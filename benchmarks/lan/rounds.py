@@ -80,7 +80,8 @@ def timed(ranks: Rank, kind: str, nbytes: int, turn: int) -> tuple[float, float]
     if kind.startswith(STREAK):
         return streak(ranks, kind.removeprefix(STREAK), nbytes, turn), 0.0
     call = ranks.prepared(kind, part(kind, ranks.rank, nbytes, turn))
-    # Before the barrier, because it takes as long as a small call, and a rank is late by that.
+    ranks.barrier()  # others may still make their data, which would count as the call's
+    # Before another barrier, because it takes as long as a small call, and a rank is late by that.
     used = processor_s() if ranks.rank == 0 else 0.0
     ranks.barrier()
     begun = time.perf_counter()
