@@ -125,7 +125,8 @@ cdef class _Held:
     def __dealloc__(self):
         if self.has_buffer:
             PyBuffer_Release(&self.buffer)
-        free(self.cell)
+        if self.cell != NULL:
+            cell_free(self.cell)
 
 
 @cython.final

@@ -81,12 +81,47 @@ struct cell *cell_new(const struct engine *engine, uint64_t number, void *bytes,
     return cell;
 }
 
+void cell_free(struct cell *cell) {
+    free(cell->checksums);
+    free(cell);
+}
+
 /* How far a block reaches that begins at `from`: to the next whole block, or to the end. Counted
  * from the cell's begin, so that a pull that went on in the middle of a block is soon in step with
  * what comes in: no byte waits for more than the block that it lies in. */
 uint64_t cell_goal(const struct cell *cell, uint64_t from) {
     const uint64_t goal = (from / cell->block_bytes + 1) * cell->block_bytes;
     return goal < cell->nbytes ? goal : cell->nbytes;
+}
+
+/* ---- Checksums ---------------------------------------------------------------------------------
+ * Many peers may pull one block. What a fold has written, and what a peer's checksum has shown to be
+ * right, does not change any more, so its checksum is computed once, and a relay passes on the one
+ * that it has verified: what is spoiled in this host's memory meanwhile is seen by its receivers. An
+ * array that its owner gives where it lies may change, so there the checksum is computed each time.
+ */
+enum { CHECKSUM_KNOWN = 32 }; /* the bit above a checksum that is known */
+
+/* NULL if that is not a whole block of the cell. */
+static uint64_t *checksum_of(struct cell *cell, uint64_t from, uint32_t length) {
+    if (from % cell->block_bytes || from + length != cell_goal(cell, from)) return NULL;
+    if (!cell->checksums)
+        cell->checksums = engine_memory((cell->nbytes / cell->block_bytes + 1) * sizeof(uint64_t));
+    return &cell->checksums[from / cell->block_bytes];
+}
+
+void cell_keep_checksum(struct cell *cell, uint64_t from, uint32_t length, uint32_t checksum) {
+    if (!cell->has_key) return; /* nobody pulls from it */
+    uint64_t *known = checksum_of(cell, from, length);
+    if (known) *known = 1ull << CHECKSUM_KNOWN | checksum;
+}
+
+uint32_t cell_checksum(struct cell *cell, uint64_t from, uint32_t length) {
+    uint64_t *known = cell->checksums || cell->folded ? checksum_of(cell, from, length) : NULL;
+    if (known && *known >> CHECKSUM_KNOWN) return (uint32_t)*known;
+    const uint32_t checksum = crc32c(0, cell->bytes + from, length);
+    if (known && cell->folded) *known = 1ull << CHECKSUM_KNOWN | checksum;
+    return checksum;
 }
 
 /* Who has waited for the key is served. Python has seen to it that no open cell has the same. */

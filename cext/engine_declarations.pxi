@@ -88,6 +88,7 @@ cdef extern from "engine_state.h" nogil:
     event_t *engine_take(engine_t *engine)
     bint engine_step(engine_t *engine)
     void engine_stop(engine_t *engine)
+    void cell_free(cell_t *cell)
     cell_t *cell_new(const engine_t *engine, uint64_t number, void *bytes, uint64_t nbytes,
                      uint64_t watermark, const frame_key *key)
     link_t *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,

@@ -147,7 +147,7 @@ static void next_block(struct engine *engine, struct link *link, struct serve *s
         .pull = serve->number,
         .offset = serve->next,
         .end = serve->end,
-        .block_crc = link->checksum ? crc32c(0, link->out_block, length) : 0,
+        .block_crc = link->checksum ? cell_checksum(cell, serve->next, length) : 0,
     };
     serve->next += length;
     chain_remove(&serve->in_ready);
@@ -269,6 +269,8 @@ static const char *end_block(struct engine *engine, struct link *link) {
     }
     struct cell *cell = pull->cell;
     const uint64_t next = pull->next;
+    if (cell && link->checksum)
+        cell_keep_checksum(cell, link->in.offset, link->in.length, link->in_crc);
     if (next == pull->end) pull_end(pull);
     if (cell) cell_raise(engine, cell, next);
     return NULL;

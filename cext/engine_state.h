@@ -111,6 +111,7 @@ struct cell {
     bool has_key, told, closing;
     bool folded;         /* a fold fills it, or has begun to */
     uint32_t holds;      /* threads that drive a link and have its memory in their hands */
+    uint64_t *checksums; /* of its blocks; 0: not known. NULL: of none */
     struct spot *spot;   /* if it has a key */
     struct pull *pull;   /* what fills it now; not both */
     struct fold *fold;
@@ -316,7 +317,10 @@ void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none 
 /* engine_cells.c */
 struct cell *cell_new(const struct engine *engine, uint64_t number, void *bytes, uint64_t nbytes,
                       uint64_t watermark, const struct frame_key *key);
+void cell_free(struct cell *cell);
 uint64_t cell_goal(const struct cell *cell, uint64_t from);
+uint32_t cell_checksum(struct cell *cell, uint64_t from, uint32_t length);
+void cell_keep_checksum(struct cell *cell, uint64_t from, uint32_t length, uint32_t checksum);
 void cell_open(struct engine *engine, struct cell *cell);
 void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark);
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark);
