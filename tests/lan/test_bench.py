@@ -112,7 +112,7 @@ class Alone:
         self.barriers += 1
 
     def prepared(self, kind: str, mine: Any) -> Callable[[], Any]:
-        turn, more = divmod(self.barriers, 2)  # one before the call, one before its check
+        turn, more = divmod(self.barriers, 3)  # two before the call, one before its check
         assert not more
         parts = [part(kind, rank, NBYTES, turn) for rank in range(self.size)]
         assert np.array_equal(parts[self.rank], mine)
