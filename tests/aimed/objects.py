@@ -10,7 +10,7 @@ from hoplite_mp.simulation.cluster.programs import HANGS_S
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["carried", "kept", "orphans", "orphans_twice"]
+__all__ = ["carried", "kept", "met_too_late", "orphans", "orphans_twice"]
 
 
 def carried(a: Aim) -> None:
@@ -180,3 +180,51 @@ def orphans_twice(a: Aim) -> None:
     a.run(first, "keep", keep, False)
     a.run(second, "keep", keep)
     a.run(a.hosts[0], "meet", meet)
+
+
+def met_too_late(a: Aim) -> None:
+    """An object of a dead owner is met on a host that has not heard who owns it now, after the
+    manager has told the new owner and has died."""
+    a.must(die=1, cut=1, manager=1)
+    H, Q = a.some(2)
+    K = a.hosts[0]  # the manager's own host, which always hears its words
+    leaf = a.leaf(3000)
+
+    def put(c: Any) -> None:
+        ref, other = c.put(leaf.array()), c.put(leaf.array())
+        a.work.board.publish("other", other._id)
+        a.work.board.publish("orphan", ref._id)
+        time.sleep(99)
+
+    def keep(c: Any) -> None:
+        value = a.read(c, leaf, "orphan")
+        a.say("kept")
+        a.hear("over")
+        del value
+
+    def meet(c: Any) -> None:
+        other = a.work.ref(c, "other")  # so the manager will have something to tell this host
+        a.hear("kept")
+        time.sleep(0.05)
+        a.trap("HoldingsReported", named)
+        a.die(H)
+        a.hear("lost")
+        time.sleep(0.01)
+        a.read(c, leaf, "orphan")
+        a.say("over")
+        del other
+
+    reported: set[int] = set()
+
+    def named(s: int, r: int) -> bool:
+        reported.add(s)
+        if len(reported) < len(a.hosts) - 1:
+            return True
+        a.cut(a.hosts[0], Q, 0.3)  # the manager's answer does not get through
+        a.late(0.01, a.lose_manager)
+        a.late(0.011, a.say, "lost")
+        return False
+
+    a.run(H, "put", put, False)
+    a.run(K, "keep", keep)
+    a.run(Q, "meet", meet)

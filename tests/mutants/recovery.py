@@ -38,6 +38,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "owners-reported-import-is-not-acquired",
+        "hoplite_mp/node/recovery/owners.py",
+        "if one.number and (one.number != number or not one.described):",
+        "if one.number and one.number != number:",
+        (
+            "A process that meets an object after its new home has taken over can read it, even if "
+            "its host hears of that home from the next manager only; here that home is not asked, "
+            "and the reader hangs."
+        ),
+    ),
+    Mutant(
         "holdings-are-not-held",
         "hoplite_mp/node/recovery/holdings.py",
         "        self.hold(lost, self.of(home))\n",

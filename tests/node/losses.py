@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -278,8 +278,9 @@ class LossNetwork(Network):
             if number in self.members:
                 self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
 
-    def restart_manager(self) -> None:
-        """Another one, which knows what the nodes tell it."""
+    def restart_manager(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Another one, which knows what the nodes tell it. meanwhile: called when all have said
+        what they know, before any of them is admitted."""
         self.no_manager = False
         self.planner = Planner(again=True)
         numbers = len(self.sides)
@@ -288,6 +289,8 @@ class LossNetwork(Network):
             self.to_manager(NodeReturned(side.number, 0, numbers, members))
             for message in list(side.recovering.owners.report_again()):
                 self.to_manager(message)
+        meanwhile()
+        for side in self.living:
             self.to_manager(Reported(side.number))
         for number in sorted({*range(numbers)} - self.members.keys()):
             for side in self.living:  # whom it has just admitted, and told that this one is gone

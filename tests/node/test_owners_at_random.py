@@ -121,7 +121,15 @@ class _Story:
             self.some()
             said, network.held_back = network.held_back, None
             further = rng.choice(network.living)
-            if rng.random() < 0.4 and len(network.living) > 2:
+            if rng.random() < 0.3:  # the manager dies before all have heard all of it
+                heard = {number: rng.randrange(4) for number in network.members}
+                for number, many in heard.items():
+                    network.say([one for one in said if one[0] == number][:many])
+                self.some()
+                network.no_manager = True
+                self.some()
+                network.restart_manager(self.some)
+            elif rng.random() < 0.4 and len(network.living) > 2:
                 early = {number for number in range(6) if rng.random() < 0.5}
                 network.say([one for one in said if one[0] in early])
                 self.forget(further)
@@ -140,7 +148,7 @@ def _view(side: LossSide, object_id: bytes) -> Any:
     return side.node.view(side.imports.own(object_id))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(24), 130, 345])
 def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read is the object; who asks is answered; it is lost only if no host that lives had
     it whole; in the end nothing is left."""

@@ -9,6 +9,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp.node.recovery import holdings
+from hoplite_mp.planner import homes
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
 from tests.node.losses import LossNetwork
@@ -250,6 +251,112 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy:
         assert (got == BIG).all() if copy else "is lost" in got
     found.clear()
     del hold, mine, one, got
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("asked", ["before", "meanwhile"])
+def test_a_ref_that_is_met_when_its_new_home_has_taken_over(
+    network: LossNetwork, asked: str
+) -> None:
+    """Seed 1003697: the manager's word of the new home reached that host alone, then the manager
+    died. Another host met the object afterwards, and told only the next manager, which had nothing
+    to tell the new home. asked: whether that host met it before it reported to the next manager, or
+    between that and its admission."""
+    home, keeper, late, _ = network.living
+    object_id, mine = home.put(BIG)
+    known, further = home.put(BIG)
+    keeper.keep(object_id, home)
+    keeper.keep(known, home)
+    (hold,) = away_hold(network, late, known)
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, []
+    network.no_manager = True
+    network.say([one for one in held if one[0] == keeper.number])
+    network.pump()
+    met: list[list[Any]] = []
+
+    def meet() -> None:
+        met.append(late.hold(object_id))
+
+    if asked == "before":
+        meet()
+        network.restart_manager()
+    else:
+        network.restart_manager(meet)
+    (found,) = met
+    held, network.held_back = network.held_back, None
+    network.say(held)
+    network.settle()
+    assert found, "nobody has answered"
+    counted = keeper.exports.exports[keeper.imports.own(object_id)].importers
+    assert len([one for one in counted if one[0] == late.home]) == 1
+    assert (late.read(found[0]) == BIG).all()
+    found.clear()
+    assert (late.read(hold) == BIG).all()
+    del hold, further, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_a_ref_that_is_let_go_before_its_new_home_knows_its_office(network: LossNetwork) -> None:
+    """The new home has been asked, has answered and has been told that it is over, when it hears
+    from the manager whom it has to count."""
+    home, keeper, late, _ = network.living
+    object_id, mine = home.put(BIG)
+    known, further = home.put(BIG)
+    keeper.keep(object_id, home)
+    keeper.keep(known, home)
+    (hold,) = away_hold(network, late, known)
+    network.notice(home)
+    network.held_back = []
+    network.to_manager(NodeLost(home.number, 0))
+    found = late.hold(object_id)  # before it reports, so it will be counted
+    network.report(home)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] == late.number])
+    network.settle()
+    assert (late.read(found[0]) == BIG).all()
+    found.clear()
+    late.replicas.let_go(object_id)
+    network.settle()
+    assert not late.imports.all_of(object_id)
+    network.say([one for one in held if one[0] != late.number])
+    network.settle()
+    assert (late.read(hold) == BIG).all()
+    del hold, further, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("heard", ["new home", "reader"])
+def test_a_manager_dies_between_two_messages_about_new_homes(
+    network: LossNetwork, monkeypatch: pytest.MonkeyPatch, heard: str
+) -> None:
+    """A host has heard of the new home of one object out of two, and is told of both by the next
+    manager. heard: which host."""
+    monkeypatch.setattr(homes, "NUMBERS_MAX", 1)
+    home, keeper, late, _ = network.living
+    some = [home.put(BIG + at) for at in range(2)]
+    for object_id, _ in some:
+        keeper.keep(object_id, home)
+    holds = [away_hold(network, late, one)[0] for one, _ in some]
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    hears = keeper if heard == "new home" else late
+    network.say([one for one in held if one[0] == hears.number][:1])
+    network.pump()
+    network.restart_manager()
+    network.settle()
+    counted = {one.object: one.importers for one in keeper.exports.exports.values()}
+    assert all(len(counted[object_id]) == 1 for object_id, _ in some)
+    for at, hold in enumerate(holds):
+        assert (late.read(hold) == BIG + at).all()
+    del hold
+    holds.clear()
+    some.clear()
     clean(network)
     assert not network.planner.homes.named
 

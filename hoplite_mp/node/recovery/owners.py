@@ -205,10 +205,14 @@ class Owners:
             self.above.moved(one)
         if home in self.lost:
             return
-        if number and all(one.number != number for one in ours):
+        # A header that HomeTold has moved already may have the reported number, too.
+        if number and all(one.number != number for one in self.imports.all_of(object_id)):
             self.send(home, Release(object_id, number))  # it was released after the report
         for one in ours:
-            if one.number and one.number != number:
+            # An owner that a former manager has named does not count an import that was made since,
+            # because it has closed its search and ignores HomesNamed. So a reported import that
+            # nobody has described is acquired, too; an owner that does count it counts it once.
+            if one.number and (one.number != number or not one.described):
                 self._acquire(one)
             elif not one.number and (self.imports.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
@@ -232,7 +236,8 @@ class Owners:
     ) -> None:
         """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
         numbers of nodes that have replicas."""
-        assert ours  # the manager only names a node that has reported the object whole
+        if not ours:  # it was made that by a former manager, which died between two messages
+            return
         mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
         object_id = mine.object
         self.imports.lead(mine)
@@ -257,11 +262,12 @@ class Owners:
 
     def released(self, peer: int, message: Release) -> None:
         """A host has released an object of which this node is the owner, or is about to become
-        it."""
-        if not self.exports.release(peer, message):
-            lost = self.lost.get(self.imports.home_of(message.object))
-            if lost is not None:
-                lost.pending_releases.add((message.object, peer, message.number))
+        it. In the latter case the manager's message may still count that import, even if it was
+        acquired and released here already."""
+        self.exports.release(peer, message)
+        lost = self.lost.get(self.imports.home_of(message.object))
+        if lost is not None:
+            lost.pending_releases.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
         """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
