@@ -20,7 +20,6 @@ from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.output import audience_name
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from hoplite_mp.node.core.client_ends import ClientEnds
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.output.output import Output
     from hoplite_mp.node.ports import Lines
     from hoplite_mp.node.requests import Handler
+    from hoplite_mp.node.shell.driver_socket import Socket
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.protocol.local import Request
@@ -129,7 +129,7 @@ class Drivers:
         name: int,
         pid: int,
         line: Any,
-        output: socket.socket,
+        output: Socket,
         close: Callable[[], None],
     ) -> None:
         """A driver has received its slot. line: for its requests. output: for the lines that its

@@ -103,7 +103,7 @@ class Lan:
         self,
         local: Rooms,
         start: Start,
-        lan: LanStart,
+        network: LanStart,
         connections: Connections,
         engine: Engine,
         driver_door: DriverDoor,
@@ -116,13 +116,13 @@ class Lan:
         self.host = host = local.host
         self.connections = connections
         self.driver_door = driver_door
-        self.membership = Membership(host, local.workers, local.resources, start.workers, lan)
+        self.membership = Membership(host, local.workers, local.resources, start.workers, network)
         self.missing = Missing(
-            lan.silence_s, host.loop, host.send_manager, local.number, self._lost_many
+            network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_look_for_idle` is running
         mine = Introduction(host.client.home, software_versions())
-        self.peers = Peers(host, lan, connections, self.take, self.lost, mine)
+        self.peers = Peers(host, network, connections, self.take, self.lost, mine)
         self.far_output = FarOutput(
             local.output,
             self.peers.send,
@@ -207,7 +207,7 @@ class Lan:
             local.processes,
             self._open,
         )
-        if not lan.manager:
+        if not network.manager:
             self._open()
 
     def _table(self) -> dict[type, peer_table.Taker]:

@@ -9,7 +9,6 @@ It must never know: who traces, other hosts, files.
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp.headers import STATE
+from hoplite_mp.node.shell.machine import hostname
 from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Recording:
             for slot, events in opened.items():
                 self._add(slot, self._ended(slot, events, self._take(slot), RUNNING))
             document = TraceDocument(
-                host=socket.gethostname(),
+                host=hostname(),
                 home=self.client.home,
                 begin_ns=self._begin_ns,
                 end_ns=self.loop.now_ns(),

@@ -7,7 +7,6 @@ It must never know: how the answers are printed.
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +25,7 @@ from hoplite_mp.headers import (
     STATE,
     VALUED,
 )
+from hoplite_mp.node.shell.machine import hostname
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 
@@ -160,7 +160,7 @@ class Waits:
         all."""
         return {
             "node": self.client.number,
-            "host": socket.gethostname(),
+            "host": hostname(),
             "waiting": self._in_state("WAITING", self._waiting),
             "queued": self._in_state("QUEUED", self._queued),
             "running": some(self._running()),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,7 +106,7 @@ class Links:
             with admission.stream.detach() as sock:
                 link = self.engine.connect(sock.fileno(), number)
         except OSError as error:  # no descriptor is left
-            why = os.strerror(error.errno or 0)
+            why = error.strerror or str(error)
             _log.warning("no data connection with node h%d: %s", number, why)
             return why
         self._count(link, number)

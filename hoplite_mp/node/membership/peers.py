@@ -138,7 +138,7 @@ class Peers:
     def __init__(
         self,
         host: HostContext,
-        lan: LanStart,
+        network: LanStart,
         connections: Connections,
         take: Callable[[int, Any], None],
         lose: Callable[[Member], None],
@@ -148,12 +148,12 @@ class Peers:
         cannot be reached any more."""
         self.loop = host.loop
         self.roster = host.roster
-        self.start = lan
+        self.start = network
         self.connections = connections
         self.take = take
         self.lose_member = lose
         self.mine = mine
-        self.cluster = lan.cluster
+        self.cluster = network.cluster
         self.by_home: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
         # By host id: connections of nodes that this node does not know as members yet.

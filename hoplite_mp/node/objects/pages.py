@@ -7,8 +7,9 @@ It must never know: what lies in the store.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from hoplite_mp.node.shell.machine import yield_core
 
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
@@ -50,7 +51,7 @@ class Pages:
         def work() -> None:
             for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
                 self.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
-                os.sched_yield()
+                yield_core()
 
         def done(_: None) -> None:
             self.store.release(start)

@@ -10,13 +10,13 @@ It must never know: tasks, plans, Python values.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.headers import FLAG_INLINE, NODE_SLOT, STATE
+from hoplite_mp.node.shell.machine import file_bytes, resident_bytes
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
@@ -34,7 +34,6 @@ __all__ = ["Store"]
 ADOPTED = -1
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
-BLOCKS_UNIT = 512  # bytes that st_blocks counts in
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
 # they must. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
@@ -82,7 +81,7 @@ class Store:
         self.config = config
         self.limit = limit
         self.store_fd = store_fd
-        self.arena = Arena(os.fstat(store_fd).st_size)
+        self.arena = Arena(file_bytes(store_fd))
         # Small hosts and control groups leave less memory to other programs.
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
@@ -181,7 +180,7 @@ class Store:
 
     def _untouched(self) -> int:
         """Bytes that count as resident, but whose pages were not touched yet."""
-        return max(0, self.arena.resident - os.fstat(self.store_fd).st_blocks * BLOCKS_UNIT)
+        return max(0, self.arena.resident - resident_bytes(self.store_fd))
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
         self.above.make_room()

@@ -9,22 +9,22 @@ It must never know: what the lines mean, how they travel to other hosts.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.node.output.lines import Lines, Run
 from hoplite_mp.node.output.subscriber import Subscriber
+from hoplite_mp.node.shell import output_pipes
 from hoplite_mp.node.shell.driver_socket import DriverSocket, frames
 from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from hoplite_mp.config import Config
     from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.shell.driver_socket import Socket
 
 __all__ = ["Output"]
 
@@ -62,7 +62,7 @@ class Output:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Socket,
         config: Config,
         home: int,
         number: Callable[[], int],
@@ -90,7 +90,7 @@ class Output:
     ) -> None:
         """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
-        os.set_blocking(fd, False)
+        output_pipes.open_for_reading(fd)
         lines = Lines(self.home, self.line_bytes_max, audience)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
         self._listen(pipe)
@@ -105,9 +105,8 @@ class Output:
         if pipe.waiting:
             return  # the pipe was held after this event had been reported
         fd = pipe.fd
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
+        data = output_pipes.read(fd, READ_BYTES)
+        if data is None:
             return
         if data:
             pipe.waiting.extend(pipe.lines.feed(data))
@@ -141,10 +140,7 @@ class Output:
     def _empty(self, pipe: Pipe) -> None:
         """Reads everything that is in the pipe now."""
         for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
-            try:
-                data = os.read(pipe.fd, READ_BYTES)
-            except BlockingIOError:
-                return
+            data = output_pipes.read(pipe.fd, READ_BYTES)
             if not data:
                 return
             pipe.waiting.extend(pipe.lines.feed(data))
@@ -153,7 +149,7 @@ class Output:
         pipe.waiting.extend(pipe.lines.finish())
         del self.pipes[pipe.fd]
         self.loop.unwatch(pipe.fd)
-        os.close(pipe.fd)
+        output_pipes.close(pipe.fd)
         pipe.fd = -1
         self._push(pipe)
 
@@ -233,7 +229,7 @@ class Output:
 
     # -- drivers that attach and leave ----------------------------------------------------------
 
-    def attach(self, name: int, sock: socket.socket) -> None:
+    def attach(self, name: int, sock: Socket) -> None:
         """Adds a driver of this host."""
         driver = DriverSocket(sock, self.loop)
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from hoplite_mp.node.ports import Loop
 
-__all__ = ["DriverSocket", "OutputLine", "frames"]
+__all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
+
+Socket = socket.socket  # for rooms that pass one on to a DriverSocket
 
 LENGTH_BYTES = 4
 

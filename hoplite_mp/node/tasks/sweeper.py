@@ -8,7 +8,6 @@ It must never know: how the death of a process is detected.
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, serial
@@ -23,6 +22,7 @@ from hoplite_mp.headers import (
     STORED,
     UNCLAIMED,
 )
+from hoplite_mp.node.shell.machine import signal_name
 from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import UNLIMITED, available_bytes, total_bytes
 
@@ -203,10 +203,7 @@ def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
             "are not its own (os.closerange?)"
         )
     if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
+        return f"was killed by {signal_name(-code)}"
     return f"ended with exit code {code}"
 
 

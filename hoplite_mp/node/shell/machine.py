@@ -1,0 +1,44 @@
+"""What rooms ask the operating system of this host without waiting for anything.
+
+Why it exists: rooms have no way to the operating system but the shell, so that whoever looks for
+system calls finds them in one folder.
+It must never know: objects, tasks, other hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+__all__ = ["file_bytes", "hostname", "resident_bytes", "signal_name", "yield_core"]
+
+BLOCKS_UNIT = 512  # of st_blocks, whatever a file system's blocks are
+
+
+def hostname() -> str:
+    """The name of this host, as people know it."""
+    return socket.gethostname()
+
+
+def file_bytes(fd: int) -> int:
+    """The length of an open file."""
+    return os.fstat(fd).st_size
+
+
+def resident_bytes(fd: int) -> int:
+    """Bytes of an open memory file for which the kernel has pages."""
+    return os.fstat(fd).st_blocks * BLOCKS_UNIT
+
+
+def yield_core() -> None:
+    """Lets another thread of this host run first."""
+    os.sched_yield()
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, or "signal" and its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
