@@ -19,11 +19,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp.planner.terms import OUT_S, Candidate, Lease
+from hoplite_mp.protocol.messages import GivenUp
 from hoplite_mp.protocol.terms import (
     Ends,
     Follows,
     Knows,
     Leads,
+    NotLed,
     Promote,
     Promoted,
     StandbyNamed,
@@ -217,6 +219,8 @@ class Leadership(Generic[Who]):
             case Ends():
                 if self._lease is not None:
                     self._lease.ended(message.node)
+            case NotLed():
+                self._not_led(link, message, now)
             case Superseded():
                 if self._lease is not None and message.term > self._lease.term:
                     self.superseded = message.term
@@ -241,6 +245,14 @@ class Leadership(Generic[Who]):
                 self._lease = lease
         elif self._identity:  # a late offer: ask for a vote in the present term
             self._write(link, VoteAsked(self._lease.term, self._identity))
+
+    def _not_led(self, link: Who, message: NotLed, now: float) -> None:
+        """A node that has voted never follows this manager again. While this one decides, the
+        candidate has not won, unless a human has forced it, and the others go on without the node;
+        otherwise the candidate may win yet."""
+        lease = self._lease
+        if lease is not None and message.term > lease.term and lease.decides(now):
+            self._write(link, GivenUp(0.0))
 
     def _ask(self, now: float) -> None:
         assert self._candidate is not None

@@ -6,6 +6,7 @@
              ──  VoteAsked                                             ─►
              ◄─  Voted, and then all that a new manager must know      ──
     standby  ──  Superseded, once it leads                             ─►  the manager before
+    node     ──  NotLed, when nobody leads whom it has voted for       ─►  the manager before
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
 In a cluster without a standby none of them is sent. planner/terms.py decides what they mean.
@@ -37,6 +38,7 @@ __all__ = [
     "Knowledge",
     "Knows",
     "Leads",
+    "NotLed",
     "Promote",
     "Promoted",
     "StandbyNamed",
@@ -196,6 +198,16 @@ class Ends(Message, frozen=True):
         counts(node=self.node)
 
 
+class NotLed(Message, frozen=True):
+    """To the manager that this node followed before it voted: nobody leads in the term of its vote.
+    If that manager still decides, it answers with GivenUp."""
+
+    term: int
+
+    def __post_init__(self) -> None:
+        _term(self.term)
+
+
 # ---- other senders -> manager, and the answer
 
 
@@ -231,4 +243,4 @@ class Promoted(Message, frozen=True):
 
 
 TermsToNode: TypeAlias = StandbyNamed | Leads | VoteAsked | Promoted
-TermsToManager: TypeAlias = Follows | Knows | Voted | Ends | Superseded | Promote
+TermsToManager: TypeAlias = Follows | Knows | Voted | Ends | NotLed | Superseded | Promote

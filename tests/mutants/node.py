@@ -165,6 +165,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "failover-asks-no-former-manager",
+        "hoplite_mp/node/core/failover.py",
+        "self._voted_at, self._is_unled = None, True",
+        "self._voted_at = None",
+        (
+            "A host that has voted in vain hears from its former manager that the others go "
+            "on without it; here it asks nobody, and its programs wait for a standby that "
+            "never wins."
+        ),
+    ),
+    Mutant(
         "membership-keeps-the-dead",
         "hoplite_mp/node/core/membership.py",
         "member = self.members.pop(number, None)",

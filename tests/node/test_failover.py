@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.node.core.failover import ALONE_S, PROMOTE_WAIT_S, Failover
+from hoplite_mp.node.core.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
 from hoplite_mp.node.core.management import MANAGER_ABSENT_S, MANAGER_SILENCES, Management
 from hoplite_mp.node.life import Life
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart
-from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLeaving
+from hoplite_mp.protocol.messages import GivenUp, Member, NodeJoined, NodeLeaving
 from hoplite_mp.protocol.reports import NodeReturned
 from hoplite_mp.transport.stream import TcpStream
 
@@ -118,9 +118,12 @@ class Stage:
         self.loop = EpollLoop()
         self.loop.now = lambda: self.now
         monkeypatch.setattr(Failover, "_call", lambda failover: self.call_standby(failover))
+        monkeypatch.setattr(Failover, "_ask_former", lambda failover: self.ask_former(failover))
         self.opened: list[Other] = []
         self.standby_answers = True
         self.standbys: list[Other] = []
+        self.former_answers = False
+        self.former: list[Other] = []  # ends at the manager that the node followed before it voted
         self.manager_calls: list[Callable[[Any], None]] = []
         self.life = Life(False)
         self.life.standing = True
@@ -142,6 +145,15 @@ class Stage:
         if self.standby_answers:
             self.standbys.append(self.open())
             failover._called(self.admission(self.standbys[-1], 6))
+
+    def ask_former(self, failover: Failover) -> None:
+        """As above."""
+        failover._asking = True
+        if not self.former_answers:
+            failover._former_called(None)
+            return
+        self.former.append(self.open())
+        failover._former_called(self.admission(self.former[-1], 4))
 
     def open(self) -> Other:
         self.opened.append(Other())
@@ -252,6 +264,60 @@ def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
     stage.wait(60, stage.standbys[1], 3)
     assert not stage.life.stopping
     assert t.Follows in kinds(stage.standbys[1].hear())
+
+
+def vote_in_vain(stage: Stage) -> None:
+    """The node has voted, and nobody leads."""
+    stage.wait(2 * SILENCE_S)
+    assert t.Voted in kinds(stage.ask(2))
+    stage.wait(ALONE_S - BEAT_S, stage.standbys[0])
+    assert not stage.former
+    stage.wait(4 * BEAT_S)
+
+
+def test_who_has_voted_in_vain_hears_that_its_manager_goes_on_without_it(stage: Stage) -> None:
+    """That manager stood still for so long that this node was free, and half of the hosts follow it
+    again. The node never obeys it any more, so it ends, and its host joins again."""
+    stage.former_answers = True
+    vote_in_vain(stage)
+    (former,) = stage.former
+    assert former.hear() == [t.NotLed(2)]
+    assert not stage.life.stopping
+    former.say(t.Leads(1, 0, int(stage.now * 1e6), LISTS), GivenUp(0.0))
+    stage.turn()
+    assert stage.life.given_up
+    assert stage.life.stopping
+    assert t.Follows not in kinds(former.hear())
+
+
+def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
+    """It may be cut off for a while, or unable to decide; meanwhile a human may promote."""
+    vote_in_vain(stage)
+    stage.former_answers = True
+    stage.wait(3 * CALL_S, stage.standbys[1])
+    assert len(stage.former) > 2
+    assert all(one.is_left or one.hear() for one in stage.former[:-1])
+    assert not stage.life.stopping
+    assert t.Voted in kinds(stage.ask(3))
+    stage.former[-1].say(GivenUp(0.0))  # it comes late: the node has voted again
+    stage.lead(stage.standbys[1], 3, 2)
+    asked = len(stage.former)
+    stage.wait(60, stage.standbys[1], 3)
+    assert len(stage.former) == asked
+    assert not stage.life.stopping
+
+
+def test_who_follows_a_manager_asks_no_other(stage: Stage) -> None:
+    """Nor who has only lost it, and may return to it."""
+    stage.former_answers = True
+    stage.manager.sock.close()
+    stage.wait(60)
+    assert stage.manager_calls
+    assert not stage.former
+    assert t.Voted in kinds(stage.ask(2))
+    stage.lead(stage.standbys[0], 2, 2)
+    stage.wait(60, stage.standbys[0], 2)
+    assert not stage.former
 
 
 def test_a_node_that_joined_at_the_second_attempt_leaves(stage: Stage) -> None:

@@ -26,6 +26,7 @@ TO_MANAGER = [
     t.Knows(2, t.Knowledge(0, None, ())),
     t.Voted(2, 3, KNOWLEDGE),
     t.Ends(2),
+    t.NotLed(2),
     t.Superseded(2),
     t.Promote(anyway=True),
 ]
@@ -67,6 +68,7 @@ def test_what_comes_back_knows_what_it_knew() -> None:
         (t.Follows, (0, 1, -1, 0)),
         (t.Knows, (0, t.Knowledge(-1, None, ()))),
         (t.Voted, (0, 2, t.Knowledge(1, NODES_MAX, ()))),
+        (t.NotLed, (-1,)),
         (t.Superseded, (-1,)),
         (t.Promote, (1,)),
         (t.Promoted, (True, "")),

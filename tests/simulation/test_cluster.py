@@ -59,6 +59,7 @@ FOUND = {
     900013: "a standby's host that is stopped for good when the manager's has died",
     902930: "an object that a node met while there was no manager, and whose owner had died before",
     901008: "a collective to a host that joined before its caller's node had heard of it",
+    1100150: "a node that had voted for a standby while its manager went on with the other half",
 }
 # Mistakes that are seen soon.
 SEEN_SOON = ("exports-tells-one-importer", "remote-objects-runner-keeps-the-result")

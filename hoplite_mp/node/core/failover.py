@@ -6,12 +6,13 @@ Each answer of this node to a beat of its manager renews the lease, and binds th
 When the node has lost its manager and is not bound any more, it offers its vote to the standby. If
 the manager is back before the node has voted, the node returns to it. Once the node has voted it
 does not obey the old manager any more, and its connection to the standby becomes the one to its
-manager.
+manager. If the standby does not lead, the node also asks the old manager whether it still decides:
+then the others have gone on without this node, which ends.
 It must never know: the other messages of managers; when a vote may be given (planner/terms.py).
 
     following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
-        ▲                                              │
-        └────────── the manager is back ◄──────────────┘
+        ▲                                              │ ▲               │
+        └────────── the manager is back ◄──────────────┘ └─ nobody leads ┘
 
 The node of the manager's own host never votes, because that host ends with its manager.
 """
@@ -28,8 +29,18 @@ from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.planner.terms import Voter, promise_s
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import StartStandby
-from hoplite_mp.protocol.terms import Ends, Follows, Knows, Leads, StandbyNamed, VoteAsked, Voted
-from hoplite_mp.transport.addresses import endpoint_of, parse_address
+from hoplite_mp.protocol.messages import GivenUp
+from hoplite_mp.protocol.terms import (
+    Ends,
+    Follows,
+    Knows,
+    Leads,
+    NotLed,
+    StandbyNamed,
+    VoteAsked,
+    Voted,
+)
+from hoplite_mp.transport.addresses import endpoint_at, endpoint_of, parse_address
 from hoplite_mp.transport.silence import Silence
 
 if TYPE_CHECKING:
@@ -54,7 +65,9 @@ US = 1_000_000
 # In clusters of at most this many hosts, a host whose peer has died and one that is cut off look
 # the same, so there can be no majority and a user must decide.
 ALONE_MAX = 2
-CALL_S = 2.0  # timeout of a connection to the standby; then it is called again
+# Timeout of a connection to the standby or to the former manager, and of the latter's answer; then
+# it is called again.
+CALL_S = 2.0
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -98,6 +111,12 @@ class Failover:
         self._alone_since: float | None = None
         self._voted_at: float | None = None  # set from the vote until the candidate leads
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
+        # Addresses of the manager that this node follows before it votes. The standby's may be
+        # among them, and it answers nothing to that question, so they are asked one by one.
+        self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
+        self._asked = 0  # how often
+        self._is_unled = False  # nobody has led for long since this node voted
+        self._asking = False
         if not management.is_near:
             self._look()
 
@@ -118,7 +137,7 @@ class Failover:
             self.lost()
             return
         if self._voted_at is not None:
-            self._voted_at = None
+            self._voted_at, self._is_unled = None, False
             words = "the cluster is led at %s from now on: join there"
             _log.warning(words, " or ".join(self.addresses))
         answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
@@ -190,9 +209,11 @@ class Failover:
             self._offer(now)
         if self._voted_at is not None and now - self._voted_at > ALONE_S:
             _log.warning("nobody leads in term %d: this node votes again", self.voter.term)
-            self._voted_at = None
+            self._voted_at, self._is_unled = None, True
             self.management.drop("it does not lead")
             self.lost()
+        if self._is_unled and self._alone_since is not None and not self._asking:
+            self._ask_former()
         if self._alone_since is not None:
             # The standby refuses a promotion if no node that offers its vote knows a list of hosts.
             may_follow = self.wire is not None and bool(self.voter.lists)
@@ -274,6 +295,42 @@ class Failover:
         self.management.follow(
             wire, Voted(self.management.client.number, message.term, before), self._host
         )
+
+    def _ask_former(self) -> None:
+        """Asks the manager before the vote whether it still decides. If so, it has given up this
+        node, but could not tell it, because the vote has ended their connection."""
+        self._asking = True
+        endpoint = self._former[self._asked % len(self._former)]
+        self._asked += 1
+        make = functools.partial(
+            self.connections.call,
+            [endpoint],
+            role="voter",
+            mine=self.peers.mine,
+            timeout_s=CALL_S,
+            cluster=self.membership.cluster,
+            rounds_max=1,
+        )
+        Call(self.loop, make, "the former manager", self._former_called, logging.DEBUG).begin()
+
+    def _former_called(self, admission: Admission | None) -> None:
+        if admission is None:
+            self._asking = False
+            return
+        wire = Wire(
+            self.loop, admission.stream, node_decoder(), self._from_former, self._former_lost
+        )
+        self.loop.call_later(CALL_S, lambda: wire.close("it has not answered"))
+        wire.send(encode(NotLed(self.voter.term)))
+
+    def _former_lost(self, reason: str) -> None:
+        self._asking = False
+
+    def _from_former(self, message: Any) -> None:
+        # Once it has voted again, this node waits for that candidate first.
+        if isinstance(message, GivenUp) and self._alone_since is not None:
+            _log.warning("the manager decides without this host, which has voted: given up")
+            self.management.cut_off("it has been given up")
 
     # -- the standby itself --------------------------------------------------------------------
 
