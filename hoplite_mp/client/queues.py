@@ -46,7 +46,9 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        self._closings: dict[int, int] = {}  # by pool
+        # How often each pool was closed here. If this has changed since a queue to a pool was looked
+        # up, the queue may be another process's, and lead to another pool.
+        self.closings: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
@@ -81,7 +83,7 @@ class Queues:
     def close(self, pool: int) -> None:
         """Closes the queues to that pool, to which nothing more is sent."""
         with self.lock:
-            self._closings[pool] = self._closings.get(pool, 0) + 1
+            self.closings[pool] = self.closings.get(pool, 0) + 1
             for queues in (self._queues, self._bags):
                 queue = queues.pop(pool, None)
                 if queue is None:
@@ -98,11 +100,6 @@ class Queues:
                 queue = queues.get(pool)
                 if queue is not None and not self._tasks.owns_queue(queue, pool):
                     del queues[pool]
-
-    def closings(self, pool: int) -> int:
-        """How often that pool was closed here. If this has changed since a queue to it was looked
-        up, the queue may be another process's, and lead to another pool."""
-        return self._closings.get(pool, 0)
 
     def has_room(self, queue: int) -> bool:
         """True if no task waits for room or its turn in this queue."""

@@ -124,44 +124,45 @@ class Submitter:
                 ref = memory.put_encoded(call, held=True)
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
-        closings = self.queues.closings(pool)
-        queue = self.queue(pool) if rank is None else self.queues.bag_of(pool)
+        queues = self.queues
+        closings = queues.closings.get(pool)
+        queue = self.queue(pool) if rank is None else queues.bag_of(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
         flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
-        ready = not call.dependencies and self.queues.has_room(queue) and refusal is None
+        ready = not call.dependencies and queues.has_room(queue) and refusal is None
         pending = Pending(oid, queue, future, holds)
         if rank is not None:
             ready, pending.rank, pending.demand = False, rank, demand
             flags |= _tasks.RANKED_FLAG | (0 if demand is None else NODE_DECIDES)
-            self.queues.ranked.rank(oid, *rank)
+            queues.ranked.rank(oid, *rank)
         try:
             self.pending[oid] = pending
-            task = (
-                oid,
-                memory.local_id(function),
-                inline,
-                args_oid,
-                retries,
-                0 if timeout is None else max(1, int(timeout * 1e9)),
-                flags | (FLAG_HERE if pool == HERE else 0),
-                name.encode(errors="replace")[:NAME_BYTES],
-                queue,
-                ready,
-                self.audience,
-            )
-            with self.queues.lock:  # another thread may be shutting the executor down
-                if self.queues.closings(pool) != closings:
+            function_oid = memory.local_id(function)  # may ask the node, so not under the lock
+            with queues.lock:  # another thread may be shutting the executor down
+                if queues.closings.get(pool) != closings:
                     del self.pending[oid]
                     raise ClosedError(SHUT_DOWN)
-                posted = self.tasks.submit(*task)
+                posted = self.tasks.submit(
+                    oid,
+                    function_oid,
+                    inline,
+                    args_oid,
+                    retries,
+                    0 if timeout is None else max(1, int(timeout * 1e9)),
+                    flags | (FLAG_HERE if pool == HERE else 0),
+                    name.encode(errors="replace")[:NAME_BYTES],
+                    queue,
+                    ready,
+                    self.audience,
+                )
             if not posted:
                 self._keep_back(pending, call.dependencies, holder is not None, refusal)
             elif holder is not None:
-                self.queues.look_at_actor(pool)
+                queues.look_at_actor(pool)
             hold.keep()
             if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
                 # The task may be all that holds an actor, so free what it holds soon after its end.
