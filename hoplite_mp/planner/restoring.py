@@ -237,8 +237,9 @@ class Restoring:
         until = self.until
         if until is not None and now >= until:
             return True
-        wanted = self._members.keys() - (self._absent or set())
-        return bool(wanted) and wanted <= self._reported
+        # The others may take the node of the manager's host for dead, but it lives.
+        wanted = (self._members.keys() | {self._own}) - (self._absent or set())
+        return wanted <= self._reported
 
     @property
     def joins(self) -> list[GroupJoinRequested]:

@@ -10,7 +10,7 @@ from hoplite_mp.simulation.cluster.truth import WrongEnd
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["bound", "half_open"]
+__all__ = ["back", "bound", "half_open"]
 
 
 def half_open(a: Aim) -> None:
@@ -34,6 +34,37 @@ def half_open(a: Aim) -> None:
             raise WrongEnd(f"host {a.world.gave_up[0].place} was given up, and lives")
 
     a.run(a.hosts[0], "ask", ask)
+
+
+def back(a: Aim) -> None:
+    """A host that was given up, and whose standby a user then promotes, is asked again for what it
+    has not answered. It has never heard the host that asks, so it does not miss that one."""
+    a.must(cut=2, die=2)
+    M, S, V = a.hosts
+    leaf = a.leaf(100)
+    a.offer(S, leaf, "x", strict=False)
+
+    def strike(s: int, r: int) -> bool:
+        if r != V.place:
+            return True
+        a.late(0.0, a.die, M)  # before it has heard what this host reports
+        a.late(3.0, a.heal, S, V)  # when this host does not call the other one any more
+        a.late(6.0, led)
+        return False
+
+    def led() -> None:
+        if a.world.gave_up or not a.world.taken_over:
+            raise WrongEnd("the host whose standby was promoted does not lead")
+
+    def ask(c: Any) -> None:
+        a.cut(S, M, 30.0)
+        a.trap("MembersChanged", strike)
+        a.read(c, leaf, "x")
+        a.say("over")
+
+    a.cut(S, V, 30.0)
+    a.again(V)
+    a.late(0.5, lambda: a.run(a.world.hosts[V.place], "ask", ask))
 
 
 def bound(a: Aim) -> None:

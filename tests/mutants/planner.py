@@ -271,6 +271,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "restoring-own-node-may-be-late",
+        "hoplite_mp/planner/restoring.py",
+        "wanted = (self._members.keys() | {self._own})",
+        "wanted = self._members.keys()",
+        (
+            "A standby that a user promotes leads its own host, even if the others have heard that "
+            "this host was given up; here it may begin with their reports alone, takes its own "
+            "host for lost, and the cluster ends."
+        ),
+    ),
+    Mutant(
         "restoring-takes-old-plans-for-new",
         "hoplite_mp/planner/restoring.py",
         ("            fold.older.add(message.node)\n            return\n"),
@@ -284,8 +295,8 @@ MUTANTS = (
     Mutant(
         "restoring-decides-before-all-is-said",
         "hoplite_mp/planner/restoring.py",
-        "return bool(wanted) and wanted <= self._reported",
-        "return bool(wanted) and wanted <= self.returned.keys()",
+        "return wanted <= self._reported",
+        "return wanted <= self.returned.keys()",
         (
             "A new manager decides when every node has reported all that it has; here it "
             "decides when all have called, and gives up living hosts whose reports are "

@@ -49,6 +49,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "recovering-host-stays-dead",
+        "hoplite_mp/node/recovery/recovering.py",
+        "        self.owners.back(home)",
+        "        pass",
+        (
+            "A host that was given up may have the next manager, if a user promotes its standby. "
+            "Its objects are read again by hosts that had heard of its death; here those wait for "
+            "a new owner, whom no manager will name."
+        ),
+    ),
+    Mutant(
         "holdings-are-not-held",
         "hoplite_mp/node/recovery/holdings.py",
         "        self.hold(lost, self.of(home))\n",

@@ -241,6 +241,10 @@ def _has(side: Side, remote: RemoteObject) -> Any:
     return side.node.view(side.imports.own(remote.object) if there is None else there.oid)
 
 
+def _member(number: int, home: int) -> Any:
+    return SimpleNamespace(home=home, node=number, workers=1, stays=True, resources=())
+
+
 class LossNetwork(Network):
     """Hosts, a planner, and time that passes when it is told to."""
 
@@ -253,9 +257,7 @@ class LossNetwork(Network):
         for number in range(size):
             home = 1000 + number
             self.homes[home] = number
-            self.members[number] = SimpleNamespace(
-                home=home, node=number, workers=1, stays=True, resources=()
-            )
+            self.members[number] = _member(number, home)
             self.planner.step(NodeJoined(home, 0, 2), 0.0)
         self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
         self.no_manager = False  # what it is told is lost
@@ -278,11 +280,15 @@ class LossNetwork(Network):
             if number in self.members:
                 self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
 
-    def restart_manager(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def restart_manager(
+        self, meanwhile: Callable[[], object] = lambda: None, own: int | None = None
+    ) -> None:
         """Another one, which knows what the nodes tell it. meanwhile: called when all have said
-        what they know, before any of them is admitted."""
+        what they know, before any of them is admitted. own: the node of its host; None: the first
+        that lives."""
         self.no_manager = False
-        self.planner = Planner(again=True)
+        own = self.living[0].number if own is None else own
+        self.planner = Planner(again=True, own=own)
         numbers = len(self.sides)
         members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
         for side in self.living:
@@ -319,6 +325,25 @@ class LossNetwork(Network):
         """The manager's word of that death has come to all."""
         for other in self.living:
             other.gone(side.number)
+
+    def back(self, side: LossSide) -> None:
+        """That host, which the others take for dead, has lived all the time and has the next
+        manager; so it is a member again."""
+
+        def returns() -> None:
+            self.dead.remove(side.home)
+            self.homes[side.home] = side.number
+            self.members[side.number] = _member(side.number, side.home)
+            members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
+            self.to_manager(NodeReturned(side.number, 0, len(self.sides), members))
+
+        self.held_back = []
+        self.restart_manager(returns, side.number)
+        held, self.held_back = self.held_back, None
+        for other in self.living:
+            if other is not side:  # the manager's list of members comes before its other words
+                other.recovering.came(side.home)
+        self.say(held)
 
     def pass_time(self) -> None:
         """Every timer that waits is called once."""

@@ -68,11 +68,11 @@ class Stage:
 
     def __init__(self, candidate: Candidate | None = None, again: bool = False) -> None:
         self.now = 10.0
-        planner = Planner(again=again or candidate is not None)
-        self.loop = Loop(planner, lambda: self.now)
+        own = 0 if candidate is None else candidate.own
+        self.loop = Loop(Planner(again=again or candidate is not None, own=own), lambda: self.now)
         self.leadership: Leadership[Link] = Leadership(
             ("10.0.0.2:7001",),
-            own=0 if candidate is None else candidate.own,
+            own=own,
             lease_s=LEASE_S,
             write=lambda link, message: link.write(encode(message)),
             again=again,
@@ -455,7 +455,6 @@ def test_who_was_given_up_and_votes_hears_that_it_is_out() -> None:
     """The manager of before had lost that node, as the standby's own knows, so the standby decides
     as soon as its own has reported, before the other's report is looked at."""
     stage = Stage(candidate=Candidate(2, 77))
-    stage.loop._planner = Planner(again=True, own=2)
     own, other = stage.connect(), stage.connect()
     own.number, other.number = 2, 1
     members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(3))

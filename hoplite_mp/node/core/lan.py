@@ -345,9 +345,8 @@ class Lan:
         self.host.client.set_number(number)
         if self.membership.start.meets_drivers:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
-            cluster = self.membership.cluster
             # First, because a program that learns that this node has joined may attach at once.
-            self.driver_door.open(self.drivers, cluster, mine)
+            self.driver_door.open(self.drivers, self.membership.cluster, mine)
         self.local.life.standing = True
         self.local.management.admitted()
         self.local.standing.answer()
@@ -364,6 +363,7 @@ class Lan:
             self.local.tracing.came(member.home)
             self.peers.let_in(member.home)
             self.spares.came()
+            self.recovering.came(member.home)
 
     def _have_workers(self, home: int, count: int) -> None:
         """Notes that the host `home` has `count` workers in its common pool."""

@@ -165,6 +165,27 @@ class Owners:
         if not message.more:
             self._close(lost)
 
+    def back(self, home: int) -> None:
+        """A host that the last manager had given up is a member, in the same life: a user has made
+        its standby the manager, with `promote --anyway`. So nobody names other owners for its
+        objects, and this node asks it for what it has not heard from it."""
+        self.numbers.pop(home, None)
+        lost = self.lost.pop(home, None)
+        if lost is None:
+            return
+        for one in self.holdings.of(home):
+            self.above.moved(one)
+            # The owner counts an import once, however often it is acquired, and describes it each
+            # time, which is also the answer to those who wait for an absent value.
+            if one.number:
+                self._acquire(one)
+            elif self.imports.is_whole(one) or is_kept(one):
+                self._keep_on(one)
+            else:
+                self.imports.follow_owner(one.oid)
+        lost.holds.clear()
+        self.above.all_heard()
+
     def _named(self, number: int) -> int | None:
         """The host id of a node that the manager has named, which may have died meanwhile. None:
         the manager has named no owner."""

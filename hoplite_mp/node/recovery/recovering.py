@@ -143,6 +143,10 @@ class Recovering:
         """A host is gone. It must be called before any room releases what it had from there."""
         self.owners.begin(member.home, member.node)
 
+    def came(self, home: int) -> None:
+        """A host is a member, whose loss may have begun here; all rooms know it as one already."""
+        self.owners.back(home)
+
     def report(self, number: int) -> None:
         """The manager knows of that node's death as well, and waits for this node's report."""
         self.owners.report(number)
