@@ -52,7 +52,7 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.topology import Topology
@@ -168,9 +168,14 @@ class Groups:
             self._generation = max(self._generation, end.generation)
             self.ends.add(end)
 
-    def restore(self, held: Sequence[GroupHeld], joins: Sequence[GroupJoinRequested]) -> list[Send]:
+    def restore(
+        self,
+        held: Sequence[GroupHeld],
+        joins: Iterable[GroupJoinRequested],
+        members: Collection[int],
+    ) -> list[Send]:
         """Restores the groups of the planner before this one, as the nodes of their members know
-        them. `joins`: requests whose answers these nodes have not received."""
+        them. `joins`: requests whose answers these have not received. `members`: living nodes."""
         sends: list[Send] = []
         unread = list(joins)
         latest: dict[str, GroupMembers] = {}
@@ -226,7 +231,7 @@ class Groups:
         there = {one.node for one in held}
         for group in list(self.groups.values()):
             self._give_back_unheard(group, held, unread)
-            sends += self._tell_unheard(group, held)
+            sends += self._tell_unheard(group, held, members)
             there.update(member.identity.node for member in group.members.values())
             for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
                 if node is not None and node not in there and group.shown is not None:
@@ -244,9 +249,8 @@ class Groups:
     def _give_back_unheard(
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
-        """As `_give_back`, for nodes that have received no version of the group, because the
-        manager died before it sent them one. Only if nothing has changed since the group was
-        formed, because a member that joined later may come back to a group that has made calls."""
+        """As `_give_back`, for nodes to which the manager that died had sent no version. Only if
+        nothing has changed since the group was formed, or a member would miss calls."""
         if group.shown is None or not group.shown.first:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
@@ -256,16 +260,21 @@ class Groups:
                 # It is sent to the node as new that the group is formed.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
-    def _tell_unheard(self, group: Group, held: Sequence[GroupHeld]) -> list[Send]:
+    def _tell_unheard(
+        self, group: Group, held: Sequence[GroupHeld], members: Collection[int]
+    ) -> list[Send]:
         """Sends the version of a formed group to those of its nodes that have never received one,
-        and whose members have no request left, because they have died. Such a node is told of its
-        members' ends like any other, and then says that nothing more comes from them; receivers on
-        other hosts wait for that."""
+        because their members died early. It is sent their ends, and says that nothing more comes
+        from them. A node that is gone is not counted: calls would wait for it for ever."""
         shown = group.shown
         if shown is None or not shown.formed:
             return []
         heard = {one.node for one in held if one.shown.name == group.name}
-        unheard = {node for node in shown.nodes if node is not None} - heard - group.nodes
+        unheard = (
+            {node for node in shown.nodes if node is not None and node in members}
+            - heard
+            - group.nodes
+        )
         group.nodes |= unheard
         return [(node, shown) for node in sorted(unheard)]
 

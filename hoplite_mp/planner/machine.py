@@ -133,7 +133,7 @@ class Planner:
             # received its commit.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
-            sends += self.groups.restore(restoring.groups, restoring.joins)
+            sends += self.groups.restore(restoring.groups, restoring.joins, self.membership.nodes)
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)

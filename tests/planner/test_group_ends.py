@@ -156,7 +156,7 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
         ]
         world.groups = Groups(8, Topology())
         world.groups.remember(world.ends)
-        world.take(world.groups.restore(held, []))
+        world.take(world.groups.restore(held, [], range(100)))
 
     if when == "before all":
         next_planner({0: [2], 1: [1, 3]})
@@ -178,7 +178,7 @@ def test_what_happened_while_there_was_no_planner(died: bool) -> None:
     first = r.GroupHeld(0, world.shown[0], (), (1,))
     other = r.GroupHeld(1, world.shown[1], (), (0, 2), (2,) if died else ())
     world.groups = Groups(8, Topology())
-    world.take(world.groups.restore([first, other], []))
+    world.take(world.groups.restore([first, other], [], range(100)))
     assert ended(world.join(3, 33, 2)) == died
 
 

@@ -167,7 +167,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
     world.groups = Groups(8, Topology())
     world.groups.remember(ends)
     world.asked.clear()
-    world.take(world.groups.restore(held, []))
+    world.take(world.groups.restore(held, [], range(100)))
     if when == "after the end":
         world.join(3, 33, 2, tries=1)
     assert world.asked == [(0, task(1)), (0, task(2))]

@@ -49,6 +49,20 @@ def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
     assert all(one.nodes == (0, None) and one.former == (1,) for one in later.values())
 
 
+def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() -> None:
+    """The manager died after it had told the nodes that the host is gone, and before it told them
+    of the group's next version. Nobody reports that host again, so no call may wait for it."""
+    cluster = Cluster()
+    shown = cluster.group()
+    cluster.die()
+    reports = {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 2: ()}
+    sends = cluster.back(reports, known=(0, 2))
+    versions = [one for _, one in sends if isinstance(one, m.GroupMembers)]
+    assert versions[-1].nodes == (0, None)
+    assert versions[-1].former == ()
+    assert all(node != 1 for node, _ in sends)
+
+
 def test_a_change_of_which_not_all_have_heard() -> None:
     cluster = Cluster()
     first = cluster.group()
