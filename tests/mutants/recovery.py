@@ -49,6 +49,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "owners-nobody-is-not-told",
+        "hoplite_mp/node/recovery/owners.py",
+        "        self.above.ownerless(one)",
+        "        pass",
+        (
+            "Calls of an actor whose host is lost end, also if nobody is named as its new host; "
+            "here they are told of a new host only, and wait for ever if there is none."
+        ),
+    ),
+    Mutant(
         "recovering-host-stays-dead",
         "hoplite_mp/node/recovery/recovering.py",
         "        self.owners.back(home)",

@@ -64,6 +64,7 @@ class ActorSide(LossSide):
         up.far_begin, up.far_end = lan.far_actors.begin, lan.far_actors.end
         up.far_restarts, up.far_bind = lan.far_actors.ask_restarts, lan.far_actors.bind
         up.moved, up.all_heard = lan.actor_moves.moved, lan.actor_moves.look
+        up.ownerless = lan.actor_moves.ownerless
         up.spare_number = lan.spares.number_of
 
     # -- pools ---------------------------------------------------------------------------------

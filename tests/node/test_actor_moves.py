@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.actors.actor_spares import Spare
-from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed
+from hoplite_mp.node.recovery import holdings
+from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp.protocol.peers import DropActor
 from tests.cext.host import STATE
 from tests.node.actor_world import ActorNetwork, ActorSide
@@ -316,3 +318,34 @@ def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
     actor = played.spare.actor(played.identity)
     assert (actor.ended is not None) == kill
     assert played.spare.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
+
+
+def test_calls_fail_if_nobody_is_named_for_its_identity(
+    network: ActorNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 1206283: callers waited for ever, although no host would begin it again. It is the same
+    for who asks for its restarts, and for who calls it for the first time later."""
+    played = Played(network, retries=0)
+    maker, spare, other = played.maker, played.spare, played.other
+    found = other.hold(played.identity)
+    network.settle()
+    (late,) = found
+    calls = [maker.submit(pool=played.pool, retries=0) for _ in range(3)]
+    network.settle()
+    network.notice(played.home)
+    maker.ask_restarts(played.handle)
+    network.settle()
+    assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"], *[STATE["QUEUED"]] * 2]
+    assert maker.replies == []
+    assert spare.lan.spares.kept
+    monkeypatch.setattr(holdings, "HOLDINGS_MAX", 0)  # no host has room for it in its report
+    network.to_manager(NodeLost(played.home.number, 0))
+    network.report(played.home)
+    network.settle()
+    assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"]] * 3
+    assert isinstance(maker.value(maker.party.hold(calls[-1])), ActorLostError)
+    assert [one.value for one in maker.replies] == [0]
+    assert not spare.started
+    assert not spare.lan.spares.kept
+    pool = other.bind(late, played.there, 0)
+    assert other.lan.far_actors.bound[pool].ended is not None

@@ -109,6 +109,15 @@ class ActorMoves:
             self.spares.release_name(spare)
         self.far_actors.moved(one)
 
+    def ownerless(self, one: Import) -> None:
+        """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
+        restarted, although this host may be able to."""
+        spare = self.spares.kept.get(one.object)
+        if spare is not None and spare.home == one.home:
+            del self.spares.kept[one.object]
+            self.spares.release_name(spare)
+        self.far_actors.ownerless(one)
+
     def _is_held(self, identity: int) -> bool:
         """Whether any process, here or elsewhere, holds the identity."""
         export = self.exports.exports.get(identity)

@@ -202,6 +202,8 @@ class FarActors:
                 self._seek(pool, bound)  # the actor has moved to another host
             elif one.home in self.delegation.runners:
                 self.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
+            elif self.owners.is_decided(one.home):
+                self._end(pool, bound, NO_SPARE)
             else:
                 self.lost(pool, "its host is gone")
         self.reply(slot, Reply(number, pool))
@@ -299,6 +301,10 @@ class FarActors:
         """This host is the new owner: it has restarted the actor, or no host can."""
         if self._ends(one, closes):
             self.actors.end_here(one.oid, self.ends[one.oid])
+        self.ownerless(one)
+
+    def ownerless(self, one: Import) -> None:
+        """No other host is the owner, so no other one will restart the actor."""
         actor = self.actors.by_identity.get(one.oid)
         for client in self.counting.pop(one.oid, ()):
             client.answer(actor.restarts if actor else 0)

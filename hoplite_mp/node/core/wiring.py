@@ -95,6 +95,10 @@ class Upward:
         if self.lan is not None:
             self.lan.actor_moves.moved(one)
 
+    def ownerless(self, one: Import) -> None:
+        if self.lan is not None:
+            self.lan.actor_moves.ownerless(one)
+
     def all_heard(self) -> None:
         if self.lan is not None:
             self.lan.actor_moves.look()

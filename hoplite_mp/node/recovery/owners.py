@@ -49,6 +49,9 @@ class Above(Protocol):
     def moved(self, one: Import) -> None:
         """An import has a new owner, which may be this host."""
 
+    def ownerless(self, one: Import) -> None:
+        """Nobody has been named as the new owner of an import, and nobody will be."""
+
     def all_heard(self) -> None:
         """All that a message of the manager says about owners has been handled."""
 
@@ -89,6 +92,10 @@ class Owners:
     def is_open(self, home: int) -> bool:
         """Whether that host is dead and its objects do not have new owners yet."""
         return home in self.lost
+
+    def is_decided(self, home: int) -> bool:
+        """Whether that host is dead and no more owners will be named for its objects."""
+        return home in self.numbers and home not in self.lost
 
     # -- after a death -------------------------------------------------------------------------
 
@@ -217,6 +224,7 @@ class Owners:
                 one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             )
         self.imports.answer(one)
+        self.above.ownerless(one)  # its value may be whole here, as that of an identity is
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:
         """Another node is the owner now, and counts this host's import as it was reported."""
