@@ -143,7 +143,7 @@ class ActorMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return _method_arrived, (
             self._identity,
-            tuple(self._about),
+            self._about.plain,
             self._method,
             {
                 "timeout": self._timeout,
@@ -158,4 +158,4 @@ def _method_arrived(
     identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
 ) -> ActorMethod:
     """Rebuilds a method that was pickled; pickles name this function."""
-    return ActorMethod(identity, About(*about), method).options(**options)
+    return ActorMethod(identity, About.of(about), method).options(**options)

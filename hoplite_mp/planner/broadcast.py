@@ -56,9 +56,8 @@ if TYPE_CHECKING:
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
 # served least. Higher: a slightly better parent in large clusters, for more of the manager's time.
 CANDIDATES_MAX = 8
-# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast. Each
-# owner of a broadcast to k receivers has 1/k of its up rate to spare, so a late receiver needs k of
-# them to fill its own link.
+# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast. An
+# owner of a broadcast to k receivers has 1/k of its link to spare, so k of them fill another link.
 PARENTS_MAX = 8
 # A further parent is taken while more than this part of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
@@ -334,6 +333,9 @@ class Copies:
         wanted = self._topology.hosts((receiver,))[0].down
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
+        spare = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
+        # All that have little to spare may together offer less than one that takes it from others.
+        ranked.sort(key=lambda one: not (one[0] and one[3] > spare))
         for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
             if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
                 break

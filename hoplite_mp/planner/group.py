@@ -249,8 +249,7 @@ class Groups:
     def _give_back_unheard(
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
-        """As `_give_back`, for nodes to which the manager that died had sent no version. Only if
-        nothing has changed since the group was formed, or a member would miss calls."""
+        """As `_give_back`, for nodes that received no version; only if none followed the first."""
         if group.shown is None or not group.shown.first:
             return
         heard = {one.node for one in held if one.shown.name == group.name}

@@ -78,6 +78,20 @@ def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     assert transfer.ends_at == pytest.approx(2.0, rel=0.01)
 
 
+def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
+    """Node 0 has an eighth of its link left, node 1 nothing: of the latter's half the receiver has
+    more."""
+    cluster = Cluster(3)
+    for node, busy in ((0, 0.875e8), (1, 1e8)):
+        cluster.topology.measure_host(node, 1e8, 1e8)
+        cluster.copies._busy[node] = busy
+    plan = cluster.fetch(2, holders=(0, 1))
+    rates = {0: 0, 1: 0}
+    for stripe in plan.stripes:
+        rates[stripe.owner] += stripe.end_share - stripe.begin_share
+    assert rates[1] > 3 * rates[0]
+
+
 def test_holders_that_are_alike_serve_in_turn() -> None:
     cluster = Cluster(3)
     parents = []
