@@ -70,6 +70,7 @@ class Node:
             ends = ports.lines, self.look
             lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
             self.lan = self.upward.lan = lan
+            self.upward.actor_moves = lan.actor_moves
         else:
             at_start = start.workers, ports.hostname
             alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)

@@ -17,6 +17,7 @@ from hoplite_mp.protocol.reports import NodeReturned
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.actors.actor_moves import ActorMoves
     from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Wanted
     from hoplite_mp.node.core.lan import Lan
     from hoplite_mp.node.core.membership import Alone
@@ -39,7 +40,9 @@ class Upward:
     alone: Alone
 
     def __init__(self) -> None:
-        self.lan: Lan | None = None  # set if there are other hosts
+        # Set if there are other hosts.
+        self.lan: Lan | None = None
+        self.actor_moves: ActorMoves | None = None
 
     # -- node/notes.py, store.py, sweeper.py, remote_objects.py, imports.py --------------------
 
@@ -92,16 +95,16 @@ class Upward:
         return None if lan is None else lan.spares.number_of(object_id, home)
 
     def moved(self, one: Import) -> None:
-        if self.lan is not None:
-            self.lan.actor_moves.moved(one)
+        if self.actor_moves is not None:
+            self.actor_moves.moved(one)
 
     def ownerless(self, one: Import) -> None:
-        if self.lan is not None:
-            self.lan.actor_moves.ownerless(one)
+        if self.actor_moves is not None:
+            self.actor_moves.ownerless(one)
 
     def all_heard(self) -> None:
-        if self.lan is not None:
-            self.lan.actor_moves.look()
+        if self.actor_moves is not None:
+            self.actor_moves.look()
 
     # -- node/core/management.py, standing.py ------------------------------------------------------
 
@@ -345,14 +348,14 @@ class Upward:
     # -- node/actors/far_actors.py -----------------------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        assert self.lan is not None
-        self.lan.actor_moves.when_known(identity, action)
+        assert self.actor_moves is not None
+        self.actor_moves.when_known(identity, action)
 
     # -- node/actors/actor_spares.py ---------------------------------------------------------------
 
     def sought(self, home: int, identity: bytes) -> None:
-        assert self.lan is not None
-        self.lan.actor_moves.sought(home, identity)
+        assert self.actor_moves is not None
+        self.actor_moves.sought(home, identity)
 
     # -- node/groups/groups.py ---------------------------------------------------------------------
 
