@@ -120,8 +120,11 @@ class Homes:
 
     def gone(self, message: ObjectGone) -> None:
         """The object's home reports that no holder is left. An earlier report may still name the
-        object."""
-        self.named.pop(message.object, None)
+        object. A new manager may read this after that home's death; then the reports of the others
+        count, with whom the home may have lost contact before."""
+        if self._home(message.object) == NOBODY:
+            return
+        del self.named[message.object]
         for open_ in self._rounds.values():
             open_.gone.add(message.object)
 

@@ -104,6 +104,29 @@ def test_what_was_freed_between_two_reports_gets_no_home() -> None:
     assert not planner.homes.named
 
 
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_what_a_dead_home_has_freed_gets_the_home_of_those_who_hold_it(told: str) -> None:
+    """Seed 1206283: the home had lost contact with the holder, and said that nobody holds the
+    object; a new manager read that after it had heard of the home's death. told: when the manager
+    hears of the death, before or after it has begun."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    planner.membership.lose(0)
+    held = (70).to_bytes(8, "little") + bytes(8)
+    if told == "before":
+        planner.membership.lose(1)
+    planner.homes.restore(
+        [HomesKnown(1, (held,), (1,))], [HoldingsReported(2, 1, (held,), (5,), (0,))]
+    )
+    if told == "after":
+        planner.step(NodeLost(1, 0), 0.0)
+    planner.step(ObjectGone(held), 0.0)
+    planner.homes.report(HoldingsReported(2, 1, (held,), (5,), (0,)))
+    planner.homes.report(HoldingsReported(2, 0))
+    assert planner.homes.named == {held: 2}
+
+
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
 def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports(
     lost: tuple[int, ...],
