@@ -194,8 +194,8 @@ class HostsMember:
         section begins, so all hosts begin at once.
 
         Returns what a signal handler has raised meanwhile; it is raised when all is written,
-        because others may be reading. Invariant: bytes that were reported to the node are never
-        written again."""
+        because others may be reading. Invariant: bytes that were reported to the node never change;
+        where two sections overlap the same values are written a second time."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
         sections, ends = len(bounds) - 1, bounds[1:]

@@ -62,8 +62,8 @@ OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest fram
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_LOOK_S = 0.1
-# How long a node may wait to join: longer than this host's own node may be late (OWN_S in
-# planner/restoring.py). Lower: it learns sooner that the node of the manager's host stands still.
+# How long a node may wait to join. It must be longer than the manager's own node may be late (OWN_S
+# in planner/restoring.py). Lower: a node that waits calls again sooner if that own node is stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")

@@ -50,7 +50,7 @@ class Above(Protocol):
         """An import has a new owner, which may be this host."""
 
     def ownerless(self, one: Import) -> None:
-        """Nobody has been named as the new owner of an import, and nobody will be."""
+        """The manager has named no new owner for an import, and will not name one."""
 
     def all_heard(self) -> None:
         """All that a message of the manager says about owners has been handled."""
@@ -173,9 +173,10 @@ class Owners:
             self._close(lost)
 
     def back(self, home: int) -> None:
-        """A host that the last manager had given up is a member, in the same life: a user has made
-        its standby the manager, with `promote --anyway`. So nobody names other owners for its
-        objects, and this node asks it for what it has not heard from it."""
+        """A host that the last manager had given up is a member again, in the same life, because a
+        user has made its standby the manager (`promote --anyway`). No other owners are named for
+        its objects, so this node acquires them from that host. Where the last manager had named
+        another owner already, both hosts count holders; values are read from either."""
         self.numbers.pop(home, None)
         lost = self.lost.pop(home, None)
         if lost is None:
