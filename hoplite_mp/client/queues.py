@@ -46,8 +46,8 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        # Pool -> how often this process has closed it. If the count has changed since a task's queue
-        # was looked up, that queue may belong to another process by now, and lead to another pool.
+        # Pool -> how often this process has closed it. If this has changed since a task's queue was
+        # looked up, that queue may belong to another process by now, and lead to another pool.
         self.closings: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
