@@ -133,6 +133,7 @@ class Member:
         self._users = 1
         self._passes_on = passes_on
         self._changed = threading.Condition()  # notified when `cluster` or `lost` changes
+        self._left = threading.Event()  # the membership has ended: nobody looks for another node
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
@@ -152,7 +153,10 @@ class Member:
                 return
             del _members[self.place.name]
             cluster = self.cluster
+        self._left.set()
         cluster.shutdown(wait=True, cancel_futures=True)
+        # Otherwise that thread could start a keeper for nobody after this has returned.
+        self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
         """Returns when this process takes part; if its node has just ended, waits until another one
@@ -181,7 +185,7 @@ class Member:
             try:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
-                found = _enter(self.place, REJOIN_S, self._passes_on)
+                found = _enter(self.place, REJOIN_S, self._passes_on, self._left)
             # Of any class: the system may refuse a process or a descriptor. The next call of
             # `take_part` tries anew.
             except Exception as error:
@@ -303,7 +307,8 @@ def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = Fa
     with _entering:
         member = member_of(place)
         if member is None:
-            return _begin_member(place, _enter(place, wait, passes_on), passes_on)
+            cluster = _enter(place, wait, passes_on, threading.Event())
+            return _begin_member(place, cluster, passes_on)
         with _lock:
             member._users += 1
     member.await_return(wait)
@@ -336,16 +341,20 @@ def _adapt(cluster: Cluster, passes_on: bool) -> None:
     cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
 
 
-def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
+def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
+    """Takes part within wait_s, or raises the reason. left: set when the cluster is not wanted any
+    more."""
     deadline = time.monotonic() + wait_s
     while True:
+        if left.is_set():
+            raise errors.ManagerLostError("this process has left the cluster")
         try:
             cluster: Cluster = _Attached(address=place.address, **place.options)
             break
         except NoNodeHere:
             pass
-        left = deadline - time.monotonic()
-        error = _find_keeper(place, max(left, LOOK_S)) if left > 0 else None
+        rest_s = deadline - time.monotonic()
+        error = _find_keeper(place, max(rest_s, LOOK_S), left) if rest_s > 0 else None
         if isinstance(error, _FINAL):
             raise error
         if time.monotonic() >= deadline:
@@ -355,12 +364,12 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
             _log.warning("no node of this host lets this process in: it brings one of its own")
             cluster = KeptCluster(address=place.address, **place.options)
             break
-        time.sleep(LOOK_S)
+        left.wait(LOOK_S)
     _adapt(cluster, passes_on)
     return cluster
 
 
-def _find_keeper(place: Place, wait_s: float) -> HopliteError | None:
+def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
     """Starts a keeper on this host unless there is one; returns None when its node has joined,
     otherwise the reason."""
     try:
@@ -370,12 +379,15 @@ def _find_keeper(place: Place, wait_s: float) -> HopliteError | None:
     if sole is None:
         return None  # another keeper is just starting, or leaving
     sole.close()
-    return _error_in(_start_keeper(place, wait_s))
+    return _error_in(_start_keeper(place, wait_s, left=left))
 
 
-def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dict[str, Any]:
+def _start_keeper(
+    place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
+) -> dict[str, Any]:
     """Starts a keeper, and returns the message that it sends when its node has joined, or could not
-    be started. listen: it has the manager, which listens there."""
+    be started. listen: it has the manager, which listens there. left: once it is set, nobody waits
+    for the message, and the keeper ends by itself because no process uses its node."""
     told = {
         "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
@@ -393,8 +405,8 @@ def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dic
         return {"error": "NodeLostError", "text": str(_no_node(error))}
     with process:
         try:
-            patience = wait_s + place.config.start_timeout_s
-            answer, _ = process.communicate(json.dumps(told).encode() + b"\n", patience)
+            patience_s = wait_s + place.config.start_timeout_s
+            answer = _answer(process, json.dumps(told).encode() + b"\n", patience_s, left)
             said: dict[str, Any] = json.loads(answer)
         except (subprocess.TimeoutExpired, ValueError):
             text = (
@@ -403,6 +415,22 @@ def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dic
             )
             return {"error": "NodeLostError", "text": text}
     return said
+
+
+def _answer(
+    process: subprocess.Popen[bytes], told: bytes, wait_s: float, left: threading.Event | None
+) -> bytes:
+    """What the process writes until it closes its output. subprocess.TimeoutExpired: it has not
+    closed it within wait_s, or before `left` was set."""
+    deadline = time.monotonic() + wait_s
+    rest: bytes | None = told  # only the first call of `communicate` takes it; it sends all of it
+    while True:
+        try:
+            return process.communicate(rest, LOOK_S)[0]
+        except subprocess.TimeoutExpired:  # a further call loses nothing
+            rest = None
+            if time.monotonic() >= deadline or (left is not None and left.is_set()):
+                raise
 
 
 def _error_in(said: dict[str, Any]) -> HopliteError | None:

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.integrations import beside
 from hoplite_mp.transport.rendezvous import Sole
 from tests.attach.conftest import PATIENCE_S, ROOT
@@ -20,6 +22,7 @@ from tests.attach.conftest import PATIENCE_S, ROOT
 BEGINS = """
 import dataclasses, json, os, signal, sys
 import hoplite_mp
+from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.integrations import beside
 config = hoplite_mp.Config(beside_idle_s=float(sys.argv[1]))
 place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, config=config)
@@ -54,6 +57,11 @@ def until_gone(place: beside.Place) -> None:
         time.sleep(0.05)
 
 
+def looking() -> list[str]:
+    """The threads of this process that would look for another node."""
+    return [one.name for one in threading.enumerate() if one.name == "hoplite_mp beside"]
+
+
 def test_it_goes_on_without_who_has_begun_it() -> None:
     place = begun(60.0)
     assert beside.is_kept(place)
@@ -72,6 +80,7 @@ def test_it_goes_on_without_who_has_begun_it() -> None:
         c.put(1)
     assert view.sum() == 100_000
     member.end()
+    assert looking() == []
 
 
 def test_nobody_uses_it() -> None:
@@ -95,6 +104,30 @@ def test_its_keeper_is_killed() -> None:
     with pytest.raises((hoplite_mp.NodeLostError, hoplite_mp.ManagerLostError)):
         beside.take_part(place, 0.1).cluster.put(1)
     member.end()
+    assert looking() == []
+
+
+def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back leads through a keeper, which answers nothing here for a long time."""
+    place = begun(60.0)
+    member = beside.take_part(place)
+    looked = threading.Event()
+
+    def nobody_here(**_: object) -> hoplite_mp.Cluster:
+        looked.set()
+        raise NoNodeHere
+
+    monkeypatch.setattr(beside, "_Attached", nobody_here)
+    silent = "import os, time; os.fork() and os._exit(0); time.sleep(20)"
+    monkeypatch.setattr(beside, "BOOT", silent)
+    pid = Sole.holder(beside.lock_name(place))
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    assert looked.wait(PATIENCE_S)
+    began = time.monotonic()
+    member.end()
+    assert looking() == []
+    assert time.monotonic() - began < 10
 
 
 def test_the_address_is_taken() -> None:
