@@ -329,8 +329,7 @@ class Planner:
             op = self.reductions.operations.get(message.operation)
             if op is None or message.index in op.ready:
                 return []
-            reason = f"node {message.node}, which held it, is gone"
-            gone = SourceFailed(message.operation, message.index, reason)
+            gone = op.all_gone(message.index, (message.node, *message.others))
             return self.reductions.step(gone, now)
         sends: list[Send] = []
         for holder in holders:

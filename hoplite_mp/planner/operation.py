@@ -120,6 +120,17 @@ class Operation:
             return ()
         return self.twins.get(self.request.sources[index], (index,))
 
+    def note_gone(self, index: int, nodes: Iterable[int]) -> None:
+        """These nodes do not hold the source any more. If the operation fails for want of sources,
+        the requester is told so, because it may know of another copy or make the source again."""
+        self.gone.update({(index, node): None for node in nodes})
+
+    def all_gone(self, index: int, nodes: tuple[int, ...]) -> SourceFailed:
+        """The event that a source has failed because all nodes that held it are gone."""
+        self.note_gone(index, nodes)
+        reason = f"node {nodes[0]}, which held it, is gone"
+        return SourceFailed(self.request.operation, index, reason)
+
     def can_be_met(self) -> bool:
         """Can `need` sources still become ready?"""
         return len(self.request.sources) - len(self.failed) >= self.need
@@ -199,7 +210,7 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
     for index, source in list(op.ready.items()):
         source.holders.pop(node, None)
         if not source.holders:
-            op.gone[index, node] = None  # the requester may know of another copy
+            op.note_gone(index, (node,))
             reason = f"node {node}, which held it, was lost"
             note_failed(op, SourceFailed(op.request.operation, index, reason))
     named = op.request.to
@@ -244,7 +255,7 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
     """This node no longer holds a source. Others may, because a node deletes its copy as soon as
     no process there needs it any more."""
-    op.gone[index, message.node] = None
+    op.note_gone(index, (message.node,))
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
         note_failed(op, SourceFailed(op.request.operation, index, message.reason))

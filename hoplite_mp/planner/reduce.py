@@ -40,7 +40,6 @@ from hoplite_mp.protocol.messages import (
     Forget,
     OperationFailed,
     ReduceRequested,
-    SourceFailed,
     SourceReady,
     Stripe,
 )
@@ -113,8 +112,7 @@ class Reductions:
             for holder in found:
                 note_ready(op, SourceReady(number, index, holder, size, layout))
             if not found:
-                reason = f"node {at[0]}, which held it, is gone"
-                note_failed(op, SourceFailed(number, index, reason))
+                note_failed(op, op.all_gone(index, at))
         return op
 
     def restore(

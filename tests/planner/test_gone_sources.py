@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol import messages as m
 
@@ -60,3 +62,41 @@ def test_who_has_asked_hears_which_sources_were_lost_with_a_host() -> None:
     sends = planner.step(m.NodeLost(1, 1), 0.0).sends
     (failure,) = [one for _, one in sends if isinstance(one, m.OperationFailed)]
     assert failure.gone == (0, 1)
+
+
+def gather(ready: tuple[int, ...]) -> m.ReduceRequested:
+    """Node 0 asks for two sources of which node 1 has the ready ones."""
+    return m.ReduceRequested(
+        7,
+        0,
+        1,
+        (ID, bytes([1]) * 16),
+        "",
+        2,
+        kind="gather",
+        to=(0,),
+        ready=ready,
+        ready_nbytes=(4096,) * len(ready),
+        ready_layouts=(b"",) * len(ready),
+        ready_holders=((1, 2),) * len(ready),
+    )
+
+
+@pytest.mark.parametrize("requested_before", [False, True])
+def test_who_reports_a_source_on_lost_hosts_hears_that_they_are_lost(
+    requested_before: bool,
+) -> None:
+    """It has not heard of the deaths, and would otherwise not make the source again."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(m.NodeJoined(70 + node, 1, 2), 0.0)
+    if requested_before:
+        planner.step(gather(()), 0.0)
+    planner.step(m.NodeLost(1, 1), 0.0)
+    planner.step(m.NodeLost(2, 1), 0.0)
+    last = m.SourceReady(7, 0, 1, 4096, b"", (2,)) if requested_before else gather((0,))
+    (failure,) = [
+        one for _, one in planner.step(last, 0.0).sends if isinstance(one, m.OperationFailed)
+    ]
+    assert failure.gone == (0, 1, 0, 2)
+    assert failure.error == "source"
