@@ -121,7 +121,8 @@ class Planner:
         if restoring.returned:
             self.membership.restore(restoring.members, restoring.numbers)
             for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
-                self.actor_names.claim(message)
+                if not (message.by_spare and message.node in restoring.returned):
+                    self.actor_names.claim(message)
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
@@ -370,7 +371,7 @@ class Planner:
             return []
         names = self.actor_names
         if isinstance(message, ActorNameClaimed):
-            return names.claim(message)
+            return [] if message.by_spare else names.claim(message)
         return names.ask(message) if isinstance(message, ActorNameAsked) else names.release(message)
 
 

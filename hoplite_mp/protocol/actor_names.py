@@ -20,19 +20,21 @@ __all__ = ["ActorNameAsked", "ActorNameClaimed", "ActorNameHeld", "ActorNameRele
 class ActorNameClaimed(Message, frozen=True):
     """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
     actor has started, and no answer is expected. `moves`: another node may start it again when this
-    one is lost."""
+    one is lost. `by_spare`: the node that may start it again says so to a new manager; that holds
+    only if `node` itself does not report, because the actor may have ended meanwhile."""
 
     request: int
     node: int
     name: str
     identity: bytes
     moves: bool = False
+    by_spare: bool = False
 
     def __post_init__(self) -> None:
         counts(request=self.request, node=self.node)
         text("name", self.name, NAME_CHARS_MAX, 1)
         object_id("identity", self.identity)
-        flags(moves=self.moves)
+        flags(moves=self.moves, by_spare=self.by_spare)
 
 
 class ActorNameAsked(Message, frozen=True):

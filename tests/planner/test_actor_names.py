@@ -91,7 +91,7 @@ def test_the_manager_dies_with_the_host() -> None:
     planner = Planner(again=True, own=1)
     for node in (1, 2):
         planner.step(NodeReturned(node, 0, 3, members), 0.0)
-    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True), 0.0)  # said by node 2
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)  # node 2
     planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 0.0)  # was open
     planner.step(Reported(1), 0.0)
     planner.step(Reported(2), 0.0)
@@ -103,6 +103,21 @@ def test_the_manager_dies_with_the_host() -> None:
     planner.step(NodeLost(2, 0), 62.0)
     planner.step(HoldingsReported(1, 2, (IDENTITY,), (5,), (0,)), 62.0)
     assert holder(planner) is None
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives: bool) -> None:
+    """Seed 1101627: the actor had ended, its spare had not heard of it, and then left."""
+    members: tuple[Member, ...] = joined(2).membership.members
+    planner = Planner(again=True, own=0)
+    for node in (0, 1):
+        planner.step(NodeReturned(node, 0, 2, members), 0.0)
+    if lives:
+        planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True), 0.0)
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)
+    planner.step(Reported(0), 0.0)
+    planner.step(Reported(1), 0.0)
+    assert holder(planner) == (IDENTITY if lives else None)
 
 
 def test_of_several_spares_the_one_with_the_newest_state() -> None:

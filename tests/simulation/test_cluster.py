@@ -61,6 +61,7 @@ FOUND = {
     901008: "a collective to a host that joined before its caller's node had heard of it",
     1100150: "a node that had voted for a standby while its manager went on with the other half",
     1200041: "a standby that was promoted on a host that the manager had given up",
+    1101627: "the name of an ended actor that its spare reported before it left",
     1206640: "a source on a host of whose death its requester had not heard",
     1206283: "calls of an actor whose spare had let go of it before it died as well",
 }

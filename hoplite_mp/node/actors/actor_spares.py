@@ -233,7 +233,8 @@ class Spares:
         for identity, spare in self.kept.items():
             there = self.roster.number_of(spare.home) is not None
             if spare.what.name and (there or self.owners.is_open(spare.home)):
-                yield ActorNameClaimed(0, spare.number, spare.what.name, identity, True)
+                name = spare.what.name
+                yield ActorNameClaimed(0, spare.number, name, identity, True, by_spare=True)
 
     def release_name(self, spare: Spare) -> None:
         """Releases the name of an actor that will not be restarted, or has none any more. The lost
