@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,7 @@ OVER = (
 )
 SMALL_TIMES = 20  # calls of 1 KiB, and four of 1 MiB, count once, as their median
 RESAMPLES = 4000
+ANSWER_S = 120.0  # for one reading; then a build hangs, and the figures would be of something else
 PORTS = {"before": 7000, "after": 7100}
 MEMORY = "1500MiB"
 
@@ -99,7 +101,10 @@ def asked(process: subprocess.Popen[str], line: str) -> None:
 
 
 def answered(process: subprocess.Popen[str]) -> float:
+    """The seconds that it has taken, as it writes them."""
     assert process.stdout is not None
+    if not select.select([process.stdout], [], [], ANSWER_S)[0]:  # it writes one line at a time
+        raise RuntimeError(f"{process.args} has not answered for {ANSWER_S:.0f} s")
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"{process.args} ended with exit code {process.wait()}")

@@ -234,14 +234,19 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
 
 
 def test_who_has_voted_is_asked_again(stage: Stage) -> None:
-    """The standby had not received the vote yet when an earlier connection of this node ended."""
+    """The standby had not received the vote yet when an earlier connection of this node ended. Until
+    it leads, this node does not take itself for cut off because it has lost many others."""
+    assert not stage.management.waits_for_votes
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)
+    assert stage.management.waits_for_votes
     assert t.Voted in kinds(stage.ask(2))
     assert t.Voted not in kinds(stage.ask(2))
     assert stage.management.wire is not None
+    assert stage.management.waits_for_votes
     stage.lead(stage.standbys[0], 2, 2)
     assert t.Follows in kinds(stage.standbys[0].hear())
+    assert not stage.management.waits_for_votes
 
 
 @pytest.mark.parametrize("dies", [False, True])

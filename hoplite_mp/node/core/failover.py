@@ -158,6 +158,11 @@ class Failover:
         """Whether this node has voted for a standby, and so never calls its first manager again."""
         return bool(self.voter.voted_for)
 
+    @property
+    def is_electing(self) -> bool:
+        """Whether this node has voted, and the candidate does not lead yet."""
+        return self._voted_at is not None
+
     # -- without a manager ---------------------------------------------------------------------
 
     def lost(self) -> None:

@@ -369,9 +369,10 @@ class Management:
 
     @property
     def waits_for_votes(self) -> bool:
-        """Whether this node has no manager and a standby may take over, which then decides which
-        hosts are lost."""
-        return self.wire is None and self.failover is not None
+        """Whether a standby may take over and then decide which hosts are lost: this node has no
+        manager, or has voted for one that does not lead yet."""
+        failover = self.failover
+        return failover is not None and (self.wire is None or failover.is_electing)
 
     def drop(self, why: str) -> None:
         """Stops obeying this manager; this node follows the one that it finds next."""
