@@ -234,8 +234,8 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
 
 
 def test_who_has_voted_is_asked_again(stage: Stage) -> None:
-    """The standby had not received the vote yet when an earlier connection of this node ended. Until
-    it leads, this node does not take itself for cut off because it has lost many others."""
+    """The standby had not received the vote yet when an earlier connection of this node ended.
+    Until it leads, this node does not take itself for cut off because it has lost many others."""
     assert not stage.management.waits_for_votes
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)

@@ -122,6 +122,10 @@ class Failover(Protocol):
     def keeper(self) -> Member | None:
         """The member whose host has one of the standby's addresses, if it has joined."""
 
+    @property
+    def is_electing(self) -> bool:
+        """Whether this node has voted, and the candidate does not lead yet."""
+
     def receive(self, message: Any) -> None:
         """Handles a message of the manager about terms."""
 
