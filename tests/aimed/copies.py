@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.errors import StoreFullError
+from hoplite_mp.errors import HopliteTimeoutError, StoreFullError
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import (
@@ -18,8 +18,8 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim
 
 __all__ = [
-    "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "unknown",
-    "unreachable", "untold",
+    "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "taken_back",
+    "unknown", "unreachable", "untold",
 ]  # fmt: skip
 
 
@@ -317,3 +317,29 @@ def refused(a: Aim) -> None:
     a.run(H, "put", put)
     a.run(A, "A", partial(read, "A"))
     a.run(B, "B", partial(read, "B"))
+
+
+def taken_back(a: Aim) -> None:
+    """A host gives up a fetch, because its only reader has let go of the object, and brings the
+    object when it is asked for again."""
+    a.must(crawl=1, late=1, given_up=1)
+    H, R = a.some(2)
+    leaf = a.leaf(BIG)
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "back again")
+        c.wait([ref])
+        a.crawl(H)
+        fetching = R.node.lan.transfers.fetching
+        try:
+            c.get(ref, timeout=0.5)
+        except HopliteTimeoutError:
+            a.struck["late"] += bool(fetching)
+        del ref
+        c.wait([c.submit(make_once_more, Leaf(1, 0, 1), 0.0)])  # only now the drop is noticed
+        a.struck["given_up"] += a.wait_for(1.0, lambda: not fetching)
+        a.read(c, leaf, "back again")
+        a.say("over")
+
+    a.offer(H, leaf, "back again")
+    a.run(R, "read", read)
