@@ -168,27 +168,33 @@ async def result_of(future: Awaited[T]) -> T:
     """What `await future` gives: the value, or what the task raised; CancelledError of asyncio if
     it was cancelled, as by `asyncio.wrap_future`."""
     submitter = future._submitter
-    if not future.done():
-        await ended(submitter, future._oid)
-    if future.cancelled():
-        raise asyncio.CancelledError("the task was cancelled")
-    if not future.unread or _at_hand(submitter, future._oid, future._writable):
-        return future.result()
-    return await in_thread(submitter, future.result)
+    try:
+        if not future.done():
+            await ended(submitter, future._oid)
+        if future.cancelled():
+            raise asyncio.CancelledError("the task was cancelled")
+        if not future.unread or _at_hand(submitter, future._oid, future._writable):
+            return future.result()
+        return await in_thread(submitter, future.result)
+    finally:
+        del future  # no reference cycle through its error's traceback
 
 
 async def result_of_thread(future: concurrent.futures.Future[T], blocks: Waits | None) -> T:
     """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
     its waits, so that the task counts as blocked meanwhile."""
-    if not future.done():
-        inbox = inbox_here()
-        waiter: asyncio.Future[None] = inbox.loop.create_future()
-        future.add_done_callback(lambda _: inbox.hand_over(waiter))
-        with contextlib.nullcontext() if blocks is None else counted(blocks):
-            await waiter
-    if future.cancelled():
-        raise asyncio.CancelledError("the call was cancelled")
-    return future.result()
+    try:
+        if not future.done():
+            inbox = inbox_here()
+            waiter: asyncio.Future[None] = inbox.loop.create_future()
+            future.add_done_callback(lambda _: inbox.hand_over(waiter))
+            with contextlib.nullcontext() if blocks is None else counted(blocks):
+                await waiter
+        if future.cancelled():
+            raise asyncio.CancelledError("the call was cancelled")
+        return future.result()
+    finally:
+        del future  # as above
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:

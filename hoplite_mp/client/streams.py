@@ -127,6 +127,7 @@ class Stream(Generic[T]):
             try:
                 self._link = task.result()
             except BaseException:
+                del task  # no reference cycle through its error's traceback
                 self._finish()
                 raise
             # Release what the task's result holds, so that from here on only this stream holds the

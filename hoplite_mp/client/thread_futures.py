@@ -35,7 +35,10 @@ class ThreadFuture(concurrent.futures.Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """As of `concurrent.futures.Future`."""
-        return super().result(self._wait(timeout))
+        try:
+            return super().result(self._wait(timeout))
+        finally:
+            self = None  # type: ignore[assignment]  # no reference cycle through the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As of `concurrent.futures.Future`."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, ObjectLostError
+from hoplite_mp.client.thread_futures import ThreadFuture
 from tests.aio.conftest import PATIENCE_S, Run, longest_pause
 
 if TYPE_CHECKING:
@@ -65,6 +67,29 @@ def test_values_and_errors(cluster: Cluster, run: Run) -> None:
         assert await cluster.broadcast(cluster.put(1)) is None
 
     run(main())
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_its_error_does_not_keep_the_future(cluster: Cluster, run: Run, threads: bool) -> None:
+    """A reference cycle through the traceback would keep its objects until the next collection."""
+
+    async def main() -> Any:
+        future: Any = cluster.submit(fail, ValueError("z"))
+        if threads:
+            future = ThreadFuture()
+            future.set_exception(ValueError("z"))
+        kept = weakref.ref(future)
+        try:
+            await future
+        except ValueError:
+            del future
+        return kept
+
+    gc.disable()
+    try:
+        assert run(main())() is None
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_await_cancels_nothing_else(cluster: Cluster, run: Run, tmp_path: Path) -> None:
