@@ -1,9 +1,14 @@
-"""What the rooms of a node that is alone are told where others would have been asked."""
+"""What the rooms of a node that is alone are told where others would have been asked, and whether
+those of one among others can be asked."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from typing import Any
 
+from hoplite_mp.node.core.lan import Lan
+from hoplite_mp.node.core.lan_wiring import LanUpward
 from hoplite_mp.node.core.wiring import Upward
 
 
@@ -14,3 +19,14 @@ def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:
     Upward().keep_spare(actor, lambda: kept.append("done"))
     assert kept == ["done"]
     Upward().keep_spare(actor, None)
+
+
+def test_lan_sets_every_room_that_upward_calls_reach() -> None:
+    """An attribute that is set later is forgotten easily."""
+    found = {
+        one.attr
+        for one in ast.walk(ast.parse(inspect.getsource(Lan)))
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        if isinstance(one.value, ast.Name) and one.value.id == "upward"
+    }
+    assert found == LanUpward.__annotations__.keys()

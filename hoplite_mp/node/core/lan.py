@@ -9,17 +9,18 @@ It must never know: what objects contain, how bytes move, how a handshake works.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp.node.actors import actor_spares, far_actors
 from hoplite_mp.node.actors.actor_looks import calls_from_here
 from hoplite_mp.node.actors.actor_moves import ActorMoves
+from hoplite_mp.node.actors.actor_spares import Spares
+from hoplite_mp.node.actors.far_actors import FarActors
 from hoplite_mp.node.collectives.plan_cells import PlanCells
 from hoplite_mp.node.collectives.plan_executor import PlanExecutor
 from hoplite_mp.node.collectives.transfers import Transfers
-from hoplite_mp.node.core import peer_table, rooms
+from hoplite_mp.node.core import peer_table
 from hoplite_mp.node.core.drivers import Drivers
 from hoplite_mp.node.core.manager_calls import ManagerCalls
 from hoplite_mp.node.core.membership import Membership
@@ -34,8 +35,8 @@ from hoplite_mp.node.objects.locations import Locations
 from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.objects.streaming_source import StreamingSources
 from hoplite_mp.node.output.far_output import FarOutput
-from hoplite_mp.node.recovery import owners, recovering
-from hoplite_mp.node.tasks import draining
+from hoplite_mp.node.recovery.recovering import Recovering
+from hoplite_mp.node.tasks.draining import Draining
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.local import (
     DrainNode,
@@ -68,13 +69,13 @@ from hoplite_mp.protocol.point_to_point import GroupSent, GroupSentTaken, GroupS
 from hoplite_mp.protocol.versions import software_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from hoplite_mp.node.core.lan_wiring import LanUpward
     from hoplite_mp.node.core.rooms import Rooms
     from hoplite_mp.node.ports import Connections, DriverDoor, Engine, Lines
     from hoplite_mp.protocol.local import LanStart, Request, Start
-    from hoplite_mp.protocol.messages import Member, NodeToManager
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Lan"]
@@ -83,17 +84,6 @@ __all__ = ["Lan"]
 # often.
 STEAL_LOOK_S = 0.02
 _log = logging.getLogger("hoplite_mp")
-
-
-class Above(
-    actor_spares.Above,
-    draining.Above,
-    far_actors.Above,
-    owners.Above,
-    rooms.Above,
-    Protocol,
-):
-    """All that these rooms ask of rooms above them."""
 
 
 class Lan:
@@ -107,11 +97,12 @@ class Lan:
         connections: Connections,
         engine: Engine,
         driver_door: DriverDoor,
-        above: Above,
+        upward: LanUpward,
         lines: Lines,
         look: Callable[[], None],
     ) -> None:
-        """look: called after words in shared memory have changed."""
+        """upward: is told the rooms to which it passes calls. look: called after words in shared
+        memory have changed."""
         self.local = local
         self.host = host = local.host
         self.connections = connections
@@ -149,7 +140,7 @@ class Lan:
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
-        self.draining = draining.Draining(host, local.guests, local.workers, above)
+        self.draining = Draining(host, local.guests, local.workers, upward)
         self.drivers = Drivers(
             host,
             lines,
@@ -164,22 +155,27 @@ class Lan:
         )
         self.locations = Locations(host)
         self.probing = Probing(local.number, local.questions, host.send_manager)
-        self.recovering = recovering.Recovering(
+        self.recovering = Recovering(
             host,
             self.replicas,
             local.guests,
             self.missing,
             local.resources,
             local.workers,
-            above,
+            upward,
         )
         owners = self.recovering.owners
         of_tasks = local.workers, local.delegation, local.guests
-        self.far_actors = far_actors.FarActors(host, local.actors, *of_tasks, owners, above)
-        self.spares = actor_spares.Spares(host, local.actors, owners, above)
-        self.actor_moves = ActorMoves(
+        self.far_actors = FarActors(host, local.actors, *of_tasks, owners, upward)
+        self.spares = Spares(host, local.actors, owners, upward)
+        upward.actor_moves = ActorMoves(
             host, local.actors, self.far_actors, self.spares, *of_tasks, owners
         )
+        upward.far_actors, upward.spares = self.far_actors, self.spares
+        upward.membership, upward.missing, upward.peers = self.membership, self.missing, self.peers
+        upward.drivers, upward.far_output = self.drivers, self.far_output
+        upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
+        upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
@@ -326,20 +322,6 @@ class Lan:
             if number not in members and number not in self.missing.members:
                 self._came(member)
 
-    def report(self) -> Iterator[NodeToManager | Report]:
-        """What a new manager must know of these rooms."""
-        yield from self.spares.report()
-        yield from self.transfers.report()
-        yield from self.plan_executor.report()
-        yield from self.recovering.owners.report_again()
-
-    def counted(self) -> tuple[int, tuple[Member, ...], int, int]:
-        """How many node numbers were given, the members, the highest epoch of a Distribute, and how
-        many objects had an operation for their copies; each as far as this node knows. A new
-        manager continues these counts."""
-        members = *self.membership.members.values(), *self.missing.members.values()
-        return self.membership.numbers, members, self.transfers.epochs, self.transfers.copied
-
     def _set_number(self, number: int) -> None:
         """The manager has let this node in, with this number."""
         self.host.client.set_number(number)
@@ -410,14 +392,6 @@ class Lan:
         most = count > max(1, len(self.peers.by_home))
         if most and not (to.is_here or to.waits_for_votes):
             to.cut_off(f"this host has lost {count} others")
-
-    def freed(self, oid: int) -> None:
-        """The node has collected a header of its own table."""
-        one = self.local.imports.by_oid.get(oid)
-        self.local.imports.freed(oid)
-        if one is not None and oid not in self.local.imports.by_oid:
-            self.transfers.dropped(one.object)
-            self.recovering.freed(one)
 
     # -- peers ---------------------------------------------------------------------------------
 

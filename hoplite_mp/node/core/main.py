@@ -20,6 +20,7 @@ from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.core.lan_wiring import LanUpward
 from hoplite_mp.node.core.node import Node
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
@@ -61,7 +62,7 @@ class Process:
         self.tasks = tasks = _tasks.Tasks(self.client)
         self.loop = loop = EpollLoop()
         self.supervisor = socket.socket(fileno=supervisor_fd)
-        upward = Upward()
+        upward = Upward() if start.lan is None else LanUpward()
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             config,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.headers import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.node.core.client_table import client_table
+from hoplite_mp.node.core.lan_wiring import LanUpward
 from hoplite_mp.node.core.membership import Alone
 from hoplite_mp.node.core.rooms import Rooms
 
@@ -28,7 +29,8 @@ __all__ = ["Node"]
 
 
 class Node:
-    """One node. `upward` gets its rooms as soon as they are built."""
+    """One node. `upward` gets its rooms as soon as they are built; it is a LanUpward if and only if
+    `start.lan` is given."""
 
     def __init__(
         self,
@@ -63,14 +65,13 @@ class Node:
         if start.lan is not None:
             from hoplite_mp.node.core.lan import Lan
 
+            assert isinstance(self.upward, LanUpward)
             assert ports.connections is not None
             assert ports.engine is not None
             assert ports.driver_door is not None
             to_hosts = ports.connections, ports.engine, ports.driver_door
             ends = ports.lines, self.look
-            lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
-            self.lan = self.upward.lan = lan
-            self.upward.actor_moves = lan.actor_moves
+            self.lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
         else:
             at_start = start.workers, ports.hostname
             alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)

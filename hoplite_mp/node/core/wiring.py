@@ -2,7 +2,8 @@
 
 Why it exists: rooms are built in the order of their floors, each from those below it. A room that
 needs something from rooms above it declares a protocol in its own file (`Above`), and this file
-alone connects each of these methods with the room that implements it.
+connects each of these methods with the room that implements it. What is about other hosts gets the
+answer of a node without other hosts; node/core/lan_wiring.py overrides it.
 It must never know: anything but these connections.
 """
 
@@ -17,9 +18,7 @@ from hoplite_mp.protocol.reports import NodeReturned
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.actors.actor_moves import ActorMoves
     from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Wanted
-    from hoplite_mp.node.core.lan import Lan
     from hoplite_mp.node.core.membership import Alone
     from hoplite_mp.node.core.rooms import Rooms
     from hoplite_mp.node.objects.imports import Import
@@ -34,17 +33,12 @@ __all__ = ["Upward"]
 
 
 class Upward:
-    """The upward calls of one node; usable once its rooms are built."""
+    """The upward calls of a node in a cluster of one host; usable once its rooms are built."""
 
     rooms: Rooms
     alone: Alone
 
-    def __init__(self) -> None:
-        # Set if there are other hosts.
-        self.lan: Lan | None = None
-        self.actor_moves: ActorMoves | None = None
-
-    # -- node/notes.py, store.py, sweeper.py, remote_objects.py, imports.py --------------------
+    # -- node/notes.py, store.py, sweeper.py, remote_objects.py, imports.py, exports.py ------------
 
     def public(self, oid: int) -> bytes:
         return self.rooms.imports.public(oid)
@@ -56,62 +50,33 @@ class Upward:
         lost = errors.ObjectLostError(f"object {self.public(oid).hex()} is lost: {why}")
         self.rooms.results.replace_spilled(oid, lost)
 
-    def make_room(self) -> None:
-        if self.lan is not None:
-            self.lan.recovering.lineage.make_room()
+    def make_room(self) -> None: ...
 
     def freed(self, oid: int) -> None:
         self.rooms.actors.freed(oid)
-        if self.lan is not None:
-            self.lan.freed(oid)
-        else:
-            self.rooms.imports.freed(oid)
+        self.rooms.imports.freed(oid)
 
     def is_guest(self, oid: int) -> bool:
-        lan = self.lan
-        return lan is not None and lan.recovering.is_run_here(oid)
+        return False
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
         return self.rooms.actors.lost_call(worker, how)
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        return None if self.lan is None else self.rooms.imports.near(object_id, oid)
+        return self.rooms.imports.near(object_id, oid)
 
-    def nobody_named(self, oid: int) -> None:
-        if self.lan is not None:
-            self.lan.recovering.reconstruction.ask_again(oid)
+    def nobody_named(self, oid: int) -> None: ...
 
     def homeless(self, one: Import) -> bool:
-        lan = self.lan
-        return lan is not None and lan.recovering.owners.homeless(one)
-
-    # -- node/recovery/owners.py, exports.py -------------------------------------------------------
+        return False
 
     def extra_holds(self, oid: int) -> int:
-        return 0 if self.lan is None else self.lan.recovering.lineage.holds(oid)
-
-    def spare_number(self, object_id: bytes, home: int) -> int | None:
-        lan = self.lan
-        return None if lan is None else lan.spares.number_of(object_id, home)
-
-    def moved(self, one: Import) -> None:
-        if self.actor_moves is not None:
-            self.actor_moves.moved(one)
-
-    def ownerless(self, one: Import) -> None:
-        if self.actor_moves is not None:
-            self.actor_moves.ownerless(one)
-
-    def all_heard(self) -> None:
-        if self.actor_moves is not None:
-            self.actor_moves.look()
+        return 0
 
     # -- node/core/management.py, standing.py ------------------------------------------------------
 
     def receive(self, message: Any) -> None:
         rooms = self.rooms
-        if self.lan is not None and self.lan.receive(message):
-            return
         if not (rooms.operations.receive(message) or rooms.actors.receive(message)):
             rooms.groups.receive(message)
 
@@ -119,48 +84,36 @@ class Upward:
         self.rooms.standing.answer()
 
     def joining(self, incarnation: int) -> NodeJoined:
-        if self.lan is None:
-            return self.alone.joining(incarnation)
-        return self.lan.membership.joining(incarnation)
+        return self.alone.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        number, generations = self.rooms.number(), self.rooms.groups.generations
-        if self.lan is None:
-            about = 1, self.alone.known
-            return NodeReturned(number, incarnation, *about, generations=generations)
-        return NodeReturned(number, incarnation, *self.lan.counted(), generations)
+        about = self.rooms.number(), incarnation, 1, self.alone.known
+        return NodeReturned(*about, generations=self.rooms.groups.generations)
 
     def report(self) -> Iterator[Any]:
-        yield from self.rooms.report()
-        if self.lan is not None:
-            yield from self.lan.report()
+        return self.rooms.report()
 
     def cluster(self) -> bytes:
-        return b"" if self.lan is None else self.lan.membership.cluster
+        return b""
 
     # -- node/core/rooms.py, leases.py, pool_requests.py -------------------------------------------
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
-        return self.lan is not None and self.lan.peers.send(home, message)
+        return False
 
     def driver_name(self, slot: int) -> int:
-        return 0 if self.lan is None else self.lan.drivers.name_of(slot)
+        return 0
 
-    def leases(self, slot: int) -> None:
-        if self.lan is not None:
-            self.lan.recovering.leases(slot)
-
-    def tell_workers(self, count: int) -> None:
-        if self.lan is not None:
-            self.lan.membership.tell_workers(count)
+    def leases(self, slot: int) -> None: ...
+    def tell_workers(self, count: int) -> None: ...
 
     def grow_far(self, number: int, count: int) -> bool:
-        return self.lan is not None and self.lan.membership.grow_far(number, count)
+        return False
 
     # -- node/output/output.py ---------------------------------------------------------------------
 
     def far_subscriber(self, home: int) -> Subscriber | None:
-        return None if self.lan is None else self.lan.far_output.subscriber(home)
+        return None
 
     # -- node/tasks/delegation.py ------------------------------------------------------------------
 
@@ -175,17 +128,10 @@ class Upward:
             rooms.workers.announce(oid, False)
 
     def pool_deserted(self, pool: int, why: str) -> None:
-        lan = self.lan
-        if lan is None or not lan.far_actors.lost(pool, why):
-            self.rooms.workers.desert(pool, why)
+        self.rooms.workers.desert(pool, why)
 
-    def sends_on(self, audience: int, home: int) -> None:
-        if self.lan is not None:
-            self.lan.far_output.sent_on(audience, home)
-
-    def ends_elsewhere(self, oid: int) -> None:
-        if self.lan is not None:
-            self.lan.recovering.keep(oid)
+    def sends_on(self, audience: int, home: int) -> None: ...
+    def ends_elsewhere(self, oid: int) -> None: ...
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
         if not self.is_far_actor(self.rooms.host.tasks.pool_of(oid)):
@@ -203,15 +149,13 @@ class Upward:
             sweeper.results.untaken[oid] = holds
 
     def is_far_actor(self, pool: int) -> bool:
-        lan = self.lan
-        return lan is not None and pool in lan.far_actors.bound
+        return False
 
     def demand_of(self, oid: int) -> Demand:
         return self.rooms.resources.demand_of(oid)
 
     def target_of(self, oid: int) -> bytes:
-        lan = self.lan
-        return b"" if lan is None else lan.recovering.target_of(oid)
+        return b""
 
     def was_full(self, oid: int, home: int) -> None:
         self.rooms.resources.again(oid, home)
@@ -261,7 +205,7 @@ class Upward:
         return oid in self.rooms.resources.held
 
     def may_leave(self) -> bool:
-        return self.lan is not None
+        return False
 
     def pool_forgotten(self, pool: Pool) -> None:
         self.rooms.rounds.forget(pool.number)
@@ -274,9 +218,7 @@ class Upward:
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         self.rooms.actors.died(pool, worker, how)
 
-    def workers_are(self, count: int) -> None:
-        if self.lan is not None:
-            self.lan.membership.workers_are(count)
+    def workers_are(self, count: int) -> None: ...
 
     # -- node/tasks/rounds.py ----------------------------------------------------------------------
 
@@ -287,80 +229,35 @@ class Upward:
         running = tasks.running(slot)
         return (running and tasks.audience(running)) or self.driver_name(slot)
 
-    # -- node/tasks/draining.py --------------------------------------------------------------------
-
-    def leaves_now(self) -> None:
-        assert self.lan is not None
-        self.lan.membership.workers_now = 0
-        self.rooms.actors.leave()
-
-    def drained(self) -> bool:
-        return self.rooms.management.announce_leaving()
-
-    def has_calls(self, home: int) -> bool:
-        return self.lan is not None and self.lan.far_actors.has_calls(home)
-
     # -- node/actors/actors.py ---------------------------------------------------------------------
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
         self.rooms.import_requests.keep_granted(slot, number, hold)
 
     def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
-        if self.lan is None:
-            asker.refused(f"node h{node} is gone", True)
-        else:
-            self.lan.far_actors.begin(asker, wanted, node)
+        asker.refused(f"node h{node} is gone", True)
 
-    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
-        if self.lan is not None:
-            self.lan.far_actors.end(identity, kill, unheld)
+    def far_end(self, identity: int, kill: bool, unheld: bool) -> None: ...
 
     def far_restarts(self, asker: Client, identity: int) -> None:
-        if self.lan is None:
-            asker.answer(0)
-        else:
-            self.lan.far_actors.ask_restarts(asker, identity)
+        asker.answer(0)
 
     def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
-        if self.lan is None:
-            self.rooms.host.reply(slot, Reply(number, None, "that actor is of another cluster"))
-        else:
-            self.lan.far_actors.bind(slot, number, ask)
+        self.rooms.host.reply(slot, Reply(number, None, "that actor is of another cluster"))
 
-    def far_fail_calls(self, pool: int) -> None:
-        if self.lan is not None:
-            self.lan.far_actors.fail_calls(pool)
-
-    def far_freed(self, oid: int) -> None:
-        if self.lan is not None:
-            self.lan.far_actors.freed(oid)
+    def far_fail_calls(self, pool: int) -> None: ...
+    def far_freed(self, oid: int) -> None: ...
 
     def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
-        if self.lan is not None:
-            self.lan.spares.keep(actor, done)
-        elif done is not None:
+        if done is not None:
             done()
 
-    def has_ended(self, actor: Actor) -> None:
-        if self.lan is not None:
-            self.lan.spares.ended(actor)
-
-    # -- node/actors/far_actors.py -----------------------------------------------------------------
-
-    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        assert self.actor_moves is not None
-        self.actor_moves.when_known(identity, action)
-
-    # -- node/actors/actor_spares.py ---------------------------------------------------------------
-
-    def sought(self, home: int, identity: bytes) -> None:
-        assert self.actor_moves is not None
-        self.actor_moves.sought(home, identity)
+    def has_ended(self, actor: Actor) -> None: ...
 
     # -- node/groups/groups.py ---------------------------------------------------------------------
 
     def runs_again(self, oid: int) -> bool:
-        return self.lan is not None and oid in self.lan.recovering.reconstruction.runs
+        return False
 
     def task_of(self, slot: int) -> tuple[bytes, int]:
         rooms = self.rooms

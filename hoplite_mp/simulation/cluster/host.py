@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
+from hoplite_mp.node.core.lan_wiring import LanUpward
 from hoplite_mp.node.core.node import Node
-from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
 from hoplite_mp.node.ports import NodePorts
 from hoplite_mp.protocol.birth import Birth
@@ -112,7 +112,7 @@ class Host:
         where = self.loop, place, home, address_of(place)
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
-        upward = Upward()
+        upward = LanUpward()
         output = Output(
             theirs,
             config,
