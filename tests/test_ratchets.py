@@ -1,8 +1,8 @@
 """Figures of the node's structure that may only fall.
 
-Why it exists: docs/architecture.md says how rooms are to depend on each other, and the node is not
-there yet. What is counted here is written down in ratchets.json. A change that makes a figure
-larger fails, and one that makes it smaller writes it down:
+Why it exists: docs/architecture.md says how rooms are to depend on each other. How far the node is
+from that is counted here, and written down in ratchets.json. A change that makes a figure larger
+fails, and one that makes it smaller writes it down:
 
     python -m tests.test_ratchets --tighten
 """

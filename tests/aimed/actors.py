@@ -39,7 +39,7 @@ def ownerless(a: Aim) -> None:
         sleeper = c.options(name="sleeper", restarts=1, retries=1).actor(Sleeper)
         sleeper.sleep(0.0).result(timeout=HANGS_S)
         time.sleep(0.2)
-        a.struck["spare"] += S.home in A.node.lan.spares.at.values()
+        a.struck["spare"] += S.home in A.lan.spares.at.values()
         a.say("made")
         time.sleep(99)
 
@@ -65,7 +65,7 @@ def ownerless(a: Aim) -> None:
         try:
             last.result(timeout=HANGS_S)
         except ActorLostError:
-            lan = C.node.lan
+            lan = C.lan
             (bound,) = lan.far_actors.bound.values()
             a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].home == A.home
         except HopliteTimeoutError as error:

@@ -148,7 +148,7 @@ def gaps(a: Aim) -> None:
         a.hear("over")
 
     def parent() -> Any:
-        pulling = D.node.lan.plan_executor.cells.links.pulling.values()
+        pulling = D.lan.plan_executor.cells.links.pulling.values()
         numbers = {one.parent for one in pulling}
         return next((h for h in (H, K) if h.number in numbers), None)
 
@@ -330,7 +330,7 @@ def taken_back(a: Aim) -> None:
         ref = a.work.ref(c, "back again")
         c.wait([ref])
         a.crawl(H)
-        fetching = R.node.lan.transfers.fetching
+        fetching = R.lan.transfers.fetching
         try:
             c.get(ref, timeout=0.5)
         except HopliteTimeoutError:

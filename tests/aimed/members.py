@@ -165,7 +165,7 @@ def part_of_the_dead(a: Aim) -> None:
     def look(c: Any) -> None:
         a.hear("killed")
         time.sleep(0.3)
-        (state,) = X.node.lan.group_calls.states.values()
+        (state,) = X.lan.group_calls.states.values()
         a.struck["heard"] += state.calls == 1 and not state.members.alive >> dies & 1
 
     for rank, host in enumerate((L, X, X, Y)):

@@ -176,6 +176,11 @@ class Lan:
         upward.drivers, upward.far_output = self.drivers, self.far_output
         upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
         upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
+        # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
+        self.line_ended = self.drivers.line_ended
+        self.worker_exited = self.streaming_sources.lose
+        self.look_at_output = self.far_output.look
+        self.close_door = driver_door.close
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
@@ -426,6 +431,12 @@ class Lan:
         self.local.delegation.drain(home)
         self.far_actors.leaves(home)
         self.draining.leaves(home)
+
+    # -- the end of the node -------------------------------------------------------------------
+
+    def ask_last_lines(self) -> None:
+        """Asks the other nodes for what their workers have printed for this host's driver."""
+        self.far_output.ask_last_lines(self.peers.met)
 
     @property
     def all_sent(self) -> bool:

@@ -128,8 +128,7 @@ class Process:
             while not rooms.life.stopping:
                 self.turn()
         finally:
-            if node.lan is not None:
-                node.lan.driver_door.close()
+            node.other_hosts.close_door()
         self.finish_output()
         rooms.management.farewell()
         if rooms.management.pulse is not None:
@@ -142,15 +141,15 @@ class Process:
         # The supervisor has ended, so its socket would be ready in every turn.
         self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
-        if self.node.lan is not None and self.rooms.life.orderly:
-            self.node.lan.far_output.ask_last_lines(self.node.lan.peers.met)
-        while not (self.output.quiet and (self.node.lan is None or self.node.lan.all_sent)):
+        other_hosts = self.node.other_hosts
+        if self.rooms.life.orderly:
+            other_hosts.ask_last_lines()
+        while not (self.output.quiet and other_hosts.all_sent):
             left = deadline - self.loop.now()
             if left <= 0:
                 return
             self.serve(left)
-            if self.node.lan is not None:
-                self.node.lan.far_output.look()
+            other_hosts.look_at_output()
 
     def turn(self) -> None:
         """One turn of the loop."""

@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 
+class NoOtherHosts:
+    """What a node has in place of `Lan` in a cluster of one host, and before `Lan` is built."""
+
+    all_sent = True
+
+    def line_ended(self, slot: int) -> None: ...
+    def worker_exited(self, slot: int) -> None: ...
+    def look(self, done: list[int]) -> None: ...
+    def close_door(self) -> None: ...
+    def ask_last_lines(self) -> None: ...
+    def look_at_output(self) -> None: ...
+
+
 class Node:
     """One node. `upward` gets its rooms as soon as they are built; it is a LanUpward if and only if
     `start.lan` is given."""
@@ -48,7 +61,7 @@ class Node:
         self.tasks = tasks
         self.output = output
         self.upward = upward
-        self.lan: Lan | None = None
+        self.other_hosts: NoOtherHosts | Lan = NoOtherHosts()
         self.rooms = upward.rooms = Rooms(start, config, ports, client, tasks, output, upward)
         self.rooms.requests.add(client_table(self.rooms, upward.driver_name))
         ports.lines.serve(self)
@@ -71,7 +84,7 @@ class Node:
             assert ports.driver_door is not None
             to_hosts = ports.connections, ports.engine, ports.driver_door
             ends = ports.lines, self.look
-            self.lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
+            self.other_hosts = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
         else:
             at_start = start.workers, ports.hostname
             alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)
@@ -90,8 +103,7 @@ class Node:
     def line_ended(self, slot: int) -> None:
         """The line of a worker or an attached driver has ended. The end of the driver that started
         this host needs no handling here, because the supervisor then ends the node."""
-        if self.lan is not None:
-            self.lan.drivers.line_ended(slot)
+        self.other_hosts.line_ended(slot)
         self.rooms.workers.line_ended(slot)
 
     def refuse_collective(self, ask: Any, why: str) -> None:
@@ -119,8 +131,7 @@ class Node:
             if fd in self.output.pipes:
                 self.output.drain(fd)
         again = rooms.ends.settle(slot, worker, message.code)
-        if self.lan is not None:
-            self.lan.streaming_sources.lose(slot)
+        self.other_hosts.worker_exited(slot)
         rooms.resources.worker_gone(slot)
         rooms.workers.exited(worker, message.code, again)
         rooms.rounds.exited(slot)
@@ -133,6 +144,5 @@ class Node:
     def look(self) -> None:
         """Runs one turn of all rooms, because words in shared memory may have changed."""
         done = self.rooms.begin_turn()
-        if self.lan is not None:
-            self.lan.look(done)
+        self.other_hosts.look(done)
         self.rooms.end_turn()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
+from hoplite_mp.node.core.lan import Lan
 from hoplite_mp.node.core.lan_wiring import LanUpward
 from hoplite_mp.node.core.node import Node
 from hoplite_mp.node.output.output import Output
@@ -236,8 +237,8 @@ class Host:
         self.loop.run(partial(self._attach, name, body))
 
     def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
-        assert self.node.lan is not None
-        drivers = self.node.lan.drivers
+        assert self.lan is not None
+        drivers = self.lan.drivers
         slot, generation, audience, why = drivers.register()
         if slot < 0:
             self.around.timeline.note(f"host {self.place} does not take {name}: {why}")
@@ -331,6 +332,12 @@ class Host:
         if self.node.rooms.life.stopping:
             self.node.rooms.management.farewell()
             self.ended(self, "its node has ended")
+
+    @property
+    def lan(self) -> Lan | None:
+        """Its node's rooms for other hosts; None before they are built."""
+        found = self.node.other_hosts
+        return found if isinstance(found, Lan) else None
 
     # -- the end -------------------------------------------------------------------------------
 

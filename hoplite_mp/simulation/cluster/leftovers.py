@@ -97,10 +97,10 @@ def _is_empty(table: Any) -> bool:
 
 
 def _of_members(world: World, host: Host, living: set[int]) -> str:
-    assert host.node.lan is not None
+    assert host.lan is not None
     if host in world.left:
         return "has not left"
-    known = set(host.node.lan.membership.members)
+    known = set(host.lan.membership.members)
     if known != living:
         return f"knows the members {sorted(known)}, and there are {sorted(living)}"
     return ""

@@ -134,7 +134,7 @@ class Programs:
         from its own one; here it may be that of a host that joined a moment ago."""
         import time
 
-        lan, until = host.node.lan, self.world.timeline.now + HEARD_OF_S
+        lan, until = host.lan, self.world.timeline.now + HEARD_OF_S
         if lan is None:
             return
         wanted = {int(name.removeprefix("h")) for name in names} - {host.number}

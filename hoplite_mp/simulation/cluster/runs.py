@@ -232,7 +232,7 @@ def _make_known(world: World, narrow: dict[tuple[int, int], float]) -> None:
     """Lets the receivers report their narrow paths to the manager."""
     for (place, to), rate in narrow.items():
         sender, receiver = world.hosts[place], world.hosts[to]
-        lan = receiver.node.lan
+        lan = receiver.lan
         number = None if lan is None else lan.host.roster.number_of(sender.home)
         if number is not None and lan is not None:
             tell = lan.plan_executor.cells.pairs.tell

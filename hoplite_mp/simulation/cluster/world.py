@@ -237,7 +237,7 @@ class World:
     def leave(self, place: int) -> None:
         """Asks a node to leave in order; the node of the manager's host is not asked."""
         host = self.hosts[place]
-        lan = host.node.lan
+        lan = host.lan
         if lan is not None and host.node.rooms.management.home != host.home:
             self.left.add(host)
             self.struck.add(place)
