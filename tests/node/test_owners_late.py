@@ -12,6 +12,7 @@ from hoplite_mp.node.recovery import holdings
 from hoplite_mp.planner import homes
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
+from hoplite_mp.protocol.reports import Reported
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
@@ -391,6 +392,37 @@ def test_more_than_one_report_can_name(
 
 
 # -- the next home dies, too -----------------------------------------------------------------------
+
+
+def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_home(
+    network: LossNetwork,
+) -> None:
+    """Seed 1402383: it had reported the copy under the first home, the second one died meanwhile,
+    and nobody told the manager that the third one had nothing to take over."""
+    home, second, third, _ = network.living
+    object_id, mine = home.put(BIG)
+    second.keep(object_id, home)
+    network.pump()
+    holds = [away_hold(network, third, object_id)[0]]
+    network.lose(home)
+    network.settle()
+    assert network.planner.homes.named[object_id] == second.number
+    assert (third.read(holds[0]) == BIG).all()
+    network.settle()
+
+    def meanwhile() -> None:
+        holds.clear()
+        network.pump()
+        network.to_manager(Reported(second.number))
+        network.notice(second)
+
+    network.restart_manager(meanwhile, own=third.number)
+    network.to_manager(NodeLost(second.number, 0))
+    network.report(second)
+    network.settle()
+    assert object_id not in network.planner.homes.named
+    del mine
+    clean(network)
 
 
 def test_the_home_that_is_named_is_lost_here_already(network: LossNetwork) -> None:

@@ -62,6 +62,7 @@ FOUND = {
     1100150: "a node that had voted for a standby while its manager went on with the other half",
     1200041: "a standby that was promoted on a host that the manager had given up",
     1101627: "the name of an ended actor that its spare reported before it left",
+    1402383: "an object that was let go between two reports, after its second owner had died",
     1206640: "a source on a host of whose death its requester had not heard",
     1206283: "calls of an actor whose spare had let go of it before it died as well",
 }

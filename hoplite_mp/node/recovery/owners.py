@@ -88,6 +88,9 @@ class Owners:
         self.holdings = Holdings(imports, node, above)
         self.lost = self.holdings.lost  # by host id
         self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
+        # Holds on what was reported again to a new manager although it has a new owner, by the
+        # number of the first one, until the manager has answered.
+        self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, home: int) -> bool:
         """Whether that host is dead and its objects do not have new owners yet."""
@@ -133,6 +136,10 @@ class Owners:
         for begin in range(0, len(homes), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
             yield HomesKnown(self.node(), tuple(homes)[part], tuple(homes.values())[part])
+        # The new manager may name this node as the owner, if it learns that the present one is dead.
+        self._restated = {
+            number: [self.client.hold(one.oid) for one in found] for number, found in moved.items()
+        }
         open_ = {lost.number: lost for lost in self.lost.values()}
         for number in {**moved, **open_}:
             lost = open_.get(number)
@@ -156,6 +163,8 @@ class Owners:
         self.above.all_heard()
 
     def _named_homes(self, message: HomesNamed) -> None:
+        if not message.more:
+            self._restated.pop(message.lost, None)
         lost = self.holdings.lost_as(message.lost)
         if lost is None:
             return
@@ -177,7 +186,7 @@ class Owners:
         user has made its standby the manager (`promote --anyway`). No other owners are named for
         its objects, so this node acquires them from that host. Where the last manager had named
         another owner already, both hosts count holders; values are read from either."""
-        self.numbers.pop(home, None)
+        self._restated.pop(self.numbers.pop(home, -1), None)
         lost = self.lost.pop(home, None)
         if lost is None:
             return
