@@ -136,7 +136,7 @@ class Owners:
         for begin in range(0, len(homes), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
             yield HomesKnown(self.node(), tuple(homes)[part], tuple(homes.values())[part])
-        # The new manager may name this node as the owner, if it learns that the present one is dead.
+        # The new manager may name this node as the owner, if the present one is dead by then.
         self._restated = {
             number: [self.client.hold(one.oid) for one in found] for number, found in moved.items()
         }
