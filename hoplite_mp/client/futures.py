@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp import serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.headers import STATE, is_cancelled
+from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -203,7 +203,8 @@ class Future(concurrent.futures.Future[T]):
         """
         if self._state is _PENDING:
             client = self._submitter.memory.client
-            return is_cancelled(client, self._oid, client.state(self._oid))
+            state = client.state(self._oid)
+            return state in CANCELLED and is_cancelled(client, self._oid, state)
         return self._state is _CANCELLED
 
     def cancel(self, *, force: bool = False) -> bool:

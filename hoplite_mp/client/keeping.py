@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from hoplite_mp.headers import AWAY, STATE
 from hoplite_mp.protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterable
 
     from hoplite_mp.client.memory import Memory
@@ -35,33 +35,28 @@ ALIGN = 64  # alignment of buffers in a payload, and so of private memory that h
 UNREAD_MIN = 1024  # Futures that are kept in mind before those that were read are sorted out
 
 
-class Unread:
-    """The finished Futures of one process that perhaps nobody has read. Any thread may add one at
-    any time, so nothing here rebuilds the list: each step of a deque is atomic."""
+class Unread(deque["weakref.ref[Settles]"]):
+    """The finished Futures of one process that perhaps nobody has read. Any thread may append one
+    at any time, so nothing here rebuilds the list: each step of a deque is atomic. A thread that
+    has made it longer than `limit` calls `sort_out`."""
 
     def __init__(self) -> None:
-        self._all: deque[weakref.ref[Settles]] = deque()
-        self._max = UNREAD_MIN
+        super().__init__()
+        self.limit = UNREAD_MIN
 
-    def add(self, future: Settles) -> None:
-        """A Future has finished."""
-        self._all.append(weakref.ref(future))
-        if len(self._all) > self._max:
-            self._sort_out()
-
-    def _sort_out(self) -> None:
-        """Forgets Futures that are gone, or whose result has been read."""
+    def sort_out(self) -> None:
+        """Removes Futures that are gone, or whose result has been read."""
         with contextlib.suppress(IndexError):  # another thread sorts out, too
-            for _ in range(len(self._all)):
-                one = self._all.popleft()
+            for _ in range(len(self)):
+                one = self.popleft()
                 future = one()
                 if future is not None and future.unread:
-                    self._all.append(one)
-        self._max = max(UNREAD_MIN, 2 * len(self._all))
+                    self.append(one)
+        self.limit = max(UNREAD_MIN, 2 * len(self))
 
     def futures(self) -> list[Settles]:
         """All of them."""
-        return [future for one in self._all.copy() if (future := one()) is not None]
+        return [future for one in deque(self) if (future := one()) is not None]
 
 
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:

@@ -46,9 +46,11 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        # Pool -> how often this process has closed it. If this has changed since a task's queue was
-        # looked up, that queue may belong to another process by now, and lead to another pool.
-        self.closings: dict[int, int] = {}
+        # How many pools this process has closed so far, and for each of them this number then. If a
+        # pool was closed since a task's queue was looked up, that queue may belong to another
+        # process by now, and lead to another pool.
+        self.closings = 0
+        self._closed: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
@@ -83,7 +85,8 @@ class Queues:
     def close(self, pool: int) -> None:
         """Closes the queues to that pool, to which nothing more is sent."""
         with self.lock:
-            self.closings[pool] = self.closings.get(pool, 0) + 1
+            self.closings += 1
+            self._closed[pool] = self.closings
             for queues in (self._queues, self._bags):
                 queue = queues.pop(pool, None)
                 if queue is None:
@@ -91,6 +94,10 @@ class Queues:
                 self.overflow.pop(queue, None)  # these tasks are all cancelled
                 if self._memory.client.usable:
                     self._tasks.close_queue(queue)
+
+    def was_closed(self, pool: int, closings: int) -> bool:
+        """Whether that pool was closed since `closings` had this value; called under the lock."""
+        return self._closed.get(pool, 0) > closings
 
     def opened(self, pool: int) -> None:
         """Called when that number has been given to a new pool. Forgets queues to an earlier pool

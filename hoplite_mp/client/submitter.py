@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ class Submitter:
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queues = self.queues
-        closings = queues.closings.get(pool)
+        closings = queues.closings
         queue = self.queue(pool) if rank is None else queues.bag_of(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
@@ -143,7 +144,7 @@ class Submitter:
             self.pending[oid] = pending
             function_oid = memory.local_id(function)  # may ask the node, so not under the lock
             with queues.lock:  # another thread may be shutting the executor down
-                if queues.closings.get(pool) != closings:
+                if queues.closings != closings and queues.was_closed(pool, closings):
                     del self.pending[oid]
                     raise ClosedError(SHUT_DOWN)
                 posted = self.tasks.submit(
@@ -438,10 +439,14 @@ class Submitter:
             del hold
         future = pending.future
         if future is not None:
-            future._complete(is_cancelled(self.client, oid, state), state not in VALUED)
+            failed = state not in VALUED
+            future._complete(failed and is_cancelled(self.client, oid, state), failed)
         # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
-            self._unread.add(future)
+            unread = self._unread
+            unread.append(weakref.ref(future))
+            if len(unread) > unread.limit:
+                unread.sort_out()
         pending.holds = None
         pending.needs = []
         if oid in self.waits:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -39,7 +40,9 @@ def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def add(futures: list[Any]) -> None:
         for future in futures:
-            unread.add(future)
+            unread.append(weakref.ref(future))
+            if len(unread) > unread.limit:
+                unread.sort_out()
 
     threads = [threading.Thread(target=add, args=(futures,)) for futures in kept]
     for thread in threads:
@@ -50,7 +53,7 @@ def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for future in kept[0]:
         future.unread = False
     add([Settled()])
-    unread._sort_out()
+    unread.sort_out()
     assert len(unread.futures()) == 3000
 
 
