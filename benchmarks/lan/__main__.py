@@ -196,9 +196,9 @@ def _unequal(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
         slow = link_rate(lan[0], lan[options.n - 1])
         found, others = _measured(lan, rows, options, gloo)
     print(f"unequal links: {link / 1e6:.1f} MB/s, one of {slow / 1e6:.1f} MB/s")
-    for row, seconds in found.items():
+    for row in rows:
         title = f"{row.partition(':')[0]} of 64 MiB, one link of a quarter"
-        yield from _beside(_against(title, seconds, LARGE / slow, 1.15), row, others)
+        yield from _beside(_against(title, found[row], LARGE / slow, 1.15), row, others)
 
 
 def _narrow(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
@@ -240,6 +240,11 @@ def _fast(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     )  # fmt: skip
     speeds = {row: s if s is None else FAST / s / 1e9 for row, s in others.items()}
     yield from _beside(ours, send, speeds)
+    call = f"allreduce:{LARGE}:{rounds}"
+    with Lan(options.n, UNLIMITED) as lan:
+        calls, others = _measured(lan, [call], options, gloo)
+    title = f"allreduce of 64 MiB, {options.n} hosts, links not limited"
+    yield beside(title, calls[call], "s", Gloo.name, others[call])
 
 
 if __name__ == "__main__":
