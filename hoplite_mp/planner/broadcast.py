@@ -4,8 +4,8 @@ There are two kinds of plans. **A spread** is for receivers that are known at on
 They share one forest, from `forest`; every receiver waits only for a source or, stripe by stripe,
 for an owner that waits for a source. **A single** is for one receiver that asked by itself (a get).
 Its parents are the holders with the most of their up rate to spare, whether they hold the object
-whole or are still receiving it. So the first receiver streams from the home, the next one from the
-first, and the home sends little more than one copy however many nodes ask.
+whole or are still receiving it. So the first receiver streams from the object's owner, the next one
+from the first, and that owner sends little more than one copy however many nodes ask.
 
 Invariant: no nodes wait for each other in a circle. The owners of a spread wait for nodes that hold
 the object whole. A single's parents are never nodes that wait for its receiver, over however many

@@ -18,9 +18,9 @@ import msgspec
 from hoplite_mp.planner.actors import ActorNames
 from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
-from hoplite_mp.planner.homes import Homes
 from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.operation import CopyRefused
+from hoplite_mp.planner.owners import OwnerRounds
 from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
@@ -42,7 +42,6 @@ from hoplite_mp.protocol.messages import (
     GroupLeft,
     GroupTasksOver,
     HoldingsReported,
-    HomeAsked,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -53,6 +52,7 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
     ObjectGone,
     OperationDropped,
+    OwnerAsked,
     PeerLost,
     ReduceRequested,
     SourceFailed,
@@ -93,9 +93,9 @@ class Planner:
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology, self.membership.node_of)
-        self.homes = Homes(self.membership)
+        self.owners = OwnerRounds(self.membership)
         self.actor_names = ActorNames()
-        self.homes.concluded = self.actor_names.moved
+        self.owners.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
         """What follows from one message received at `now`, or from an answer to Plan.packing."""
@@ -138,9 +138,9 @@ class Planner:
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)
-            self.homes.restore(restoring.homes, restoring.holdings)
+            self.owners.restore(restoring.owners, restoring.holdings)
             self.actor_names.keep_only(
-                lambda node: self.membership.is_living(node) or self.homes.is_open(node)
+                lambda node: self.membership.is_living(node) or self.owners.is_open(node)
             )
         living = self.membership.is_living
         plan = self._plan(
@@ -227,7 +227,7 @@ class Planner:
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
-        return sends + self.groups.lose_node(node) + self.homes.lose(node)
+        return sends + self.groups.lose_node(node) + self.owners.lose(node)
 
     def _node_leaving(self, message: NodeLeaving, now: float) -> list[Send]:
         if self.membership.is_living(message.node, message.incarnation):
@@ -300,14 +300,14 @@ class Planner:
         return sends + self.reductions.about_copy(message.object, refused, now)
 
     def _object_gone(self, message: ObjectGone, now: float) -> list[Send]:
-        self.homes.gone(message)
+        self.owners.gone(message)
         return self._heard(self.copies.gone(message), now)
 
     def _holdings_reported(self, message: HoldingsReported, now: float) -> list[Send]:
-        return self.homes.report(message)
+        return self.owners.report(message)
 
-    def _home_asked(self, message: HomeAsked, now: float) -> list[Send]:
-        return self.homes.asked(message)
+    def _owner_asked(self, message: OwnerAsked, now: float) -> list[Send]:
+        return self.owners.asked(message)
 
     def _heard(self, sends: list[Send], now: float) -> list[Send]:
         return sends + self.reductions.hear_refusals(sends, now)
@@ -396,7 +396,7 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     CopyDropped: Planner._copy_dropped,
     ObjectGone: Planner._object_gone,
     HoldingsReported: Planner._holdings_reported,
-    HomeAsked: Planner._home_asked,
+    OwnerAsked: Planner._owner_asked,
     ReduceRequested: Planner._reduce_requested,
     SourceReady: Planner._source_ready,
     SourceFailed: Planner._operation,

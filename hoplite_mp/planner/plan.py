@@ -27,12 +27,12 @@ from hoplite_mp.protocol.messages import (
     GroupMembers,
     GroupRefused,
     GroupTasksAsked,
-    HomesNamed,
-    HomeTold,
     Leave,
     MembersChanged,
     NodeAdmitted,
     OperationFailed,
+    OwnersNamed,
+    OwnerTold,
     Withdraw,
 )
 
@@ -137,15 +137,17 @@ def _refused_fetch(m: FetchRefused) -> list[str]:
     return [f"fetch of {_object(m.object)} refused, {m.error}: {m.message}"]
 
 
-def _homes_named(m: HomesNamed) -> list[str]:
-    found = zip(m.objects, m.homes, strict=True)
-    at = [(_object(one), "nobody" if home == NODES_MAX else f"node {home}") for one, home in found]
-    return [f"homes after node {m.lost}", *(f"{one} at {home}" for one, home in at)]
+def _owners_named(m: OwnersNamed) -> list[str]:
+    found = zip(m.objects, m.owners, strict=True)
+    at = [
+        (_object(one), "nobody" if owner == NODES_MAX else f"node {owner}") for one, owner in found
+    ]
+    return [f"owners after node {m.lost}", *(f"{one} at {owner}" for one, owner in at)]
 
 
-def _home_told(m: HomeTold) -> list[str]:
-    home = "nobody" if m.home == NODES_MAX else f"node {m.home}"
-    return [f"home of {_object(m.object)}: {home}"]
+def _owner_told(m: OwnerTold) -> list[str]:
+    owner = "nobody" if m.owner == NODES_MAX else f"node {m.owner}"
+    return [f"owner of {_object(m.object)}: {owner}"]
 
 
 def _object(object_id: bytes) -> str:
@@ -231,8 +233,8 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     Distribute: _distribute,
     Withdraw: _withdraw,
     FetchRefused: _refused_fetch,
-    HomesNamed: _homes_named,
-    HomeTold: _home_told,
+    OwnersNamed: _owners_named,
+    OwnerTold: _owner_told,
     ExecuteReduce: _execute,
     Commit: _commit,
     OperationFailed: _failed,

@@ -26,9 +26,9 @@ from hoplite_mp.protocol.reports import (
     CopyHeld,
     DistributeHeld,
     GroupHeld,
-    HomesKnown,
     NodeReturned,
     OperationEnded,
+    OwnersKnown,
     ReduceHeld,
     Reported,
 )
@@ -83,7 +83,7 @@ class Restoring:
         self.held: list[CopyHeld] = []
         self.groups: list[GroupHeld] = []
         self.group_ends: list[GroupEnd] = []
-        self.homes: list[HomesKnown] = []
+        self.owners: list[OwnersKnown] = []
         self.holdings: list[HoldingsReported] = []
         self.ended: dict[int, OperationEnded] = {}  # by operation
         self.copies: dict[int, RunningCopy] = {}  # by epoch
@@ -120,8 +120,8 @@ class Restoring:
                 self.groups.append(message)
             case GroupEnd():
                 self.group_ends.append(message)
-            case HomesKnown():
-                self.homes.append(message)
+            case OwnersKnown():
+                self.owners.append(message)
             case HoldingsReported():
                 self.holdings.append(message)
             case OperationEnded():
@@ -146,7 +146,7 @@ class Restoring:
         self._members.clear()
         for report in self.returned.values():
             self._note_members(report)
-        for facts in (self.held, self.groups, self.homes, self.holdings):
+        for facts in (self.held, self.groups, self.owners, self.holdings):
             said: list[Any] = facts
             said[:] = [one for one in said if one.node != node]
         self.ended = {number: one for number, one in self.ended.items() if one.node != node}

@@ -33,7 +33,7 @@ from hoplite_mp.protocol.stripes import Stripe, whole_object
 
 
 class FetchRequested(Message, frozen=True):
-    """`node` wants a copy of the object. By the object's home, `holders` have it whole."""
+    """`node` wants a copy of the object. By the object's owner, `holders` have it whole."""
 
     node: int
     object: bytes
@@ -88,7 +88,7 @@ class CopyDropped(Message, frozen=True):
 
 
 class ObjectGone(Message, frozen=True):
-    """The object's home has deleted it, so all transfers of it end."""
+    """The object's owner has deleted it, so all transfers of it end."""
 
     object: bytes
 

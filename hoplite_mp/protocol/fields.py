@@ -46,7 +46,7 @@ KINDS = FOLDING + COPYING
 # In which order a plan's members are folded. "fold": strictly from left to right, each member by
 # itself; "any": they may be regrouped, so a node first folds the members that it holds.
 RULES = ("any", "fold")
-# Why a fetch fails: "lost" no living node holds the object, "deleted" its home has deleted it,
+# Why a fetch fails: "lost" no living node holds the object, "deleted" its owner has deleted it,
 # "full" the last node that holds it has it on disk, and no room to read it from there.
 FETCH_ERRORS = ("lost", "deleted", "full")
 # What the user's `get` raises after a failure: "reduce" ReduceError with the cause's failure as

@@ -9,13 +9,13 @@ beginning, because later versions of a protocol cannot add fields.
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                   ─►  manager
             ──  LinkMeasured HostMeasured                                             ─►
             ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
-            ──  HoldingsReported HomeAsked                                            ─►
+            ──  HoldingsReported OwnerAsked                                           ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
                 ExecutionFailed OperationDropped                                      ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
             ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
-            ◄─  Distribute Withdraw FetchRefused HomesNamed HomeTold                  ──
+            ◄─  Distribute Withdraw FetchRefused OwnersNamed OwnerTold                ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
@@ -62,7 +62,6 @@ from hoplite_mp.protocol.groups import (
     GroupTasksAsked,
     GroupTasksOver,
 )
-from hoplite_mp.protocol.homes import HoldingsReported, HomeAsked, HomesNamed, HomeTold
 from hoplite_mp.protocol.membership import (
     ClusterEnded,
     Credentials,
@@ -90,6 +89,7 @@ from hoplite_mp.protocol.operations import (
     SourceReady,
     StripesComplete,
 )
+from hoplite_mp.protocol.owners import HoldingsReported, OwnerAsked, OwnersNamed, OwnerTold
 from hoplite_mp.protocol.stripes import Stripe
 
 __all__ = [
@@ -124,9 +124,6 @@ __all__ = [
     "GroupTasksAsked",
     "GroupTasksOver",
     "HoldingsReported",
-    "HomeAsked",
-    "HomeTold",
-    "HomesNamed",
     "HostMeasured",
     "Leave",
     "LinkMeasured",
@@ -141,6 +138,9 @@ __all__ = [
     "ObjectGone",
     "OperationDropped",
     "OperationFailed",
+    "OwnerAsked",
+    "OwnerTold",
+    "OwnersNamed",
     "PeerLost",
     "ReduceRequested",
     "SourceFailed",
@@ -179,7 +179,7 @@ NodeToManager: TypeAlias = (
     | CopyDropped
     | ObjectGone
     | HoldingsReported
-    | HomeAsked
+    | OwnerAsked
     | ReduceRequested
     | SourceReady
     | SourceFailed
@@ -204,8 +204,8 @@ ManagerToNode: TypeAlias = (
     | Distribute
     | Withdraw
     | FetchRefused
-    | HomesNamed
-    | HomeTold
+    | OwnersNamed
+    | OwnerTold
     | ExecuteReduce
     | Commit
     | OperationFailed

@@ -207,7 +207,7 @@ class DropActor(Message, frozen=True):
 
 class ActorSought(Message, frozen=True):
     """The sender will send its calls of that actor, whose host was lost, to the receiver, which is
-    now the home of its identity. Answered as soon as the receiver knows that it is."""
+    now the owner of its identity. Answered as soon as the receiver knows that it is."""
 
     identity: bytes
 

@@ -1,6 +1,6 @@
 """The messages between nodes about tasks, and about objects of one host that another uses.
 
-    importer ── Acquire Release Drop ─►  home          the home counts which hosts hold an object
+    importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
              ── MakeAgain ─►                           all its holders are dead; Described again
              ◄─ CopiesAsked ──                         to all nodes, before a task is run again
@@ -10,7 +10,7 @@
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
              ◄─ PrintedTaken LastLinesAsked ──
 
-An object's *home* is the host that made its id. The importer gives each import a number, so that a
+An object's *owner* is the host that made its id. The importer gives each import a number, so that a
 late message about an import that is over is never taken for one about the next import of the same
 object. Small values travel inside these messages; big ones are fetched over data connections, by
 plans.
@@ -122,7 +122,7 @@ __all__ = [
     "WorkersNow",
 ]
 
-# The state of an object at its home: "ready" it has a value, which may be lost again (see
+# The state of an object at its owner: "ready" it has a value, which may be lost again (see
 # Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
 STANDINGS = ("pending", "ready", "failed", "gone")
 # How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
@@ -236,9 +236,9 @@ class LetGo(Message, frozen=True):
 
 
 class CopiesAsked(Message, frozen=True):
-    """The sender, the home of these objects, knows no node that has them, and is about to make them
-    again. The receiver drops incomplete copies, sends Kept for whole ones, and then CopiesTold.
-    """
+    """The sender, the owner of these objects, knows no node that has them, and is about to make
+    them again. The receiver drops incomplete copies, sends Kept for whole ones, and then
+    CopiesTold."""
 
     objects: tuple[bytes, ...]
     number: int

@@ -32,9 +32,9 @@ __all__ = [
     "CopyHeld",
     "DistributeHeld",
     "GroupHeld",
-    "HomesKnown",
     "NodeReturned",
     "OperationEnded",
+    "OwnersKnown",
     "ReduceHeld",
     "Report",
     "Reported",
@@ -134,20 +134,20 @@ class GroupHeld(Message, frozen=True):
             counts(client=client, generation=generation)
 
 
-class HomesKnown(Message, frozen=True):
-    """Objects whose first home is gone, and their later homes, as far as this node has received
+class OwnersKnown(Message, frozen=True):
+    """Objects whose first owner is gone, and their later owners, as far as this node has received
     them. The node also sends HoldingsReported again for every death that left such objects here, as
-    if no home were named yet, because the named nodes may not have received HomesNamed."""
+    if no owner were named yet, because the named nodes may not have received OwnersNamed."""
 
     node: int
     objects: tuple[bytes, ...]
-    homes: tuple[int, ...]
+    owners: tuple[int, ...]
 
     def __post_init__(self) -> None:
         counts(node=self.node)
         object_ids("objects", self.objects, 0)
-        numbers("homes", self.homes, NODES_MAX - 1)
-        between("number of homes", len(self.homes), len(self.objects), len(self.objects))
+        numbers("owners", self.owners, NODES_MAX - 1)
+        between("number of owners", len(self.owners), len(self.objects), len(self.objects))
 
 
 class Reported(Message, frozen=True):
@@ -167,6 +167,6 @@ Report: TypeAlias = (
     | OperationEnded
     | GroupHeld
     | GroupEnd
-    | HomesKnown
+    | OwnersKnown
     | Reported
 )

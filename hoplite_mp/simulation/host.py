@@ -83,12 +83,12 @@ class Host:
         if object_id in self.reads:
             self.reads.pop(object_id).ended_at = self.timeline.now
         if not self.is_own(object_id):
-            home = self._home(object_id)
-            self.send(home.number, PEER_MESSAGE_BYTES, home._copied, object_id, self.number)
+            owner = self._owner(object_id)
+            self.send(owner.number, PEER_MESSAGE_BYTES, owner._copied, object_id, self.number)
 
     def is_own(self, object_id: bytes) -> bool:
         """Was the object made here?"""
-        return self._home(object_id) is self
+        return self._owner(object_id) is self
 
     def holders(self, object_id: bytes) -> tuple[int, ...]:
         """The hosts that hold an object that was made here; empty if it is not ready."""
@@ -98,8 +98,8 @@ class Host:
     def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
         """Asks the object's owner which hosts hold it. The owner answers at once and, if the object
         is pending, again when it is ready."""
-        home = self._home(object_id)
-        self.send(home.number, PEER_MESSAGE_BYTES, home._asked, object_id, self, answer)
+        owner = self._owner(object_id)
+        self.send(owner.number, PEER_MESSAGE_BYTES, owner._asked, object_id, self, answer)
 
     def _asked(self, object_id: bytes, asker: Host, answer: Callable[..., None]) -> None:
         if object_id not in self.holds:
@@ -113,5 +113,5 @@ class Host:
     def _copied(self, object_id: bytes, number: int) -> None:
         self._copies_at.setdefault(object_id, set()).add(number)
 
-    def _home(self, object_id: bytes) -> Host:
+    def _owner(self, object_id: bytes) -> Host:
         return self.hosts[unpack_id(object_id)[0] - HOME_BASE]

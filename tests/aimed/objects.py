@@ -133,7 +133,7 @@ def orphans(a: Aim) -> None:
         a.hear("met")
         time.sleep(0.5)
         if dies:
-            a.trap("HomeAsked", lambda s, r: a.lose_manager())
+            a.trap("OwnerAsked", lambda s, r: a.lose_manager())
         a.read(c, leaf, "orphan")
         a.say("over")
 

@@ -195,7 +195,7 @@ def test_a_second_copy_outlives_either_holder(tmp_path: Path) -> None:
         before = counts()
         mine, second, moved, first = place(data)
         hosts = {node: host for host, node in ids.items()}
-        killed(hosts[first])  # the home of this one
+        killed(hosts[first])  # the owner of this one
         check(moved)
         killed(hosts[second])  # who has the second copy of that one
         check(mine)
@@ -237,7 +237,7 @@ def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_a_broadcast_whose_object_loses_its_home(tmp_path: Path) -> None:
+def test_a_broadcast_whose_object_loses_its_owner(tmp_path: Path) -> None:
     """The bytes come from another host that has it whole; then all goes with the last ref."""
     said = run(
         4,

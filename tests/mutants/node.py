@@ -194,7 +194,7 @@ MUTANTS = (
         ),
         "",
         (
-            "Objects of a host that died together with the manager get new homes; here the "
+            "Objects of a host that died together with the manager get new owners; here the "
             "survivors do not report what they have, the manager waits for ever, and "
             "readers of these objects hang."
         ),

@@ -21,7 +21,7 @@ MUTANTS = (
         "asks = self.again.setdefault(oid, {})",
         "asks = self.again[oid] = {}",
         (
-            "Every host that reads a lost result gets its value once the home has made it "
+            "Every host that reads a lost result gets its value once the owner has made it "
             "again; here the host that asked first is forgotten as soon as another one "
             "asks, and its reader hangs."
         ),
@@ -32,16 +32,16 @@ MUTANTS = (
         "        left = len(open_)\n",
         "        left = min(1, len(open_))\n",
         (
-            "Several refs that travel together are held by their homes before the sender "
-            "may let go; here the first home's answer counts for all, and an object of "
-            "another home can be freed on the way."
+            "Several refs that travel together are held by their owners before the sender "
+            "may let go; here the first owner's answer counts for all, and an object of "
+            "another owner can be freed on the way."
         ),
     ),
     Mutant(
         "imports-kept-copy-is-not-counted",
         "hoplite_mp/node/objects/imports.py",
         (
-            "                if known.kept and not known.number and known.home != "
+            "                if known.kept and not known.number and known.owner != "
             "self.client.home:\n"
             "                    self._acquire(known)\n"
             "                return known, hold"
@@ -49,7 +49,7 @@ MUTANTS = (
         "                return known, hold",
         (
             "A ref that a process takes to an object of which its host keeps a copy counts "
-            "at the home; here the home does not hear of the process, frees the object, "
+            "at the owner; here the owner does not hear of the process, frees the object, "
             "and the ref cannot be passed on to other hosts."
         ),
     ),

@@ -304,8 +304,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "homes-round-waits-for-a-second-death",
-        "hoplite_mp/planner/homes.py",
+        "owners-round-waits-for-a-second-death",
+        "hoplite_mp/planner/owners.py",
         (
             "            open_.waiting.discard(node)\n"
             "            open_.reports.pop(node, None)\n"
@@ -313,39 +313,39 @@ MUTANTS = (
         ),
         ("            open_.reports.pop(node, None)\n            sends += self._conclude(lost)"),
         (
-            "Objects of a dead host get new homes although a second host dies before it "
+            "Objects of a dead host get new owners although a second host dies before it "
             "has reported; here its report is awaited for ever, and readers of these "
             "objects hang."
         ),
     ),
     Mutant(
-        "homes-questions-of-a-round-are-dropped",
-        "hoplite_mp/planner/homes.py",
+        "owners-questions-of-a-round-are-dropped",
+        "hoplite_mp/planner/owners.py",
         ("        for message in open_.asked:\n            sends += self.asked(message)\n"),
         "",
         (
-            "A process that meets a ref while a new home is being found gets an answer at "
+            "A process that meets a ref while a new owner is being found gets an answer at "
             "the end of the round; here the question is dropped, and the reader hangs."
         ),
     ),
     Mutant(
-        "homes-second-death-is-overlooked",
-        "hoplite_mp/planner/homes.py",
-        "for node in (home, first) if",
+        "owners-second-death-is-overlooked",
+        "hoplite_mp/planner/owners.py",
+        "for node in (owner, first) if",
         "for node in (first,) if",
         (
-            "An object whose second home has died as well gets a third one; here who asks "
+            "An object whose second owner has died as well gets a third one; here who asks "
             "meanwhile is told that nobody has it, and reads ObjectLostError although a "
             "copy lives."
         ),
     ),
     Mutant(
-        "homes-dead-before-the-manager-are-lost",
-        "hoplite_mp/planner/homes.py",
+        "owners-dead-before-the-manager-are-lost",
+        "hoplite_mp/planner/owners.py",
         "            awaited = [*self._rounds]",
         "            awaited = []",
         (
-            "Who asks for the home of an object whose host had died before the manager was "
+            "Who asks for the owner of an object whose host had died before the manager was "
             "started again waits for the reports; here it is told that nobody has it, and "
             "reads ObjectLostError although a copy lives."
         ),

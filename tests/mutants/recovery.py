@@ -11,7 +11,7 @@ MUTANTS = (
         "gone = peer is None or (object_id, peer, number) in lost.pending_releases",
         "gone = peer is None",
         (
-            "A host that lets go of an object just before the object's new home knows its "
+            "A host that lets go of an object just before the object's new owner knows its "
             "office is not counted there; here it is, and the object is never freed."
         ),
     ),
@@ -21,7 +21,7 @@ MUTANTS = (
         ("            if one.number not in lost.asked:\n                self._lose(one, lost)"),
         "            self._lose(one, lost)",
         (
-            "A process that meets a ref while a new home is being found waits for the "
+            "A process that meets a ref while a new owner is being found waits for the "
             "manager's answer; here its object is declared lost at the end of the round, "
             "although another host has a copy."
         ),
@@ -32,7 +32,7 @@ MUTANTS = (
         "asks = is_kept(one) or (one.number and not one.described)",
         "asks = is_kept(one)",
         (
-            "A process that asks who is the home of an object gets an answer also if the "
+            "A process that asks who is the owner of an object gets an answer also if the "
             "manager dies meanwhile; here the next manager is not asked, and the reader "
             "hangs."
         ),
@@ -43,9 +43,9 @@ MUTANTS = (
         "if one.number and (one.number != number or not one.described):",
         "if one.number and one.number != number:",
         (
-            "A process that meets an object after its new home has taken over can read it, even if "
-            "its host hears of that home from the next manager only; here that home is not asked, "
-            "and the reader hangs."
+            "A process that meets an object after its new owner has taken over can read it, even "
+            "if its host hears of that owner from the next manager only; here that owner is not "
+            "asked, and the reader hangs."
         ),
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = (
         "",
         (
             "Copies of a dead host's objects stay on the living hosts until the manager "
-            "has named new homes; here they may go in between, and objects are lost that "
+            "has named new owners; here they may go in between, and objects are lost that "
             "had a copy."
         ),
     ),
@@ -125,26 +125,23 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "reconstruction-does-not-await-the-new-home",
+        "reconstruction-does-not-await-the-new-owner",
         "hoplite_mp/node/recovery/reconstruction.py",
+        ('"" if self.owners.is_open(one.owner) or one.owner in self.roster.by_home else _NOT_KEPT'),
+        '"" if one.owner in self.roster.by_home else _NOT_KEPT',
         (
-            'return "" if self.owners.is_open(one.home) or one.home in self.roster.by_home '
-            "else _NOT_KEPT"
-        ),
-        'return "" if one.home in self.roster.by_home else _NOT_KEPT',
-        (
-            "An object whose home has died is read from another host that has a copy; here "
+            "An object whose owner has died is read from another host that has a copy; here "
             "readers get ObjectLostError at once, although the manager is just finding out "
             "who has one."
         ),
     ),
     Mutant(
-        "reconstruction-asks-the-home-once",
+        "reconstruction-asks-the-owner-once",
         "hoplite_mp/node/recovery/reconstruction.py",
         "            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))",
         "            pass",
         (
-            "A home that hears of a death later than a reader's host is asked again until "
+            "An owner that hears of a death later than a reader's host is asked again until "
             "it knows; here it is asked once, and the reader hangs."
         ),
     ),

@@ -13,7 +13,7 @@ from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
-from hoplite_mp.protocol.messages import HomesNamed, HomeTold, Member, NodeJoined, NodeLost
+from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
 from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
 from hoplite_mp.protocol.reports import NodeReturned, Reported
 from tests.cext.host import STATE
@@ -135,8 +135,8 @@ class LossSide(Side):
         )
         recovering, up = self.recovering, self.upward
         up.make_room, up.extra_holds = recovering.lineage.make_room, recovering.lineage.holds
-        up.homeless, up.nobody_named = (
-            recovering.owners.homeless,
+        up.ask_for_owner, up.nobody_named = (
+            recovering.owners.ask_for_owner,
             recovering.reconstruction.ask_again,
         )
         up.is_guest = recovering.is_run_here
@@ -267,7 +267,7 @@ class LossNetwork(Network):
         if self.no_manager:
             return
         for number, answer in self.planner.step(message, 0.0).sends:
-            if not isinstance(answer, (HomesNamed, HomeTold)):
+            if not isinstance(answer, (OwnersNamed, OwnerTold)):
                 continue
             if self.held_back is not None:
                 self.held_back.append((number, answer))

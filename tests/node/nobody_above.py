@@ -61,7 +61,7 @@ class NobodyAbove:
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         return None
 
-    def homeless(self, one: Any) -> bool:
+    def ask_for_owner(self, one: Any) -> bool:
         return False
 
     def far_subscriber(self, home: int) -> Any:

@@ -319,7 +319,7 @@ class Network:
                 other.delegation.lose_runner(side.home)
                 other.guests.lose_peer(side.home)
                 for one in list(other.imports.by_oid.values()):
-                    if one.home == side.home and one.number:
+                    if one.owner == side.home and one.number:
                         other.imports.fail(one, "its host is gone")
                 other.exports.lose_peer(side.home)
                 other.remote_objects.lose_node(side.number)

@@ -37,14 +37,14 @@ class Played:
         self, network: ActorNetwork, value: Any = "setup", retries: int = 1, **wanted: Any
     ) -> None:
         self.network = network
-        self.maker, self.home, self.spare, self.other = network.sides
+        self.maker, self.owner, self.spare, self.other = network.sides
         setup, self.hold = self.maker.put(value)
         network.pump()
-        found = self.home.hold(setup)
+        found = self.owner.hold(setup)
         network.pump()
         assert found
-        self.identity = self.home.begin(setup, **wanted)
-        self.there = self.home.actor(self.identity).pool
+        self.identity = self.owner.begin(setup, **wanted)
+        self.there = self.owner.actor(self.identity).pool
         found = self.maker.hold(self.identity)
         network.pump()
         (self.handle,) = found
@@ -55,10 +55,10 @@ class Played:
         """Where calls of the maker go."""
         return self.maker.lan.far_actors.bound.get(self.pool)
 
-    def lose_home(self, first: ActorSide) -> None:
+    def lose_owner(self, first: ActorSide) -> None:
         """The manager's word of it comes to that host before it comes to any other."""
         self.network.held_back = []
-        self.network.lose(self.home)
+        self.network.lose(self.owner)
         self.network.pump()
         self.held, self.network.held_back = self.network.held_back, None
         self.network.say([one for one in self.held if one[0] == first.number])
@@ -76,7 +76,7 @@ def runners(side: ActorSide, pool: int) -> list[tuple[int, int]]:
 def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork) -> None:
     played = Played(network)
     network.settle()
-    played.lose_home(played.maker)
+    played.lose_owner(played.maker)
     assert played.calls.ended is None
     played.say_rest(played.maker)
     network.settle()
@@ -93,7 +93,7 @@ def test_its_end_comes_before_the_spare_hears_that_it_has_it(
 ) -> None:
     played = Played(network, detached=True)
     network.settle()
-    played.lose_home(played.maker)
+    played.lose_owner(played.maker)
     played.maker.lan.far_actors.end(played.handle.oid, kill, False)
     network.pump()
     played.say_rest(played.maker)
@@ -109,7 +109,7 @@ def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
 ) -> None:
     played = Played(network)
     network.settle()
-    played.lose_home(played.maker)
+    played.lose_owner(played.maker)
     played.maker.ask_restarts(played.handle)
     network.pump()
     assert played.maker.replies == []
@@ -126,7 +126,7 @@ def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Actor
     (near,) = found
     nearby = played.spare.bind(near, played.there)
     assert played.spare.fetching
-    played.lose_home(played.spare)
+    played.lose_owner(played.spare)
     played.say_rest(played.spare)
     network.pump()
     assert played.spare.actor(played.identity) is None
@@ -147,7 +147,7 @@ def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> No
     assert played.spare.fetching
     played.hold = None
     network.lose(played.maker)
-    played.network.lose(played.home)
+    played.network.lose(played.owner)
     (hold,) = played.spare.hold(played.identity)
     network.settle()
     actor = played.spare.actor(played.identity)
@@ -158,19 +158,19 @@ def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> No
 def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
     """Its last handle has gone, and its host is lost before anybody hears that it has ended."""
     played = Played(network)
-    actor = played.home.actor(played.identity)
+    actor = played.owner.actor(played.identity)
     actor.name = "far"
-    network.to_manager(ActorNameClaimed(0, played.home.number, "far", played.identity, True))
-    played.home.lan.spares.keep(actor)
+    network.to_manager(ActorNameClaimed(0, played.owner.number, "far", played.identity, True))
+    played.owner.lan.spares.keep(actor)
     network.settle()
     network.no_manager = True
-    network.stopped.add((played.home.home, played.spare.home))
-    played.home.held = played.handle = None
+    network.stopped.add((played.owner.home, played.spare.home))
+    played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
     (kept,) = played.spare.lan.spares.kept.values()
     assert kept.what.name == "far"
-    network.lose(played.home)
+    network.lose(played.owner)
     network.settle()
     assert played.spare.started == []
     (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
@@ -182,13 +182,13 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
 ) -> None:
     """The report reaches a new manager after the actor's own node has had nothing to report."""
     played = Played(network)
-    actor = played.home.actor(played.identity)
+    actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.home.lan.spares.keep(actor)
+    played.owner.lan.spares.keep(actor)
     network.settle()
-    network.stopped.add((played.home.home, played.spare.home))
+    network.stopped.add((played.owner.home, played.spare.home))
     network.no_manager = True
-    played.home.held = played.handle = None
+    played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
     (claim,) = played.spare.lan.spares.report()
@@ -205,19 +205,19 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
 ) -> None:
     """The former spare may have stated the name to a manager that nobody else told of it."""
     played = Played(network)
-    actor = played.home.actor(played.identity)
+    actor = played.owner.actor(played.identity)
     actor.name = "far"
-    spares = played.home.lan.spares
+    spares = played.owner.lan.spares
     spares.keep(actor)
     network.settle()
     former = played.spare.home
     spares.roster.leaving.add(former)  # another host becomes the spare
-    network.stopped.update((played.home.home, side.home) for side in network.sides)
+    network.stopped.update((played.owner.home, side.home) for side in network.sides)
     spares.keep(actor)
     assert spares.at[actor.identity] != former
     told: list[tuple[int, Any]] = []
     spares.send = lambda home, message: told.append((home, message)) is None
-    played.home.held = played.handle = None
+    played.owner.held = played.handle = None
     network.settle()
     assert {one.ended for home, one in told if isinstance(one, DropActor)} == {True}
     assert former in [home for home, one in told if isinstance(one, DropActor)]
@@ -241,7 +241,7 @@ def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork
     calls = [played.maker.submit(pool=played.pool, retries=0) for _ in range(3)]
     network.settle()
     played.maker.lan.far_actors.end(played.handle.oid, False, False)
-    network.lose(played.home)
+    network.lose(played.owner)
     network.settle()
     actor = played.spare.actor(played.identity)
     for at in (1, 2):
@@ -259,15 +259,15 @@ def test_a_spare_of_one_that_is_closed_begins_it_for_those_who_hold_it(
 ) -> None:
     """Without its name, which may be another actor's by then."""
     played = Played(network, detached=True)
-    actor = played.home.actor(played.identity)
+    actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.home.lan.spares.keep(actor)
+    played.owner.lan.spares.keep(actor)
     network.settle()
     assert [one.what.name for one in played.spare.lan.spares.kept.values()] == ["far"]
     if end == "closed":
-        played.home.rooms.actors.end_here(played.home.imports.own(played.identity), False)
+        played.owner.rooms.actors.end_here(played.owner.imports.own(played.identity), False)
     else:
-        played.home.rooms.actors.leave()
+        played.owner.rooms.actors.leave()
     network.settle()
     (kept,) = played.spare.lan.spares.kept.values()
     assert kept.what.name == ""
@@ -281,7 +281,7 @@ def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
         member.resources = demand if member.node in (1, 3) else ()
     played = Played(network, demand=demand, env=env)
     network.settle()
-    played.lose_home(played.other)
+    played.lose_owner(played.other)
     played.say_rest(played.other)
     network.settle()
     assert not played.spare.started
@@ -289,19 +289,19 @@ def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
     assert (played.other.pools[pool].demand, played.other.pools[pool].env) == (demand, env)
 
 
-@pytest.mark.parametrize("home", [0, 2, 3])
-def test_a_spare_goes_when_its_actor_has_another_home_and_only_then(
-    network: ActorNetwork, home: int
+@pytest.mark.parametrize("owner", [0, 2, 3])
+def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
+    network: ActorNetwork, owner: int
 ) -> None:
     """Of an actor of the first host, or of the third one, which the second one can begin again."""
     mine = network.sides[1]
     identity, what = bytes(16), None
     for now in network.sides:
-        spare = Spare(network.sides[home].home, home, what)  # type: ignore[arg-type]
+        spare = Spare(network.sides[owner].home, owner, what)  # type: ignore[arg-type]
         mine.lan.spares.kept[identity] = spare
         found = mine.lan.spares.take_over(identity, now.home)
         assert found is (spare if now is mine else None)
-        assert (identity in mine.lan.spares.kept) == (now is network.sides[home])
+        assert (identity in mine.lan.spares.kept) == (now is network.sides[owner])
     mine.lan.spares.kept.clear()
 
 
@@ -312,7 +312,7 @@ def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
     played = Played(network, detached=True)
     network.settle()
     played.maker.lan.far_actors.end(played.handle.oid, kill, False)
-    played.lose_home(played.maker)
+    played.lose_owner(played.maker)
     played.say_rest(played.maker)
     network.settle()
     actor = played.spare.actor(played.identity)
@@ -332,15 +332,15 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     (late,) = found
     calls = [maker.submit(pool=played.pool, retries=0) for _ in range(3)]
     network.settle()
-    network.notice(played.home)
+    network.notice(played.owner)
     maker.ask_restarts(played.handle)
     network.settle()
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"], *[STATE["QUEUED"]] * 2]
     assert maker.replies == []
     assert spare.lan.spares.kept
     monkeypatch.setattr(holdings, "HOLDINGS_MAX", 0)  # no host has room for it in its report
-    network.to_manager(NodeLost(played.home.number, 0))
-    network.report(played.home)
+    network.to_manager(NodeLost(played.owner.number, 0))
+    network.report(played.owner)
     network.settle()
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"]] * 3
     assert isinstance(maker.value(maker.party.hold(calls[-1])), ActorLostError)

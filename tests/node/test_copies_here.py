@@ -107,7 +107,7 @@ class OneNode:
             tell=lambda *about: None,
             only_kept=lambda object_id: self.only_kept,
             let_go=self.let_go.append,
-            imports=SimpleNamespace(home_of=lambda object_id: 1000),
+            imports=SimpleNamespace(owner_of=lambda object_id: 1000),
         )
         self.makes = lambda object_id: False
         plan_executor = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
@@ -365,7 +365,7 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 
 
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
-    """The home says that it is done, and here, before the commit has come: who reads it waits for
+    """The owner says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
     replicas = Replicas(
         side.results, side.imports, side.exports, side.remote_objects, side.send, side.loop

@@ -84,7 +84,7 @@ def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender
     clean(network)
 
 
-def test_the_one_who_has_it_is_lost_to_the_home_alone(
+def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """It lives perhaps, and others may read from it: the manager decides before there is another

@@ -73,16 +73,16 @@ def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
 def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
     """There is no header for it, or no queue: its caller is told, and the next one runs."""
     network = ActorNetwork(2)
-    caller, home = network.sides
+    caller, owner = network.sides
     setup, made = caller.put("setup")
-    found = home.hold(setup)
+    found = owner.hold(setup)
     network.pump()
-    identity = home.begin(setup)
-    pool = home.actor(identity).pool
+    identity = owner.begin(setup)
+    pool = owner.actor(identity).pool
     handle = caller.hold(identity)
     network.pump()
     calls = caller.bind(handle[0], pool)
-    guests, queue, fails = home.guests, home.upward.queue_of, [1]
+    guests, queue, fails = owner.guests, owner.upward.queue_of, [1]
 
     def fail_once(*args: Any) -> Any:
         if fails:
@@ -90,7 +90,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
         return queue(pool)
 
     if begun:
-        home.upward.queue_of = fail_once
+        owner.upward.queue_of = fail_once
     else:
         new = guests.client.new
         client = guests.client
@@ -107,7 +107,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
         guests.client = Client()  # type: ignore[assignment]
     first, second = (caller.submit(pool=calls, retries=0) for _ in range(2))
     network.settle()
-    home.answer(home.tasks.next(pool, 0), "ran")
+    owner.answer(owner.tasks.next(pool, 0), "ran")
     network.settle()
     for oid, wanted in ((first, "no room 1"), (second, "ran")):
         assert str(caller.value(caller.party.hold(oid))) == wanted

@@ -28,7 +28,7 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def home(network: Network) -> Side:
+def owner(network: Network) -> Side:
     return network.sides[0]
 
 
@@ -53,14 +53,14 @@ def clean(network: Network) -> None:
         assert not side.remote_objects.by_oid
 
 
-def test_a_small_value_travels_at_once(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put({"a": [1, 2, 3]})
+def test_a_small_value_travels_at_once(network: Network, owner: Side, away: Side) -> None:
+    object_id, mine = owner.put({"a": [1, 2, 3]})
     (hold,) = away_hold(network, away, object_id)
     assert away.value(hold) == {"a": [1, 2, 3]}
     del mine
     network.pump()
-    home.party.collect()
-    assert home.node.state(ids.unpack_id(object_id)[1]) != 0  # the other host holds it
+    owner.party.collect()
+    assert owner.node.state(ids.unpack_id(object_id)[1]) != 0  # the other host holds it
     del hold
     clean(network)
 
@@ -72,23 +72,25 @@ def away_hold(network: Network, side: Side, object_id: bytes) -> list[object]:
     return found
 
 
-def test_nobody_is_answered_before_the_home_has_heard_of_it(
-    network: Network, home: Side, away: Side
+def test_nobody_is_answered_before_the_owner_has_heard_of_it(
+    network: Network, owner: Side, away: Side
 ) -> None:
-    object_id, mine = home.put(1)
+    object_id, mine = owner.put(1)
     found = away.hold(object_id)
     assert found == []
-    assert network.deliver(away.home, home.home)
+    assert network.deliver(away.home, owner.home)
     del mine  # the importer's hold is counted now
-    home.party.collect()
+    owner.party.collect()
     network.pump()
     assert away.value(found[0]) == 1
     found.clear()
     clean(network)
 
 
-def test_a_big_value_is_fetched_when_it_is_wanted(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put(BIG)
+def test_a_big_value_is_fetched_when_it_is_wanted(
+    network: Network, owner: Side, away: Side
+) -> None:
+    object_id, mine = owner.put(BIG)
     (hold,) = away_hold(network, away, object_id)
     assert away.value(hold) == "SPILLED"
     heard: list[int] = []
@@ -105,14 +107,14 @@ def test_a_big_value_is_fetched_when_it_is_wanted(network: Network, home: Side, 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_payload_for_which_there_is_no_room(
-    network: Network, home: Side, away: Side, failed: bool
+    network: Network, owner: Side, away: Side, failed: bool
 ) -> None:
     """A value stays where it is until it is asked for; an error is told in a few words."""
-    object_id, mine = home.pending()
+    object_id, mine = owner.pending()
     (hold,) = away_hold(network, away, object_id)
-    home.finish(object_id, ValueError("x" * 1000) if failed else "x" * 1000)
+    owner.finish(object_id, ValueError("x" * 1000) if failed else "x" * 1000)
     lease, away.results.lease = away.results.lease, lambda *about: None  # type: ignore[method-assign]
-    home.look()
+    owner.look()
     network.pump()
     away.results.lease = lease  # type: ignore[method-assign]
     if failed:
@@ -128,12 +130,14 @@ def test_a_payload_for_which_there_is_no_room(
     clean(network)
 
 
-def test_two_importers_of_one_host_share_a_header(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put("x")
+def test_two_importers_of_one_host_share_a_header(
+    network: Network, owner: Side, away: Side
+) -> None:
+    object_id, mine = owner.put("x")
     first, second = away.hold(object_id), away.hold(object_id)
     network.pump()
     assert first[0].oid == second[0].oid
-    assert len(home.exports.exports[ids.unpack_id(object_id)[1]].importers) == 1
+    assert len(owner.exports.exports[ids.unpack_id(object_id)[1]].importers) == 1
     first.clear()
     network.pump()
     assert away.value(second[0]) == "x"
@@ -142,11 +146,13 @@ def test_two_importers_of_one_host_share_a_header(network: Network, home: Side, 
     clean(network)
 
 
-def test_let_go_before_the_answer_and_taken_again(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put("x")
+def test_let_go_before_the_answer_and_taken_again(
+    network: Network, owner: Side, away: Side
+) -> None:
+    object_id, mine = owner.put("x")
     for _ in range(5):
         found = away.hold(object_id)
-        network.deliver(away.home, home.home)
+        network.deliver(away.home, owner.home)
         found.clear()
         again = away.hold(object_id)
         network.pump()
@@ -158,11 +164,11 @@ def test_let_go_before_the_answer_and_taken_again(network: Network, home: Side, 
 
 
 @pytest.mark.parametrize("outcome", [7, ValueError("no"), BIG[:50]])
-def test_pending_then_done(network: Network, home: Side, away: Side, outcome: object) -> None:
-    object_id, mine = home.pending()
+def test_pending_then_done(network: Network, owner: Side, away: Side, outcome: object) -> None:
+    object_id, mine = owner.pending()
     (hold,) = away_hold(network, away, object_id)
     assert away.value(hold) == "CLAIMED"
-    home.finish(object_id, outcome)
+    owner.finish(object_id, outcome)
     network.pump()
     got = away.value(hold)
     if isinstance(outcome, Exception):
@@ -174,22 +180,22 @@ def test_pending_then_done(network: Network, home: Side, away: Side, outcome: ob
     clean(network)
 
 
-def test_cancelled(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.pending()
+def test_cancelled(network: Network, owner: Side, away: Side) -> None:
+    object_id, mine = owner.pending()
     (hold,) = away_hold(network, away, object_id)
     oid = ids.unpack_id(object_id)[1]
-    assert home.tasks.cancel(oid, True) == 2
+    assert owner.tasks.cancel(oid, True) == 2
     network.pump()
     assert isinstance(away.value(hold), CancelledError)
-    assert home.tasks.settle(oid)
+    assert owner.tasks.settle(oid)
     del mine, hold
     clean(network)
 
 
-def test_gone_before_it_was_asked_for(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put(1)
+def test_gone_before_it_was_asked_for(network: Network, owner: Side, away: Side) -> None:
+    object_id, mine = owner.put(1)
     del mine
-    home.party.collect()
+    owner.party.collect()
     (hold,) = away_hold(network, away, object_id)
     assert isinstance(away.value(hold), ObjectLostError)
     del hold
@@ -203,13 +209,13 @@ def test_of_a_host_that_nobody_knows(network: Network, away: Side) -> None:
     clean(network)
 
 
-def test_deleted_by_the_importer(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put(1)
+def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> None:
+    object_id, mine = owner.put(1)
     (hold,) = away_hold(network, away, object_id)
     away.party.delete(hold.oid)
     away.imports.drop(hold.oid)
     network.pump()
-    assert home.value(mine) == "DELETED"
+    assert owner.value(mine) == "DELETED"
     assert away.value(hold) == "DELETED"
     del mine, hold
     clean(network)
@@ -225,14 +231,14 @@ def test_an_error_for_which_there_is_no_room(
     clean(network)
 
 
-def test_the_home_dies(network: Network, home: Side, away: Side) -> None:
-    pending, mine = home.pending()
-    big, theirs = home.put(BIG)
+def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
+    pending, mine = owner.pending()
+    big, theirs = owner.put(BIG)
     (first,), (second,) = away_hold(network, away, pending), away_hold(network, away, big)
-    asked = away.hold(home.put(3)[0])  # not answered yet
+    asked = away.hold(owner.put(3)[0])  # not answered yet
     heard: list[int] = []
     away.remote_objects.want(second.oid, lambda: heard.append(1))
-    network.lose(home)
+    network.lose(owner)
     network.pump()
     for hold in (first, second, asked[0]):
         error = away.value(hold)
@@ -244,11 +250,11 @@ def test_the_home_dies(network: Network, home: Side, away: Side) -> None:
     clean(network)
 
 
-def test_the_importer_dies(network: Network, home: Side, away: Side) -> None:
-    object_id, mine = home.put(1)
+def test_the_importer_dies(network: Network, owner: Side, away: Side) -> None:
+    object_id, mine = owner.put(1)
     found = away_hold(network, away, object_id)
     network.lose(away)
-    assert not home.exports.exports
+    assert not owner.exports.exports
     del mine
     clean(network)
     assert found
@@ -287,14 +293,14 @@ def test_many_in_random_order(network: Network) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_ref_inside_what_a_dead_process_has_put(
-    network: Network, home: Side, away: Side, held: bool
+    network: Network, owner: Side, away: Side, held: bool
 ) -> None:
     """Its node holds the other host's object from then on, as long as the outer one stays."""
-    other = home.put(0)  # or the object would have the same number on both hosts
-    object_id, mine = home.put(np.arange(10_000))
+    other = owner.put(0)  # or the object would have the same number on both hosts
+    object_id, mine = owner.put(np.arange(10_000))
     (inner,) = away_hold(network, away, object_id)
     outer_id, outer = away.put({"x": ObjectRef(object_id, inner)})
-    found = away_hold(network, home, outer_id) if held else []
+    found = away_hold(network, owner, outer_id) if held else []
     del mine
     away.sweep(away.party.slot)  # with what the process held
     del inner, outer
@@ -303,12 +309,12 @@ def test_a_ref_inside_what_a_dead_process_has_put(
         for _ in range(3):
             network.pump()
             away.sweeper.collect()
-            home.party.collect()
+            owner.party.collect()
         network.pump()
 
     settle()
-    assert (home.node.state(ids.unpack_id(object_id)[1]) == STATE["SEALED"]) == held
+    assert (owner.node.state(ids.unpack_id(object_id)[1]) == STATE["SEALED"]) == held
     found.clear()
     settle()
-    assert not home.exports.exports
+    assert not owner.exports.exports
     del other

@@ -1,4 +1,4 @@
-"""Objects whose home dies while others hold them: who has a copy counts from then on."""
+"""Objects whose owner dies while others hold them: who has a copy counts from then on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hoplite_mp.protocol.messages import HomesNamed
+from hoplite_mp.protocol.messages import OwnersNamed
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
@@ -28,15 +28,15 @@ def network() -> Iterator[LossNetwork]:
 def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     network: LossNetwork,
 ) -> None:
-    home, keeper, reader, other = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    owner, keeper, reader, other = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
     (further,) = away_hold(network, other, object_id)
-    network.lose(home)
+    network.lose(owner)
     network.settle()
-    assert network.planner.homes.named[object_id] == keeper.number
+    assert network.planner.owners.named[object_id] == keeper.number
     assert (reader.read(hold) == BIG).all()
     del hold
     network.settle()
@@ -44,37 +44,37 @@ def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     assert len(keeper.store.leases) == 1
     del further, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 def test_nobody_uses_it_any_more(network: LossNetwork) -> None:
-    home, keeper, second, _ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
-    second.keep(object_id, home)
+    owner, keeper, second, _ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    second.keep(object_id, owner)
     network.pump()
-    network.lose(home)
+    network.lose(owner)
     del mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None:
     """The lowest one that has it whole counts, and its own process's hold counts, too."""
-    home, first, second, third = network.living
-    object_id, mine = home.put(BIG)
+    owner, first, second, third = network.living
+    object_id, mine = owner.put(BIG)
     holds = [away_hold(network, side, object_id)[0] for side in (first, second, third)]
     assert (second.read(holds[1]) == BIG).all()
     assert (third.read(holds[2]) == BIG).all()
-    network.lose(home)
+    network.lose(owner)
     network.settle()
-    assert network.planner.homes.named[object_id] == second.number
-    holds[1] = None  # the new home's own process lets go: the others still count
+    assert network.planner.owners.named[object_id] == second.number
+    holds[1] = None  # the new owner's own process lets go: the others still count
     network.settle()
     assert (first.read(holds[0]) == BIG).all()
-    network.lose(second)  # and its home dies in its turn
+    network.lose(second)  # and its owner dies in its turn
     network.settle()
-    assert network.planner.homes.named[object_id] in (first.number, third.number)
+    assert network.planner.owners.named[object_id] in (first.number, third.number)
     assert (third.read(holds[2]) == BIG).all()
     holds.clear()
     del mine
@@ -82,12 +82,12 @@ def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None
 
 
 def test_nobody_has_it(network: LossNetwork) -> None:
-    home, first, second, _ = network.living
-    object_id, mine = home.put(BIG)
-    pending, running = home.pending()
+    owner, first, second, _ = network.living
+    object_id, mine = owner.put(BIG)
+    pending, running = owner.pending()
     holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
     (waits,) = away_hold(network, first, pending)
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     for side, hold in zip((first, second), holds, strict=True):
         assert "node h0 had it" in side.read(hold)
@@ -97,21 +97,21 @@ def test_nobody_has_it(network: LossNetwork) -> None:
     clean(network)
 
 
-def test_who_waits_when_the_home_dies(network: LossNetwork) -> None:
-    """It is being fetched from the home; a copy elsewhere is what it gets in the end."""
-    home, keeper, reader, _ = network.living
-    object_id, mine = home.put(BIG)
+def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
+    """It is being fetched from the owner; a copy elsewhere is what it gets in the end."""
+    owner, keeper, reader, _ = network.living
+    object_id, mine = owner.put(BIG)
     (hold,) = away_hold(network, reader, object_id)  # before there was a copy
-    keeper.keep(object_id, home)
+    keeper.keep(object_id, owner)
     network.pump()
     heard: list[int] = []
     oid = reader.imports.by_object[object_id].oid
     assert reader.remote_objects.want(oid, lambda: heard.append(1))
-    network.lose(home, report=False)
+    network.lose(owner, report=False)
     network.settle()
     assert heard == []  # nobody knows yet
     for side in network.living:
-        side.recovering.report(home.number)
+        side.recovering.report(owner.number)
     network.settle()
     assert heard == [1]
     assert (reader.value(hold) == BIG).all()
@@ -122,36 +122,36 @@ def test_who_waits_when_the_home_dies(network: LossNetwork) -> None:
 @pytest.mark.parametrize("early", [True, False])
 def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: bool) -> None:
     """What was counted has gone; the word of it comes before the manager's, or after."""
-    home, keeper, reader, *_ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    owner, keeper, reader, *_ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     del hold
     network.pump()
     held = sorted(network.held_back, key=lambda one: (one[0] == keeper.number) == early)
     network.held_back = None
     for number, answer in held:
-        assert isinstance(answer, HomesNamed)
+        assert isinstance(answer, OwnersNamed)
         network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
         network.pump()
     del mine
     clean(network)
 
 
-def test_a_ref_that_is_met_after_the_death_of_its_home(network: LossNetwork) -> None:
-    home, keeper, late, other = network.living
-    object_id, mine = home.put(BIG)
-    unknown, gone = home.put(BIG)
+def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) -> None:
+    owner, keeper, late, other = network.living
+    object_id, mine = owner.put(BIG)
+    unknown, gone = owner.put(BIG)
     (hold,) = away_hold(network, keeper, object_id)
     assert (keeper.read(hold) == BIG).all()
-    network.lose(home, report=False)
+    network.lose(owner, report=False)
     found = late.hold(object_id)  # while it is being found out
     network.pump()
     for side in network.living:
-        side.recovering.report(home.number)
+        side.recovering.report(owner.number)
     network.settle()
     assert (late.read(found[0]) == BIG).all()
     further = other.hold(object_id)  # when that is known
@@ -169,41 +169,41 @@ def test_a_ref_that_is_met_after_the_death_of_its_home(network: LossNetwork) -> 
 
 
 def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
-    home, first, second, reader = network.living
-    object_id, mine = home.put(BIG)
+    owner, first, second, reader = network.living
+    object_id, mine = owner.put(BIG)
     (hold,) = away_hold(network, reader, object_id)
-    first.keep(object_id, home)
-    second.keep(object_id, home)
+    first.keep(object_id, owner)
+    second.keep(object_id, owner)
     network.pump()
-    network.lose(home, report=False)
-    first.recovering.report(home.number)
+    network.lose(owner, report=False)
+    first.recovering.report(owner.number)
     network.lose(first)
     for side in network.living:
-        side.recovering.report(home.number)
+        side.recovering.report(owner.number)
     network.settle()
     assert (reader.read(hold) == BIG).all()
-    assert network.planner.homes.named[object_id] == second.number
+    assert network.planner.owners.named[object_id] == second.number
     del hold, mine
     clean(network)
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
 def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
-    """Before it has named a home, or when it has told some of those who must know."""
-    home, keeper, reader, other = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    """Before it has named an owner, or when it has told some of those who must know."""
+    owner, keeper, reader, other = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
     (further,) = away_hold(network, other, object_id)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     said, network.held_back = network.held_back[3 - told :], None
     for number, answer in said:
         network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
     network.restart_manager()
     network.settle()
-    assert network.planner.homes.named[object_id] == keeper.number
+    assert network.planner.owners.named[object_id] == keeper.number
     assert (reader.read(hold) == BIG).all()
     del hold
     network.settle()
@@ -211,23 +211,23 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     assert len(keeper.store.leases) == 1
     del further, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
-def test_another_manager_knows_the_homes_that_were_named(network: LossNetwork) -> None:
-    home, keeper, reader, late = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+def test_another_manager_knows_the_owners_that_were_named(network: LossNetwork) -> None:
+    owner, keeper, reader, late = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     network.restart_manager()
-    assert network.planner.homes.named[object_id] == keeper.number
+    assert network.planner.owners.named[object_id] == keeper.number
     found = late.hold(object_id)
     network.settle()
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named

@@ -1,4 +1,4 @@
-"""Deaths of homes at random, while others ask, keep copies and let go, and the manager dies."""
+"""Deaths of owners at random, while others ask, keep copies and let go, and the manager dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.planner import homes
+from hoplite_mp.planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_reconstruction import clean
@@ -153,7 +153,7 @@ def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read is the object; who asks is answered; it is lost only if no host that lives had
     it whole; in the end nothing is left."""
     if seed % 2:  # the manager's word comes in as many messages as there are objects
-        monkeypatch.setattr(homes, "NUMBERS_MAX", 1)
+        monkeypatch.setattr(owners, "NUMBERS_MAX", 1)
     story = _Story(seed)
     steps = [story.put, story.ask, story.ask, story.keep, story.read, story.let_go, story.settle]
     for _ in range(50):
@@ -162,5 +162,5 @@ def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     story.values.clear()
     story.holds.clear()
     clean(story.network)
-    assert not story.network.planner.homes.named
+    assert not story.network.planner.owners.named
     story.network.close()

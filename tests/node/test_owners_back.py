@@ -26,74 +26,74 @@ def network() -> Iterator[LossNetwork]:
     made.close()
 
 
-def give_up(network: LossNetwork, home: LossSide) -> None:
+def give_up(network: LossNetwork, owner: LossSide) -> None:
     """The manager says that this host is gone, and dies before it has named new owners."""
-    network.notice(home)
+    network.notice(owner)
     network.no_manager = True
-    network.report(home)
+    network.report(owner)
 
 
 @pytest.mark.parametrize("met", ["before", "after"])
-def test_a_ref_that_was_met_when_its_home_was_given_up(network: LossNetwork, met: str) -> None:
+def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, met: str) -> None:
     """Seed 1200041. met: before that host was given up, which had not answered, or after it."""
-    home, reader, _, other = network.living
-    object_id, mine = home.put(BIG)
+    owner, reader, _, other = network.living
+    object_id, mine = owner.put(BIG)
     (known,) = away_hold(network, other, object_id)
     found = reader.hold(object_id) if met == "before" else []
     network.lines.clear()
-    give_up(network, home)
+    give_up(network, owner)
     if met == "after":
         found = reader.hold(object_id)
     network.settle()
     assert not found
-    network.back(home)
+    network.back(owner)
     network.settle()
     assert found, "nobody has answered"
     for side, hold in ((reader, found[0]), (other, known)):
         assert (side.read(hold) == BIG).all()
-    importers = home.exports.exports[home.imports.own(object_id)].importers
+    importers = owner.exports.exports[owner.imports.own(object_id)].importers
     assert {peer for peer, _ in importers} == {reader.home, other.home}
     found.clear()
     del hold, known, mine
     clean(network)
 
 
-def test_a_value_that_was_asked_for_when_its_home_was_given_up(network: LossNetwork) -> None:
-    """The only host that had it has died, and nobody is left but its home who can name another."""
-    home, reader, runner, _ = network.living
-    oid = home.submit()
-    (hold,) = away_hold(network, reader, home.imports.public(oid))
-    home.delegation.set_runner(runner.home, runner.number, 1)
+def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNetwork) -> None:
+    """The only host that had it has died, and nobody is left but its owner who can name another."""
+    owner, reader, runner, _ = network.living
+    oid = owner.submit()
+    (hold,) = away_hold(network, reader, owner.imports.public(oid))
+    owner.delegation.set_runner(runner.home, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()
     network.lose(runner)
     network.settle()
-    give_up(network, home)
+    give_up(network, owner)
     heard: list[int] = []
     assert reader.remote_objects.want(hold.oid, lambda: heard.append(1))
     network.settle()
     assert not heard
-    network.back(home)
+    network.back(owner)
     network.settle()
-    again = home.take_task()
-    assert again, "its home has not heard that somebody waits"
-    home.answer(again, BIG)
+    again = owner.take_task()
+    assert again, "its owner has not heard that somebody waits"
+    owner.answer(again, BIG)
     network.settle()
     assert heard
     assert (reader.read(hold) == BIG).all()
 
 
-def test_a_copy_that_was_kept_when_its_home_was_given_up(network: LossNetwork) -> None:
-    """Its home knows of it again, so it is let go with the last ref."""
-    home, keeper, *_ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: LossNetwork) -> None:
+    """Its owner knows of it again, so it is let go with the last ref."""
+    owner, keeper, *_ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
-    give_up(network, home)
-    network.back(home)
+    give_up(network, owner)
+    network.back(owner)
     network.settle()
-    assert home.exports.copies_of(home.imports.own(object_id)) == (keeper.number,)
+    assert owner.exports.copies_of(owner.imports.own(object_id)) == (keeper.number,)
     del mine
     clean(network)
     assert object_id not in keeper.imports.by_object

@@ -39,19 +39,19 @@ def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("when", ["before the report", "in the round", "later"])
 def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, asked: bool) -> None:
-    home, keeper, receiver, other = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    owner, keeper, receiver, other = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, other, object_id)
-    expect(receiver, object_id, home, keeper)
+    expect(receiver, object_id, owner, keeper)
     there = receiver.imports.by_object[object_id].oid
     network.held_back = []
-    network.lose(home, report=False)
+    network.lose(owner, report=False)
     found = receiver.hold(object_id) if asked else []
     if when == "before the report":
         receiver.bring()
-    network.report(home)
+    network.report(owner)
     if when == "in the round":
         receiver.bring()
     held, network.held_back = network.held_back, None
@@ -65,14 +65,14 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
         found.clear()
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
-    home, receiver, *_ = network.living
-    object_id, mine = home.put(BIG)
-    expect(receiver, object_id, home)
-    network.lose(home)
+    owner, receiver, *_ = network.living
+    object_id, mine = owner.put(BIG)
+    expect(receiver, object_id, owner)
+    network.lose(owner)
     found = receiver.hold(object_id)
     network.settle()
     assert "is lost" in receiver.read(found[0])
@@ -82,12 +82,12 @@ def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
 
 
 def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork) -> None:
-    home, receiver, *_ = network.living
-    object_id, mine = home.put(BIG)
-    expect(receiver, object_id, home)
-    network.lose(home, report=False)
+    owner, receiver, *_ = network.living
+    object_id, mine = owner.put(BIG)
+    expect(receiver, object_id, owner)
+    network.lose(owner, report=False)
     found = receiver.hold(object_id)
-    network.report(home)
+    network.report(owner)
     assert found
     network.settle()
     assert "is lost" in receiver.read(found[0])
@@ -98,18 +98,18 @@ def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork
 
 def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
     """Nobody has it whole when all report; a moment later one has, and gives it to the other."""
-    home, first, second, _ = network.living
-    object_id, mine = home.put(BIG)
-    value = bytes(home.node.view(home.imports.own(object_id)))  # type: ignore[arg-type]
+    owner, first, second, _ = network.living
+    object_id, mine = owner.put(BIG)
+    value = bytes(owner.node.view(owner.imports.own(object_id)))  # type: ignore[arg-type]
     holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
     remote_objects = []
     for side in (first, second):
         oid = side.imports.by_object[object_id].oid
         assert side.remote_objects.want(oid, lambda: None)
         remote_objects.append(side.remote_objects.by_oid[oid])
-    remote_objects[1].holders = home.number, first.number
+    remote_objects[1].holders = owner.number, first.number
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, None
     first.node.memory(remote_objects[0].payload, remote_objects[0].nbytes)[:] = value
     first.remote_objects.arrived(first.imports.by_object[object_id].oid)
@@ -127,42 +127,42 @@ def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
 def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     network: LossNetwork,
 ) -> None:
-    """Its node has never spoken with the home that the object has now."""
-    home, keeper, reader, late = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    """Its node has never spoken with the owner that the object has now."""
+    owner, keeper, reader, late = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     late.keep(object_id, keeper)
     network.settle()
     assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.home}
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
-def test_a_copy_is_told_to_a_home_that_has_not_heard_yet_that_it_is_one(
+def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
     network: LossNetwork,
 ) -> None:
     """The manager's word comes to the one that keeps a copy first: it stays, and is counted."""
-    home, keeper, second, reader = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
-    second.keep(object_id, home)
+    owner, keeper, second, reader = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    second.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, None
     network.say([one for one in held if one[0] != keeper.number])
     network.pump()
     network.say([one for one in held if one[0] == keeper.number])
     network.settle()
-    assert network.planner.homes.named[object_id] == keeper.number
+    assert network.planner.owners.named[object_id] == keeper.number
     assert [*second.replicas.holds] == [object_id]
     assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named

@@ -1,4 +1,4 @@
-"""Deaths of homes that hosts, processes and the manager learn of in different order."""
+"""Deaths of owners that hosts, processes and the manager learn of in different order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp.node.recovery import holdings
-from hoplite_mp.planner import homes
+from hoplite_mp.planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
 from hoplite_mp.protocol.reports import Reported
@@ -33,36 +33,36 @@ def network() -> Iterator[LossNetwork]:
 # -- a process asks for what is kept here ----------------------------------------------------------
 
 
-def test_a_copy_here_is_asked_for_when_its_home_cannot_answer(network: LossNetwork) -> None:
-    """Its own node becomes the home and is the one that waits for an answer."""
-    home, keeper, *_ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: LossNetwork) -> None:
+    """Its own node becomes the owner and is the one that waits for an answer."""
+    owner, keeper, *_ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     found = keeper.hold(object_id)
     assert not found
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     assert (keeper.read(found[0]) == BIG).all()
     found.clear()
     del mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: LossNetwork) -> None:
-    home, keeper, second, _ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
-    second.keep(object_id, home)
+    owner, keeper, second, _ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    second.keep(object_id, owner)
     network.pump()
-    network.notice(home)
+    network.notice(owner)
     network.no_manager = True
     found = keeper.hold(object_id)
     others = second.hold(object_id)
     network.pump()
     network.restart_manager()
-    network.report(home)
+    network.report(owner)
     network.settle()
     assert (keeper.read(found[0]) == BIG).all()
     assert (second.read(others[0]) == BIG).all()
@@ -70,24 +70,24 @@ def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: LossNetwork
     others.clear()
     del mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 # -- the manager knows less, or more ---------------------------------------------------------------
 
 
 def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> None:
-    home, keeper, late, other = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    owner, keeper, late, other = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, other, object_id)
-    network.notice(home)
+    network.notice(owner)
     found = late.hold(object_id)
     network.pump()
     assert not found
-    network.to_manager(NodeLost(home.number, 0))
-    network.report(home)
+    network.to_manager(NodeLost(owner.number, 0))
+    network.report(owner)
     network.settle()
     assert (late.read(found[0]) == BIG).all()
     assert (other.read(hold) == BIG).all()
@@ -98,8 +98,8 @@ def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> No
 
 def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
     """The manager's word of it is on the way."""
-    home, _, late, _ = network.living
-    object_id, mine = home.put(BIG)
+    owner, _, late, _ = network.living
+    object_id, mine = owner.put(BIG)
     network.held_back = []
     send, late.imports.send = late.imports.send, lambda to, message: False
     found = late.hold(object_id)
@@ -115,13 +115,13 @@ def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
 
 def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
     """The manager has spoken already, and will not have named it here."""
-    home, keeper, late, _ = network.living
-    object_id, mine = home.put(BIG)
-    known, further = home.put(BIG)
-    keeper.keep(object_id, home)
+    owner, keeper, late, _ = network.living
+    object_id, mine = owner.put(BIG)
+    known, further = owner.put(BIG)
+    keeper.keep(object_id, owner)
     (hold,) = away_hold(network, late, known)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     found = late.hold(object_id)
     held, network.held_back = network.held_back, None
     network.say(held)
@@ -138,11 +138,11 @@ def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
 @pytest.mark.parametrize("done", [False, True])
 def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done: bool) -> None:
     """A process waits with a header of its own; the task then runs under another one."""
-    home, runner, other, _ = network.living
-    task = ids.pack_id(home.home, home.submit())
+    owner, runner, other, _ = network.living
+    task = ids.pack_id(owner.home, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, other, task)
-    home.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.home, runner.number, 1)
     network.pump()
     oid = runner.take_task()
     assert oid
@@ -150,7 +150,7 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     if done:
         runner.answer(oid, BIG)
         runner.look()  # the word of it does not reach anybody
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     if not done:
         runner.answer(oid, BIG)
@@ -167,50 +167,50 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     assert isinstance(other.read(far), np.ndarray) == done
     del far, hold, got
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     """Both headers follow: the one that is waited with, and that of the task's result."""
-    home, reader, runner, _ = network.living
-    task = ids.pack_id(home.home, home.submit())
+    owner, reader, runner, _ = network.living
+    task = ids.pack_id(owner.home, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    home.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.home, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()
     assert (reader.read(far) == BIG).all()
-    network.lose(home)
+    network.lose(owner)
     network.settle()
-    assert network.planner.homes.named[task] == reader.number
+    assert network.planner.owners.named[task] == reader.number
     assert (runner.read(waits) == BIG).all()
     del waits
     network.settle()
     assert (reader.read(far) == BIG).all()
     del far
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
-def test_the_home_has_counted_two_headers(network: LossNetwork) -> None:
+def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     """The task goes back, and somebody asks before its header here has gone."""
-    home, runner, reader, _ = network.living
-    task = ids.pack_id(home.home, home.submit())
+    owner, runner, reader, _ = network.living
+    task = ids.pack_id(owner.home, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    home.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.home, runner.number, 1)
     network.pump()
-    runner.guests.recall(home.home, [task])
+    runner.guests.recall(owner.home, [task])
     found = runner.hold(task)
-    home.delegation.lose_runner(runner.home)
-    home.delegation.set_runner(reader.home, reader.number, 1)
+    owner.delegation.lose_runner(runner.home)
+    owner.delegation.set_runner(reader.home, reader.number, 1)
     network.pump()
     assert found[0].oid != waits.oid
     assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
     reader.answer(reader.take_task(), BIG)
     reader.look()
-    network.lose(home)
+    network.lose(owner)
     network.settle()
     for side, hold in ((runner, waits), (runner, found[0]), (reader, far)):
         assert (side.read(hold) == BIG).all()
@@ -223,7 +223,7 @@ def test_the_home_has_counted_two_headers(network: LossNetwork) -> None:
     late.clear()
     del waits
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 # -- imports of an open round ----------------------------------------------------------------------
@@ -231,20 +231,20 @@ def test_the_home_has_counted_two_headers(network: LossNetwork) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy: bool) -> None:
-    home, keeper, late, other = network.living
-    object_id, mine = home.put(BIG)
+    owner, keeper, late, other = network.living
+    object_id, mine = owner.put(BIG)
     if copy:
-        keeper.keep(object_id, home)
+        keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, other, object_id)
-    network.notice(home)
+    network.notice(owner)
     network.no_manager = True
     found = late.hold(object_id)
     network.pump()
     network.held_back = []
     network.restart_manager()
     held, network.held_back = network.held_back, None
-    network.report(home)  # it has let the nodes in again
+    network.report(owner)  # it has let the nodes in again
     network.say(held)
     network.settle()
     for side, one in ((late, found[0]), (other, hold)):
@@ -253,25 +253,25 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy:
     found.clear()
     del hold, mine, one, got
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("asked", ["before", "meanwhile"])
-def test_a_ref_that_is_met_when_its_new_home_has_taken_over(
+def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
     network: LossNetwork, asked: str
 ) -> None:
-    """Seed 1003697: the manager's word of the new home reached that host alone, then the manager
+    """Seed 1003697: the manager's word of the new owner reached that host alone, then the manager
     died. Another host met the object afterwards, and told only the next manager, which had nothing
-    to tell the new home. asked: whether that host met it before it reported to the next manager, or
-    between that and its admission."""
-    home, keeper, late, _ = network.living
-    object_id, mine = home.put(BIG)
-    known, further = home.put(BIG)
-    keeper.keep(object_id, home)
-    keeper.keep(known, home)
+    to tell the new owner. asked: whether that host met it before it reported to the next manager,
+    or between that and its admission."""
+    owner, keeper, late, _ = network.living
+    object_id, mine = owner.put(BIG)
+    known, further = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    keeper.keep(known, owner)
     (hold,) = away_hold(network, late, known)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, []
     network.no_manager = True
     network.say([one for one in held if one[0] == keeper.number])
@@ -298,23 +298,23 @@ def test_a_ref_that_is_met_when_its_new_home_has_taken_over(
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
-def test_a_ref_that_is_let_go_before_its_new_home_knows_its_office(network: LossNetwork) -> None:
-    """The new home has been asked, has answered and has been told that it is over, when it hears
+def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: LossNetwork) -> None:
+    """The new owner has been asked, has answered and has been told that it is over, when it hears
     from the manager whom it has to count."""
-    home, keeper, late, _ = network.living
-    object_id, mine = home.put(BIG)
-    known, further = home.put(BIG)
-    keeper.keep(object_id, home)
-    keeper.keep(known, home)
+    owner, keeper, late, _ = network.living
+    object_id, mine = owner.put(BIG)
+    known, further = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    keeper.keep(known, owner)
     (hold,) = away_hold(network, late, known)
-    network.notice(home)
+    network.notice(owner)
     network.held_back = []
-    network.to_manager(NodeLost(home.number, 0))
+    network.to_manager(NodeLost(owner.number, 0))
     found = late.hold(object_id)  # before it reports, so it will be counted
-    network.report(home)
+    network.report(owner)
     held, network.held_back = network.held_back, None
     network.say([one for one in held if one[0] == late.number])
     network.settle()
@@ -328,25 +328,25 @@ def test_a_ref_that_is_let_go_before_its_new_home_knows_its_office(network: Loss
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
-@pytest.mark.parametrize("heard", ["new home", "reader"])
-def test_a_manager_dies_between_two_messages_about_new_homes(
+@pytest.mark.parametrize("heard", ["new owner", "reader"])
+def test_a_manager_dies_between_two_messages_about_new_owners(
     network: LossNetwork, monkeypatch: pytest.MonkeyPatch, heard: str
 ) -> None:
-    """A host has heard of the new home of one object out of two, and is told of both by the next
+    """A host has heard of the new owner of one object out of two, and is told of both by the next
     manager. heard: which host."""
-    monkeypatch.setattr(homes, "NUMBERS_MAX", 1)
-    home, keeper, late, _ = network.living
-    some = [home.put(BIG + at) for at in range(2)]
+    monkeypatch.setattr(owners, "NUMBERS_MAX", 1)
+    owner, keeper, late, _ = network.living
+    some = [owner.put(BIG + at) for at in range(2)]
     for object_id, _ in some:
-        keeper.keep(object_id, home)
+        keeper.keep(object_id, owner)
     holds = [away_hold(network, late, one)[0] for one, _ in some]
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, None
-    hears = keeper if heard == "new home" else late
+    hears = keeper if heard == "new owner" else late
     network.say([one for one in held if one[0] == hears.number][:1])
     network.pump()
     network.restart_manager()
@@ -359,7 +359,7 @@ def test_a_manager_dies_between_two_messages_about_new_homes(
     holds.clear()
     some.clear()
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -368,18 +368,18 @@ def test_more_than_one_report_can_name(
 ) -> None:
     """What is not in it is lost; nobody waits for it."""
     monkeypatch.setattr(holdings, "HOLDINGS_MAX", 1)
-    home, first, *_ = network.living
-    tasks = [home.pending() for _ in range(3)]
+    owner, first, *_ = network.living
+    tasks = [owner.pending() for _ in range(3)]
     waits = [away_hold(network, first, task)[0] for task, _ in tasks]
     if asked:  # nobody hears it
-        network.notice(home)
+        network.notice(owner)
         network.no_manager = True
-        tasks.append(home.pending())
+        tasks.append(owner.pending())
         found = first.hold(tasks[-1][0])
         network.restart_manager()
-        network.report(home)
+        network.report(owner)
     else:
-        network.lose(home)
+        network.lose(owner)
     network.settle()
     if asked:
         waits.append(found.pop())
@@ -391,22 +391,22 @@ def test_more_than_one_report_can_name(
     clean(network)
 
 
-# -- the next home dies, too -----------------------------------------------------------------------
+# -- the next owner dies, too ----------------------------------------------------------------------
 
 
-def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_home(
+def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     network: LossNetwork,
 ) -> None:
-    """Seed 1402383: it had reported the copy under the first home, the second one died meanwhile,
+    """Seed 1402383: it had reported the copy under the first owner, the second one died meanwhile,
     and nobody told the manager that the third one had nothing to take over."""
-    home, second, third, _ = network.living
-    object_id, mine = home.put(BIG)
-    second.keep(object_id, home)
+    owner, second, third, _ = network.living
+    object_id, mine = owner.put(BIG)
+    second.keep(object_id, owner)
     network.pump()
     holds = [away_hold(network, third, object_id)[0]]
-    network.lose(home)
+    network.lose(owner)
     network.settle()
-    assert network.planner.homes.named[object_id] == second.number
+    assert network.planner.owners.named[object_id] == second.number
     assert (third.read(holds[0]) == BIG).all()
     network.settle()
 
@@ -420,48 +420,48 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_home(
     network.to_manager(NodeLost(second.number, 0))
     network.report(second)
     network.settle()
-    assert object_id not in network.planner.homes.named
+    assert object_id not in network.planner.owners.named
     del mine
     clean(network)
 
 
-def test_the_home_that_is_named_is_lost_here_already(network: LossNetwork) -> None:
-    home, first, second, reader = network.living
-    object_id, mine = home.put(BIG)
-    first.keep(object_id, home)
-    second.keep(object_id, home)
+def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> None:
+    owner, first, second, reader = network.living
+    object_id, mine = owner.put(BIG)
+    first.keep(object_id, owner)
+    second.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, None
     network.say([one for one in held if one[0] != reader.number])
     network.lose(first, report=False)
     network.say([one for one in held if one[0] == reader.number])
     network.report(first)
     network.settle()
-    assert network.planner.homes.named[object_id] == second.number
+    assert network.planner.owners.named[object_id] == second.number
     assert (reader.read(hold) == BIG).all()
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("met", [False, True])
-def test_the_home_that_is_named_is_found_dead_when_it_is_spoken_to(
+def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
     network: LossNetwork, met: bool
 ) -> None:
     """The end of its connection is noticed in the middle of the manager's words."""
-    home, first, second, reader = network.living
-    some = [home.put(BIG + at) for at in range(3)]
+    owner, first, second, reader = network.living
+    some = [owner.put(BIG + at) for at in range(3)]
     for object_id, _ in some:
-        first.keep(object_id, home)
-        second.keep(object_id, home)
-        reader.keep(object_id, home)
+        first.keep(object_id, owner)
+        second.keep(object_id, owner)
+        reader.keep(object_id, owner)
     network.pump()
     holds = [] if met else [away_hold(network, reader, one)[0] for one, _ in some]
     network.held_back = []
-    network.lose(home)
+    network.lose(owner)
     held, network.held_back = network.held_back, None
     network.say([one for one in held if one[0] != reader.number])
     if met:  # since the report
@@ -491,4 +491,4 @@ def test_the_home_that_is_named_is_found_dead_when_it_is_spoken_to(
     holds.clear()
     some.clear()
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named

@@ -69,7 +69,7 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
 
 
 def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
-    """It knows the result by a ref; its home has it made again, once for all."""
+    """It knows the result by a ref; its owner has it made again, once for all."""
     oid, runner = submit(network, BIG)
     readers = [side for side in network.living[1:] if side is not runner]
     object_id = ids.pack_id(sender.home, oid)
@@ -104,7 +104,7 @@ def test_a_copy_elsewhere_is_found_before_anything_is_run(
     clean(network)
 
 
-def test_a_home_is_asked_at_once_and_then_when_it_may_know_more(
+def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """It may not have heard yet that the node which it names has died."""
@@ -115,13 +115,13 @@ def test_a_home_is_asked_at_once_and_then_when_it_may_know_more(
     reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
     reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
     reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
-    one: Any = SimpleNamespace(home=network.sides[1].home)
+    one: Any = SimpleNamespace(owner=network.sides[1].home)
     for times in range(ASKS_MAX):
         now = loop.time
-        reconstruction._ask_home(oid, one)
+        reconstruction._ask_owner(oid, one)
         loop.pass_time(2 * ASK_S)
         assert asked[times:] == [now if times == 0 else now + ASK_S]
     assert len(asked) == ASKS_MAX
     assert not failed
-    reconstruction._ask_home(oid, one)
+    reconstruction._ask_owner(oid, one)
     assert failed == [oid]

@@ -27,33 +27,33 @@ def network() -> Iterator[LossNetwork]:
     made.close()
 
 
-def test_a_copy_that_is_placed_where_the_new_home_will_be(network: LossNetwork) -> None:
+def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork) -> None:
     """A collective ends on a host after it has noticed the death, and before it is named: what it
-    has kept for the old home is not kept any more when it counts itself."""
-    home, keeper, reader, _ = network.living
-    object_id, mine = home.put(BIG)
-    keeper.keep(object_id, home)
+    has kept for the old owner is not kept any more when it counts itself."""
+    owner, keeper, reader, _ = network.living
+    object_id, mine = owner.put(BIG)
+    keeper.keep(object_id, owner)
     network.pump()
     (hold,) = away_hold(network, reader, object_id)
-    network.notice(home)
-    keeper.keep(object_id, home)
-    network.to_manager(NodeLost(home.number, 0))
-    network.report(home)
+    network.notice(owner)
+    keeper.keep(object_id, owner)
+    network.to_manager(NodeLost(owner.number, 0))
+    network.report(owner)
     network.settle()
-    assert network.planner.homes.named[object_id] == keeper.number
+    assert network.planner.owners.named[object_id] == keeper.number
     assert not keeper.replicas.holds
     assert (reader.read(hold) == BIG).all()
     del hold, mine
     clean(network)
-    assert not network.planner.homes.named
+    assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("end", ["nothing comes", "an error", "its task is cancelled"])
 def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) -> None:
-    """A collective has expected it here and is over: nobody else wants it, and its home does not
+    """A collective has expected it here and is over: nobody else wants it, and its owner does not
     know that it was expected."""
-    home, other, *_ = network.living
-    object_id, mine = home.put(BIG)
+    owner, other, *_ = network.living
+    object_id, mine = owner.put(BIG)
     if end == "its task is cancelled":  # it ran here, and has been withdrawn
         guest = other.imports.keep(object_id)
         other.results.tasks.cancel(guest.oid, True)
@@ -62,7 +62,7 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) ->
         other.replicas.keep(object_id, BIG.nbytes)
         del guest
     else:
-        oid = other.replicas.expect(object_id, BIG.nbytes, (home.number,))
+        oid = other.replicas.expect(object_id, BIG.nbytes, (owner.number,))
         if end == "an error":
             other.remote_objects.fail(oid, ObjectLostError("it does not come"))
     assert other.replicas.holds

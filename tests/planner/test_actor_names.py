@@ -14,9 +14,9 @@ from hoplite_mp.protocol.messages import (
     ActorNameHeld,
     ActorNameReleased,
     HoldingsReported,
-    HomesNamed,
     NodeJoined,
     NodeLost,
+    OwnersNamed,
 )
 from hoplite_mp.protocol.reports import NodeReturned, Reported
 
@@ -41,8 +41,8 @@ def holder(planner: Planner, node: int = 1) -> bytes | None:
     return told[1].identity
 
 
-def homes(sends: Any) -> dict[int, tuple[int, ...]]:
-    return {node: one.homes for node, one in sends if isinstance(one, HomesNamed)}
+def owners(sends: Any) -> dict[int, tuple[int, ...]]:
+    return {node: one.owners for node, one in sends if isinstance(one, OwnersNamed)}
 
 
 def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
@@ -54,7 +54,7 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
     planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
     planner.step(HoldingsReported(2, 0, (IDENTITY,), (6,), (0,)), 0.0)
     sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 4)), 0.0).sends
-    assert homes(sends) == {1: (3,), 2: (3,), 3: (3,)}  # not the lowest number
+    assert owners(sends) == {1: (3,), 2: (3,), 3: (3,)}  # not the lowest number
     assert holder(planner) == IDENTITY
     planner.step(NodeLost(3, 0), 0.0)
     for node in (1, 2):
@@ -126,7 +126,7 @@ def test_of_several_spares_the_one_with_the_newest_state() -> None:
     planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
     planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
     sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
-    assert homes(sends) == {1: (2,), 2: (2,), 3: (2,)}
+    assert owners(sends) == {1: (2,), 2: (2,), 3: (2,)}
 
 
 def test_names_of_nodes_about_which_nothing_will_be_decided_are_free() -> None:

@@ -104,7 +104,7 @@ def test_holders_that_are_alike_serve_in_turn() -> None:
 
 
 def test_only_holders_that_report_the_end_keep_the_entry() -> None:
-    """Node 0 is the home, and node 1 was only named by a request: it will not report that it has
+    """Node 0 is the owner, and node 1 was only named by a request: it will not report that it has
     let its copy go."""
     cluster = Cluster(4)
     for node in (2, 3):

@@ -181,7 +181,7 @@ def test_a_copy_that_came_meanwhile() -> None:
     reports = {0: (r.DistributeHeld(0, plan, False),), 1: (r.CopyHeld(1, A, NBYTES),), 2: ()}
     over = m.Withdraw(plan.operation, A, plan.epoch)
     assert {*cluster.back(reports)} == {(0, over), (1, over)}
-    # Its holder is known: who comes next has somebody else than the home to ask.
+    # Its holder is known: who comes next has somebody else than the owner to ask.
     cluster.say(m.FetchRequested(2, A, NBYTES, (0,)))
     assert 1 in participants(cluster.latest(m.Distribute))
 
@@ -480,6 +480,6 @@ def test_a_node_hears_of_numbers_it_has_never_met() -> None:
         (1, 3),
     ]
     for node in (0, 1):
-        assert cluster.planner.homes._rounds
+        assert cluster.planner.owners._rounds
         cluster.say(m.HoldingsReported(node, 2, (), (), (), ()))
-    assert not cluster.planner.homes._rounds
+    assert not cluster.planner.owners._rounds

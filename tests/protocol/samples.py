@@ -36,7 +36,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.CopyDropped(1, ID),
     m.ObjectGone(ID),
     m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (0, 1), (1, 5)),
-    m.HomeAsked(2, ID),
+    m.OwnerAsked(2, ID),
     m.ReduceRequested(
         7, 0, 3, (ID, ID), "sum", 2, 0.5, True, (ID,), "reduce", (1,), (0,), (8,), (b"<f4",)
     ),
@@ -61,8 +61,8 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     DISTRIBUTE,
     m.Withdraw(1 << 63, ID, 3),
     m.FetchRefused(ID, "lost", "no living node holds it"),
-    m.HomesNamed(0, (ID, ID[::-1]), (2, 1 << 16), ((2, 7, 3, 1), ()), ((3,), ())),
-    m.HomeTold(ID, 2),
+    m.OwnersNamed(0, (ID, ID[::-1]), (2, 1 << 16), ((2, 7, 3, 1), ()), ((3,), ())),
+    m.OwnerTold(ID, 2),
     REDUCE,
     m.Commit(7, 1, (0, 2)),
     m.OperationFailed(7, "reduce", "2 of 3 failed", 1),
@@ -81,7 +81,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     r.OperationEnded(1, m.Commit(7, 1, (0, 2))),
     r.GroupHeld(0, GROUP, ((1, 3, 17),), (0,), (0,)),
     GROUP_END,
-    r.HomesKnown(0, (ID,), (2,)),
+    r.OwnersKnown(0, (ID,), (2,)),
     r.Reported(0),
 )
 

@@ -1,7 +1,7 @@
 """Actors that restart on this host because their host is lost, and requests that wait for that.
 
 Why it exists: when an actor's host is lost, the manager names one of the hosts that can restart the
-actor as the new owner of its identity (planner/homes.py). That host starts a process from what it
+actor as the new owner of its identity (planner/owners.py). That host starts a process from what it
 has kept (node/actors/actor_spares.py), and calls of all hosts go there from then on. Other hosts
 may receive the manager's message before this one does, and already send requests about the actor.
 Such a request waits until this host has received the message as well, and has everything that the
@@ -81,7 +81,7 @@ class ActorMoves:
         if identity in self.beginning:
             return True
         one = self.imports.by_object.get(identity)
-        return one is not None and self.owners.is_open(one.home)
+        return one is not None and self.owners.is_open(one.owner)
 
     def look(self) -> None:
         """Runs actions that need not wait any more, after the manager has named new owners or an
@@ -102,7 +102,7 @@ class ActorMoves:
 
     def moved(self, one: Import) -> None:
         """An object, which may be an actor's identity, has a new owner."""
-        spare = self.spares.take_over(one.object, one.home)
+        spare = self.spares.take_over(one.object, one.owner)
         if spare is not None and (spare.what.detached or self._is_held(one.oid)):
             self._begin(one, spare)
         elif spare is not None:
@@ -113,7 +113,7 @@ class ActorMoves:
         """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
         restarted, although this host may be able to."""
         spare = self.spares.kept.get(one.object)
-        if spare is not None and spare.home == one.home:
+        if spare is not None and spare.home == one.owner:
             del self.spares.kept[one.object]
             self.spares.release_name(spare)
         self.far_actors.ownerless(one)

@@ -256,7 +256,7 @@ class Spares:
             if one is None:
                 spare.holds.append(imports.keep(identity))
                 one = imports.by_object[identity]
-                one.home = spare.home
+                one.owner = spare.home
             else:
                 spare.holds.append(self.client.hold(one.oid))
             if self.client.state(one.oid) == STATE["CLAIMED"]:

@@ -194,15 +194,15 @@ class FarActors:
                 return
             self.workers.pools[pool].actor = True
             self.by_identity[identity] = pool
-            bound = Bound(identity, one.home, ask.restarts, ask.retries, ask.places)
+            bound = Bound(identity, one.owner, ask.restarts, ask.retries, ask.places)
             self.bound[pool] = bound
-            if one.home in self.roster.leaving:
+            if one.owner in self.roster.leaving:
                 self._end(pool, bound, "its host is leaving the cluster")
-            elif one.home != ids.unpack_id(one.object)[0]:
+            elif one.owner != ids.unpack_id(one.object)[0]:
                 self._seek(pool, bound)  # the actor has moved to another host
-            elif one.home in self.delegation.runners:
-                self.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
-            elif self.owners.is_decided(one.home):
+            elif one.owner in self.delegation.runners:
+                self.delegation.add_far(pool, one.owner, ask.pool, 1, bound.ahead)
+            elif self.owners.is_decided(one.owner):
                 self._end(pool, bound, NO_SPARE)
             else:
                 self.lost(pool, "its host is gone")
@@ -215,13 +215,13 @@ class FarActors:
         if not unheld:
             self.ends[identity] = kill or self.ends.get(identity, False)
         if kill or unheld:
-            self.send(one.home, EndActorThere(one.object, kill, unheld))
+            self.send(one.owner, EndActorThere(one.object, kill, unheld))
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
             self.client.open_pool(pool, POOL_CLOSING)  # first, so that later calls are refused
             calls = self.client.queued_in(pool, True)
-        self.closing.append(Closing(one.home, one.object, calls))
+        self.closing.append(Closing(one.owner, one.object, calls))
         self.look()
 
     def look(self) -> None:
@@ -246,7 +246,7 @@ class FarActors:
         if one is None:
             asker.answer(0)
             return
-        home, object_id = one.home, one.object
+        home, object_id = one.owner, one.object
 
         def told(answer: Answer | None) -> None:
             if answer is not None:
@@ -291,8 +291,8 @@ class FarActors:
         can."""
         waits = [other for other in self.closing if other.identity == one.object]
         for other in waits:  # earlier calls must still be sent before the end is forwarded
-            other.home = one.home
-        if one.home == self.client.home:
+            other.home = one.owner
+        if one.owner == self.client.home:
             self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
         else:
             self._is_there(one, bool(waits))
@@ -315,7 +315,7 @@ class FarActors:
     def _is_there(self, one: Import, closes: bool) -> None:
         """Another host is the new owner, and may have restarted the actor."""
         if self._ends(one, closes):
-            self.send(one.home, EndActorThere(one.object, self.ends[one.oid]))
+            self.send(one.owner, EndActorThere(one.object, self.ends[one.oid]))
         for client in self.counting.pop(one.oid, ()):
             self.ask_restarts(client, one.oid)
         pool = self.by_identity.get(one.oid)
@@ -332,12 +332,12 @@ class FarActors:
         one = self.imports.by_oid.get(bound.identity)
         if one is None:
             return
-        bound.home = one.home
-        if one.home == self.client.home:
+        bound.home = one.owner
+        if one.owner == self.client.home:
             self.above.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
-            self.send(one.home, ActorSought(one.object))
-            or self.owners.is_open(one.home)  # in that case another owner will be named
+            self.send(one.owner, ActorSought(one.object))
+            or self.owners.is_open(one.owner)  # in that case another owner will be named
         ):
             self._end(pool, bound, NO_SPARE)
 

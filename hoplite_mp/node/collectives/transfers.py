@@ -351,8 +351,8 @@ class Transfers:
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
         if not found:  # no holder is known, so name the node of the object's owner
-            home = self.links.peers.by_home.get(self.replicas.imports.home_of(remote.object))
-            found = () if home is None else (home.member.node,)
+            owner = self.links.peers.by_home.get(self.replicas.imports.owner_of(remote.object))
+            found = () if owner is None else (owner.member.node,)
         return found
 
     # -- notifications of the cells ------------------------------------------------------------

@@ -73,8 +73,8 @@ class LanUpward(Upward):
     def nobody_named(self, oid: int) -> None:
         self.recovering.reconstruction.ask_again(oid)
 
-    def homeless(self, one: Import) -> bool:
-        return self.recovering.owners.homeless(one)
+    def ask_for_owner(self, one: Import) -> bool:
+        return self.recovering.owners.ask_for_owner(one)
 
     def extra_holds(self, oid: int) -> int:
         return self.recovering.lineage.holds(oid)

@@ -67,7 +67,7 @@ class Upward:
 
     def nobody_named(self, oid: int) -> None: ...
 
-    def homeless(self, one: Import) -> bool:
+    def ask_for_owner(self, one: Import) -> bool:
         return False
 
     def extra_holds(self, oid: int) -> int:

@@ -358,7 +358,7 @@ class Waits:
             return "the result of a collective"
         if header["kind"] == KIND_FOREIGN:
             one = self.imports.by_oid.get(oid)
-            return "pending at " + ("another host" if one is None else self._peer(one.home))
+            return "pending at " + ("another host" if one is None else self._peer(one.owner))
         who = self.process(header["claimant"])
         if header["kind"] == KIND_STREAM:
             return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"

@@ -29,11 +29,11 @@ __all__ = ["Import", "Imports"]
 
 @dataclass(slots=True, eq=False)
 class Import:
-    """One header here that stands for an object of another host. home: id of the owner's host.
+    """One header here that stands for an object of another host. owner: id of the owner's host.
     number: identifies the import to the owner; 0: the owner does not count it."""
 
     object: bytes
-    home: int
+    owner: int
     number: int
     oid: int
     hold: Any  # the node's own, until the processes that asked for the object have theirs
@@ -52,8 +52,8 @@ class Above(Protocol):
     def nobody_named(self, oid: int) -> None:
         """The owner knows no holder of an object whose known holders have all died."""
 
-    def homeless(self, one: Import) -> bool:
-        """The owner of an import is gone; False: there cannot be a new one."""
+    def ask_for_owner(self, one: Import) -> bool:
+        """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
 
 
 class Imports:
@@ -103,7 +103,7 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                if known.kept and not known.number and known.home != self.client.home:
+                if known.kept and not known.number and known.owner != self.client.home:
                     self._acquire(known)
                 return known, hold
         one = self._new(object_id)
@@ -135,9 +135,9 @@ class Imports:
         """Notifies the owner that the object is held here; its description will follow."""
         one.number, self._next = self._next, self._next + 1
         one.described = False
-        if not self.send(one.home, Acquire(one.object, one.number)) and not self.above.homeless(
-            one
-        ):
+        if not self.send(
+            one.owner, Acquire(one.object, one.number)
+        ) and not self.above.ask_for_owner(one):
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
@@ -156,7 +156,7 @@ class Imports:
         one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
-        self.send(one.home, Release(one.object, one.number))
+        self.send(one.owner, Release(one.object, one.number))
         one.number = 0
         return True
 
@@ -194,7 +194,7 @@ class Imports:
         if home == self.client.home:
             return oid
         one = self.by_object.get(object_id)
-        return one.oid if one is not None and one.home == self.client.home else 0
+        return one.oid if one is not None and one.owner == self.client.home else 0
 
     def local(self, object_id: bytes) -> int:
         """The local id of an object of any host; 0: it has no header here."""
@@ -208,10 +208,10 @@ class Imports:
         """Whether the value is on this host, in memory or in the spill file."""
         return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
 
-    def home_of(self, object_id: bytes) -> int:
+    def owner_of(self, object_id: bytes) -> int:
         """The host id of the object's owner, as far as this node knows."""
         one = self.by_object.get(object_id)
-        return ids.unpack_id(object_id)[0] if one is None else one.home
+        return ids.unpack_id(object_id)[0] if one is None else one.owner
 
     # -- messages of the owner -----------------------------------------------------------------
 
@@ -296,10 +296,10 @@ class Imports:
             del self.by_object[one.object]
         self.remote_objects.drop(oid)
         if one.number or not one.kept:
-            self.send(one.home, Release(one.object, one.number))
+            self.send(one.owner, Release(one.object, one.number))
 
     def drop(self, oid: int) -> None:
         """Notifies the owner that a process here has deleted the object."""
         one = self.by_oid.get(oid)
         if one is not None:
-            self.send(one.home, Drop(one.object))
+            self.send(one.owner, Drop(one.object))

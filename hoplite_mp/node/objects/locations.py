@@ -46,10 +46,10 @@ class Locations:
                 found = (*answer.message.holders, *here)
             reply(Reply(question, sorted(set(found))))
 
-        if one is None or one.home == self.client.home:
+        if one is None or one.owner == self.client.home:
             told(None)
         else:
-            self.questions.ask(one.home, functools.partial(Locate, one.object), told)
+            self.questions.ask(one.owner, functools.partial(Locate, one.object), told)
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""

@@ -80,22 +80,22 @@ class Replicas:
 
     def tell(self, object_id: bytes, nbytes: int) -> None:
         """A replica is whole: notifies the object's owner."""
-        home = self.imports.home_of(object_id)
-        if home != self.client.home and not self.send(home, Kept(object_id, nbytes)):
+        owner = self.imports.owner_of(object_id)
+        if owner != self.client.home and not self.send(owner, Kept(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
-                self.imports.above.homeless(one)
+                self.imports.above.ask_for_owner(one)
 
     def say(self, message: Kept) -> None:
         """Notifies the object's owner, which may be this host."""
-        home = self.imports.home_of(message.object)
-        if home == self.client.home:
-            self.exports.kept(home, message)
+        owner = self.imports.owner_of(message.object)
+        if owner == self.client.home:
+            self.exports.kept(owner, message)
         else:
-            self.send(home, message)
+            self.send(owner, message)
 
     def _is_foreign(self, object_id: bytes) -> bool:
-        return self.imports.home_of(object_id) != self.client.home
+        return self.imports.owner_of(object_id) != self.client.home
 
     def _header(self, object_id: bytes) -> int:
         own = self.imports.own(object_id)
@@ -118,7 +118,7 @@ class Replicas:
     def lose_peer(self, peer: int) -> None:
         """A host is gone: releases the replicas of its objects, on which node/recovery has taken
         holds of its own before."""
-        for object_id in [one for one in self.holds if self.imports.home_of(one) == peer]:
+        for object_id in [one for one in self.holds if self.imports.owner_of(one) == peer]:
             del self.holds[object_id]
 
     def keep_on(self, object_id: bytes, hold: Any) -> None:

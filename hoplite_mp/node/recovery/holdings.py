@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import HoldingsReported
+from hoplite_mp.protocol.owners import HOLDINGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class Lost:
     number: int
     holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    asked: set[int] = field(default_factory=set)  # imports about which HomeTold is still to come
+    asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is still to come
     # Releases that arrived before this node knew that it is the new owner: (object, host id of the
     # sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Holdings:
 
     def of(self, home: int) -> list[Import]:
         """All imports that the host with this id owns."""
-        return [one for one in self.imports.by_oid.values() if one.home == home]
+        return [one for one in self.imports.by_oid.values() if one.owner == home]
 
     def hold(self, lost: Lost, imports: list[Import]) -> None:
         """Keeps these imports until their new owner is known."""
@@ -95,7 +95,7 @@ class Holdings:
                 continue
             if here:
                 whole.append(len(objects))
-                spare = self.above.spare_number(object_id, found[0].home)
+                spare = self.above.spare_number(object_id, found[0].owner)
                 if spare is not None:
                     spares += [len(objects), spare]
             objects.append(object_id)

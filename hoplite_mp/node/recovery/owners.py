@@ -3,7 +3,7 @@
 Why it exists: the owner of an object (the host whose id is `home`) counts which hosts hold it;
 compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
 every node reports what it has and uses of that owner's objects, and the manager names a new owner
-for each object that some host has whole (planner/homes.py). Until then nothing of these objects is
+for each object that some host has whole (planner/owners.py). Until then nothing of these objects is
 released here. The new owner starts with the counts of the reports; a host that has released an
 object since its report notifies the new owner, possibly before the manager does.
 It must never know: how copies came to be, who reads them.
@@ -17,15 +17,15 @@ from hoplite_mp import ids
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import UNWRITTEN
 from hoplite_mp.node.recovery.holdings import Holdings, Lost, is_kept
-from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import (
-    HomeAsked,
-    HomesNamed,
-    HomeTold,
     ObjectGone,
+    OwnerAsked,
+    OwnersNamed,
+    OwnerTold,
 )
+from hoplite_mp.protocol.owners import HOLDINGS_MAX
 from hoplite_mp.protocol.peers import Acquire, Release
-from hoplite_mp.protocol.reports import HomesKnown
+from hoplite_mp.protocol.reports import OwnersKnown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,23 +119,23 @@ class Owners:
         if lost is not None and not lost.reported:  # there will be no answer to an empty report
             self._close(lost)
 
-    def report_again(self) -> Iterator[HoldingsReported | HomesKnown | HomeAsked]:
+    def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
         """Repeats to a new manager what this node has reported, and which owners were named."""
         moved: dict[int, list[Import]] = {}
-        homes: dict[bytes, int] = {}
+        owners: dict[bytes, int] = {}
         for one in list(self.imports.by_oid.values()):
-            home = self.number_of(one.home)
-            if one.moved >= 0 and home is not None:
-                homes[one.object] = home
+            owner = self.number_of(one.owner)
+            if one.moved >= 0 and owner is not None:
+                owners[one.object] = owner
                 moved.setdefault(one.moved, []).append(one)
-            elif one.home in self.lost:
-                moved.setdefault(self.lost[one.home].number, []).append(one)
+            elif one.owner in self.lost:
+                moved.setdefault(self.lost[one.owner].number, []).append(one)
             asks = is_kept(one) or (one.number and not one.described)
-            if asks and home is None and one.home not in self.lost:
-                yield HomeAsked(self.node(), one.object)
-        for begin in range(0, len(homes), HOLDINGS_MAX):
+            if asks and owner is None and one.owner not in self.lost:
+                yield OwnerAsked(self.node(), one.object)
+        for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
-            yield HomesKnown(self.node(), tuple(homes)[part], tuple(homes.values())[part])
+            yield OwnersKnown(self.node(), tuple(owners)[part], tuple(owners.values())[part])
         # The new manager may name this node as the owner, if the present one is dead by then.
         self._restated = {
             number: [self.client.hold(one.oid) for one in found] for number, found in moved.items()
@@ -154,30 +154,30 @@ class Owners:
             if lost is not None and lost.confirmed and not told.objects:
                 self._close(lost)
 
-    def receive(self, message: HomesNamed | HomeTold) -> None:
+    def receive(self, message: OwnersNamed | OwnerTold) -> None:
         """Handles a message of the manager about owners."""
-        if isinstance(message, HomeTold):
+        if isinstance(message, OwnerTold):
             self._told(message)
         else:
-            self._named_homes(message)
+            self._owners_named(message)
         self.above.all_heard()
 
-    def _named_homes(self, message: HomesNamed) -> None:
+    def _owners_named(self, message: OwnersNamed) -> None:
         if not message.more:
             self._restated.pop(message.lost, None)
         lost = self.holdings.lost_as(message.lost)
         if lost is None:
             return
         for at, object_id in enumerate(message.objects):
-            home = self._named(message.homes[at])
-            ours = [one for one in self.imports.all_of(object_id) if one.home == lost.home]
-            if home is None:
+            owner = self._named(message.owners[at])
+            ours = [one for one in self.imports.all_of(object_id) if one.owner == lost.home]
+            if owner is None:
                 for one in ours:
                     self._lose(one, lost)
-            elif home == self.client.home:
+            elif owner == self.client.home:
                 self._take_over(lost, ours, message.counted[at], message.copies[at])
             else:
-                self._moved(lost, object_id, ours, home)
+                self._moved(lost, object_id, ours, owner)
         if not message.more:
             self._close(lost)
 
@@ -206,10 +206,10 @@ class Owners:
     def _named(self, number: int) -> int | None:
         """The host id of a node that the manager has named, which may have died meanwhile. None:
         the manager has named no owner."""
-        home = self.home_at(number)
-        if home is None:
-            home = next((one for one, other in self.numbers.items() if other == number), None)
-        return home
+        owner = self.home_at(number)
+        if owner is None:
+            owner = next((one for one, other in self.numbers.items() if other == number), None)
+        return owner
 
     def _close(self, lost: Lost) -> None:
         """Ends the search after the death of one owner: objects without a new owner are lost, and
@@ -236,20 +236,20 @@ class Owners:
         self.imports.answer(one)
         self.above.ownerless(one)  # its value may be whole here, as that of an identity is
 
-    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:
+    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], owner: int) -> None:
         """Another node is the owner now, and counts this host's import as it was reported."""
         number = lost.reported.get(object_id, 0)
         for one in ours:
-            self._follow(one, home)
+            self._follow(one, owner)
             self.above.moved(one)
-        if home in self.lost:
+        if owner in self.lost:
             return
-        # A header that HomeTold has moved already may have the reported number, too.
+        # A header that OwnerTold has moved already may have the reported number, too.
         if number and all(one.number != number for one in self.imports.all_of(object_id)):
-            self.send(home, Release(object_id, number))  # it was released after the report
+            self.send(owner, Release(object_id, number))  # it was released after the report
         for one in ours:
             # An owner that a former manager has named does not count an import that was made since,
-            # because it has closed its search and ignores HomesNamed. So a reported import that
+            # because it has closed its search and ignores OwnersNamed. So a reported import that
             # nobody has described is acquired, too; an owner that does count it counts it once.
             if one.number and (one.number != number or not one.described):
                 self._acquire(one)
@@ -257,8 +257,8 @@ class Owners:
                 self._keep_on(one)
 
     def _acquire(self, one: Import) -> None:
-        if not self.send(one.home, Acquire(one.object, one.number)):
-            self.homeless(one)
+        if not self.send(one.owner, Acquire(one.object, one.number)):
+            self.ask_for_owner(one)
 
     def _keep_on(self, one: Import) -> None:
         """Keeps a replica, here or on its way, and reports it to its new owner once it is whole."""
@@ -281,7 +281,7 @@ class Owners:
         object_id = mine.object
         self.imports.lead(mine)
         for one in ours:
-            one.home, one.moved = self.client.home, lost.number
+            one.owner, one.moved = self.client.home, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
             peer = self.home_at(node)
             gone = peer is None or (object_id, peer, number) in lost.pending_releases
@@ -304,54 +304,54 @@ class Owners:
         it. In the latter case the manager's message may still count that import, even if it was
         acquired and released here already."""
         self.exports.release(peer, message)
-        lost = self.lost.get(self.imports.home_of(message.object))
+        lost = self.lost.get(self.imports.owner_of(message.object))
         if lost is not None:
             lost.pending_releases.add((message.object, peer, message.number))
 
-    def homeless(self, one: Import) -> bool:
+    def ask_for_owner(self, one: Import) -> bool:
         """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
         a process here has met a ref to it, or that a replica here has become whole."""
-        if one.number and one.home in self.lost:
-            self.lost[one.home].asked.add(one.number)
-        self.send_manager(HomeAsked(self.node(), one.object))
+        if one.number and one.owner in self.lost:
+            self.lost[one.owner].asked.add(one.number)
+        self.send_manager(OwnerAsked(self.node(), one.object))
         return True
 
-    def _told(self, message: HomeTold) -> None:
-        home = self._named(message.home)
+    def _told(self, message: OwnerTold) -> None:
+        owner = self._named(message.owner)
         for one in self.imports.all_of(message.object):
             if is_kept(one):
-                self._told_of_copy(one, home)
+                self._told_of_copy(one, owner)
             if not one.number or one.described:
                 continue
-            if one.home in self.lost:
-                self.lost[one.home].asked.discard(one.number)
-            if home is None or home == self.client.home:
-                self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
+            if one.owner in self.lost:
+                self.lost[one.owner].asked.discard(one.number)
+            if owner is None or owner == self.client.home:
+                self.imports.fail(one, _no_copy(self.numbers.get(one.owner)))
                 continue
-            self._follow(one, home)
+            self._follow(one, owner)
             self.above.moved(one)
-            if home not in self.lost:
+            if owner not in self.lost:
                 self._acquire(one)
 
-    def _told_of_copy(self, one: Import, home: int | None) -> None:
+    def _told_of_copy(self, one: Import, owner: int | None) -> None:
         """The manager's answer about a replica here, of which the dead owner did not know."""
-        if self.number_of(one.home) is not None or one.home in self.lost:
+        if self.number_of(one.owner) is not None or one.owner in self.lost:
             return
-        if home is None:
+        if owner is None:
             self.replicas.let_go(one.object)
-        elif home != self.client.home:
-            self._follow(one, home)
-            if home not in self.lost:
+        elif owner != self.client.home:
+            self._follow(one, owner)
+            if owner not in self.lost:
                 self._keep_on(one)
 
-    def _follow(self, one: Import, home: int) -> None:
+    def _follow(self, one: Import, owner: int) -> None:
         """Sets a new owner. If that is dead already, the import is held until the manager has named
         the next owner."""
         # The manager may name the same host again if it or this node did not know of the death yet.
-        if home != one.home:
-            one.home, one.moved = home, self.numbers.get(one.home, -1)
-        if home in self.lost:
-            self.holdings.hold(self.lost[home], [one])
+        if owner != one.owner:
+            one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
+        if owner in self.lost:
+            self.holdings.hold(self.lost[owner], [one])
 
     def own(self, object_id: bytes) -> int:
         """As Imports.own. Another host may have learned from the manager that this node is the new
@@ -360,19 +360,19 @@ class Owners:
         found = self.imports.own(object_id)
         if found:
             return found
-        ours = (one for one in self.imports.all_of(object_id) if one.home in self.lost)
+        ours = (one for one in self.imports.all_of(object_id) if one.owner in self.lost)
         return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
     def freed(self, one: Import) -> None:
         """A header here was freed. If it was the object's last one here, and this node has become
         the owner, no host holds the object any more, and the manager is told."""
         others = self.imports.all_of(one.object)
-        other = next((other for other in others if other.home == one.home), None)
+        other = next((other for other in others if other.owner == one.owner), None)
         if other is not None:
             if (is_kept(other) or not one.number) and self.imports.is_whole(other):
                 # With the freed header's Release the owner forgets that this host has a replica.
                 self._tell(other)
-        elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
+        elif one.owner == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
 
     def _tell(self, one: Import) -> None:

@@ -111,7 +111,9 @@ class Reconstruction:
             return ""
         if one is None:
             return self._not_again(oid)
-        return "" if self.owners.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
+        return (
+            "" if self.owners.is_open(one.owner) or one.owner in self.roster.by_home else _NOT_KEPT
+        )
 
     def _not_again(self, oid: int) -> str:
         """Why the task is not run again; "": it can be."""
@@ -169,7 +171,7 @@ class Reconstruction:
             remote.asked += 1
             self.remote_objects.found(oid, copies, copied=True)
         elif one is not None:
-            self._ask_home(oid, one)
+            self._ask_owner(oid, one)
         elif oid in self.by_run:  # the result of a second run was lost before it was fetched
             self._again(self.by_run[oid])
         elif oid not in self.runs:
@@ -177,29 +179,29 @@ class Reconstruction:
 
     # -- objects of other owners ---------------------------------------------------------------
 
-    def _ask_home(self, oid: int, one: Import) -> None:
-        if self.owners.is_open(one.home):
+    def _ask_owner(self, oid: int, one: Import) -> None:
+        if self.owners.is_open(one.owner):
             return  # the manager will name the new owner
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
         if remote.asked > ASKS_MAX:
-            self._fail(oid, "its home names no node from which it can be had")
+            self._fail(oid, "its owner names no node from which it can be had")
         elif remote.asked == 1:
             self._ask(oid, one)
         else:  # the last answer did not help: the owner has not noticed the death of a holder yet
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
-        if not self.remote_objects.absent(oid) or self.owners.is_open(one.home):
+        if not self.remote_objects.absent(oid) or self.owners.is_open(one.owner):
             return
-        if not self.send(one.home, MakeAgain(one.object, one.number)):
+        if not self.send(one.owner, MakeAgain(one.object, one.number)):
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:
         """The owner has answered without naming a holder."""
         one = self.imports.by_oid.get(oid)
         if one is not None and self.remote_objects.absent(oid):
-            self._ask_home(oid, one)
+            self._ask_owner(oid, one)
 
     # -- tasks of this host --------------------------------------------------------------------
 

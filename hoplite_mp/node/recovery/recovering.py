@@ -16,7 +16,7 @@ from hoplite_mp.node.recovery.copy_census import CopyCensus
 from hoplite_mp.node.recovery.lineage import Lineage
 from hoplite_mp.node.recovery.owners import Above, Owners
 from hoplite_mp.node.recovery.reconstruction import Reconstruction
-from hoplite_mp.protocol.messages import HomesNamed, HomeTold
+from hoplite_mp.protocol.messages import OwnersNamed, OwnerTold
 
 if TYPE_CHECKING:
     from hoplite_mp.node.membership.missing import Missing
@@ -153,7 +153,7 @@ class Recovering:
 
     def receive(self, message: Any) -> bool:
         """Handles a message of the manager about new owners; False: it is another message."""
-        if not isinstance(message, (HomesNamed, HomeTold)):
+        if not isinstance(message, (OwnersNamed, OwnerTold)):
             return False
         self.owners.receive(message)
         return True

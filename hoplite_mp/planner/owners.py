@@ -1,13 +1,13 @@
-"""Which node counts the holders of an object whose home has died.
+"""Which node counts the holders of an object whose owner has died.
 
 A *round* begins with the death of a node. It ends when every node that lived at that time has
 reported what it holds of the dead node's objects, or has died. Then every object that a node holds
-whole gets a new home: the holder with the lowest number, among those that are not leaving if there
-are any. An actor's new home is the node that can restart it from the newest state. The death of a
-new home begins a round of its own, to which the objects that it had taken over are reported as if
+whole gets a new owner: the holder with the lowest number, among those that are not leaving if there
+are any. An actor's new owner is the node that can restart it from the newest state. The death of a
+new owner begins a round of its own, to which the objects that it had taken over are reported as if
 they had always been its own.
 
-One number is kept for each object that has outlived its home, until its new home reports that the
+One number is kept for each object that has outlived its owner, until its new owner reports that the
 object is gone.
 
 This module must never know what an object is used for.
@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp.ids import unpack_id
 from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.homes import HOLDINGS_MAX
-from hoplite_mp.protocol.messages import HoldingsReported, HomesNamed, HomeTold
+from hoplite_mp.protocol.messages import HoldingsReported, OwnersNamed, OwnerTold
+from hoplite_mp.protocol.owners import HOLDINGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.plan import Send
-    from hoplite_mp.protocol.messages import HomeAsked, ObjectGone
-    from hoplite_mp.protocol.reports import HomesKnown
+    from hoplite_mp.protocol.messages import ObjectGone, OwnerAsked
+    from hoplite_mp.protocol.reports import OwnersKnown
 
 NOBODY = NODES_MAX
 # Numbers in one message, of at most 5 bytes each, and how many numbers an object's id counts as. A
@@ -38,7 +38,7 @@ NUMBERS_MAX = 1 << 20
 OBJECT_NUMBERS = 8
 
 
-# An object, its home, how many holders it has on which nodes, its other copies: see HomesNamed.
+# An object, its owner, how many holders it has on which nodes, its other copies: see OwnersNamed.
 _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -48,17 +48,17 @@ class _Round:
 
     waiting: set[int]
     reports: dict[int, HoldingsReported] = field(default_factory=dict)
-    asked: list[HomeAsked] = field(default_factory=list)  # answered at the end
+    asked: list[OwnerAsked] = field(default_factory=list)  # answered at the end
     gone: set[bytes] = field(default_factory=set)  # objects that were freed meanwhile
 
 
-class Homes:
-    """All open rounds, and all homes that were named."""
+class OwnerRounds:
+    """All open rounds, and all owners that were named."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._rounds: dict[int, _Round] = {}  # by the node that was lost
-        self.named: dict[bytes, int] = {}  # object -> its home, if that is not the first one
+        self.named: dict[bytes, int] = {}  # object -> its owner, if that is not the first one
         # Called at the end of a round with the lost node, and the nodes that restart its actors.
         self.concluded: Callable[[int, dict[bytes, int]], None] = lambda lost, actors: None
 
@@ -76,15 +76,15 @@ class Homes:
         """Whether reports about that node are awaited."""
         return lost in self._rounds
 
-    def restore(self, known: list[HomesKnown], holdings: list[HoldingsReported]) -> None:
+    def restore(self, known: list[OwnersKnown], holdings: list[HoldingsReported]) -> None:
         """Takes up the rounds of another manager. All nodes that are left have reported what they
         hold. Each of them reports again after its admission, because it may have met an object, or
         learned of a death, since its first report; both reports count."""
         living = self._membership.is_living
         for told in known:
-            for object_id, home in zip(told.objects, told.homes, strict=True):
-                if living(home):
-                    self.named[object_id] = home
+            for object_id, owner in zip(told.objects, told.owners, strict=True):
+                if living(owner):
+                    self.named[object_id] = owner
         for message in holdings:
             if not living(message.node) or living(message.lost):
                 continue
@@ -102,38 +102,38 @@ class Homes:
         open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
         return self._conclude(message.lost)
 
-    def asked(self, message: HomeAsked) -> list[Send]:
-        """A node asks for the home of an object, because the one that it knows has died or it knows
-        none yet."""
+    def asked(self, message: OwnerAsked) -> list[Send]:
+        """A node asks for the owner of an object, because the one that it knows has died or it
+        knows none yet."""
         if not self._membership.is_living(message.node):
             return []
         first = self._membership.given_to(unpack_id(message.object)[0])
-        home = self.named.get(message.object, first)  # if none was named, the first may still live
-        awaited = [node for node in (home, first) if node in self._rounds]
-        if home is None:  # the first one died before this manager began: any round may be about it
+        owner = self.named.get(message.object, first)  # if none was named, the first may still live
+        awaited = [node for node in (owner, first) if node in self._rounds]
+        if owner is None:  # the first one died before this manager began: any round may be about it
             awaited = [*self._rounds]
         if awaited:
             self._rounds[awaited[0]].asked.append(message)
             return []
-        told = home if home is not None and self._membership.is_living(home) else NOBODY
-        return [(message.node, HomeTold(message.object, told))]
+        told = owner if owner is not None and self._membership.is_living(owner) else NOBODY
+        return [(message.node, OwnerTold(message.object, told))]
 
     def gone(self, message: ObjectGone) -> None:
-        """The object's home reports that no holder is left. An earlier report may still name the
-        object. A new manager may read this after that home's death; then the reports of the others
-        count, with whom the home may have lost contact before."""
-        if self._home(message.object) == NOBODY:
+        """The object's owner reports that no holder is left. An earlier report may still name the
+        object. A new manager may read this after that owner's death; then the reports of the others
+        count, with whom the owner may have lost contact before."""
+        if self._owner(message.object) == NOBODY:
             return
         del self.named[message.object]
         for open_ in self._rounds.values():
             open_.gone.add(message.object)
 
-    def _home(self, object_id: bytes) -> int:
-        home = self.named.get(object_id, NOBODY)
-        return home if home != NOBODY and self._membership.is_living(home) else NOBODY
+    def _owner(self, object_id: bytes) -> int:
+        owner = self.named.get(object_id, NOBODY)
+        return owner if owner != NOBODY and self._membership.is_living(owner) else NOBODY
 
     def _conclude(self, lost: int) -> list[Send]:
-        """Names the homes if all nodes have reported."""
+        """Names the owners if all nodes have reported."""
         if self._rounds[lost].waiting:
             return []
         open_ = self._rounds.pop(lost)
@@ -148,16 +148,16 @@ class Homes:
                 whole.setdefault(report.objects[place], []).append(node)
             for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
                 spares.setdefault(report.objects[place], []).append((new, -node))
-        for object_id in [one for one, home in self.named.items() if home == lost]:
+        for object_id in [one for one, owner in self.named.items() if owner == lost]:
             del self.named[object_id]
         leaving = self._membership.leaving
         for object_id, nodes in whole.items():
-            if object_id in open_.gone or self._home(object_id) != NOBODY:
+            if object_id in open_.gone or self._owner(object_id) != NOBODY:
                 continue  # another manager has named it, as the report of a node has shown
             staying = [node for node in nodes if node not in leaving]
             newest = max(spares.get(object_id, ()), default=None)
             self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
-        self.concluded(lost, {one: self._home(one) for one in spares})
+        self.concluded(lost, {one: self._owner(one) for one in spares})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:
@@ -173,14 +173,14 @@ class Homes:
         report: HoldingsReported,
         counted: dict[bytes, list[int]],
         whole: dict[bytes, list[int]],
-    ) -> Iterator[HomesNamed]:
+    ) -> Iterator[OwnersNamed]:
         """What that node is sent, in messages that fit into a frame."""
         rows: list[_Row] = []
         size = 0
         for one in report.objects:
-            home = self.named.get(one, NOBODY)
-            held, others = (counted.get(one, ()), whole.get(one, ())) if home == node else ((), ())
-            row = one, home, tuple(held), tuple(other for other in others if other != node)
+            owner = self.named.get(one, NOBODY)
+            held, others = (counted.get(one, ()), whole.get(one, ())) if owner == node else ((), ())
+            row = one, owner, tuple(held), tuple(other for other in others if other != node)
             length = OBJECT_NUMBERS + len(held) + len(others)
             if rows and size + length > NUMBERS_MAX:
                 yield _told(report.lost, rows, True)
@@ -219,6 +219,6 @@ def _joined(first: HoldingsReported | None, later: HoldingsReported) -> Holdings
     )
 
 
-def _told(lost: int, rows: list[_Row], more: bool) -> HomesNamed:
-    objects, homes, counted, copies = zip(*rows, strict=True)
-    return HomesNamed(lost, objects, homes, counted, copies, more)
+def _told(lost: int, rows: list[_Row], more: bool) -> OwnersNamed:
+    objects, owners, counted, copies = zip(*rows, strict=True)
+    return OwnersNamed(lost, objects, owners, counted, copies, more)

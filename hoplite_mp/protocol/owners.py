@@ -1,15 +1,15 @@
-"""The messages about objects whose home is dead: which nodes hold them, and the new homes.
+"""The messages about objects whose owner is dead: which nodes hold them, and the new owners.
 
     MembersChanged(went) ─► HoldingsReported, by each node that is left
-                            HomesNamed, when all have reported, to each that named an object
-    HomeAsked ─► HomeTold
+                            OwnersNamed, when all have reported, to each that named an object
+    OwnerAsked ─► OwnerTold
 
-The home of an object counts which hosts hold it. When it dies, the survivors report to the manager
+The owner of an object counts which hosts hold it. When it dies, the survivors report to the manager
 which of its objects they hold. The living node with the lowest number that has the whole object
-becomes its home (for an actor: a node that can start it again). The object keeps its id, which may
+becomes its owner (for an actor: a node that can start it again). The object keeps its id, which may
 name a dead host.
 
-This module must never know how homes count, nor what objects are.
+This module must never know how owners count, nor what objects are.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from hoplite_mp.protocol.fields import (
     object_ids,
 )
 
-# Objects in one report, of 40 bytes each. Further objects that a node holds are lost with the home.
+# Objects in one report, of 40 bytes each. Further objects that a node holds are lost with their
+# owner.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
 
 
 class HoldingsReported(Message, frozen=True):
-    """`node` knows that `lost` is gone, and used or holds these objects, whose home that was.
-    `imports`: the number of the import by which the home counted this node as a holder of each
+    """`node` knows that `lost` is gone, and used or holds these objects, whose owner that was.
+    `imports`: the number of the import by which the owner counted this node as a holder of each
     object; 0: no process there holds it. `whole`: places in `objects` of those whose whole value is
     there; `spares`: places of actors that this node can start again, each with how new its state
     is: (place, number) pairs, flat."""
@@ -60,8 +61,8 @@ class HoldingsReported(Message, frozen=True):
         between("number of spares", len(self.spares), 0, 2 * len(self.objects))
 
 
-class HomeAsked(Message, frozen=True):
-    """`node` has met a ref to this object, whose first home is gone, and asks for its home now."""
+class OwnerAsked(Message, frozen=True):
+    """`node` has met a ref to this object, whose first owner is gone, and asks who owns it now."""
 
     node: int
     object: bytes
@@ -74,15 +75,15 @@ class HomeAsked(Message, frozen=True):
 # ---- manager -> node
 
 
-class HomesNamed(Message, frozen=True):
+class OwnersNamed(Message, frozen=True):
     """All nodes have reported about `lost`. `objects` are those that the receiver has named, in one
-    message or several: `more` follow. `homes`: their homes from now on; NODES_MAX: no node has the
-    whole object, so it is lost. `counted`: for each object whose home the receiver is, its holders
-    as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
+    message or several: `more` follow. `owners`: their owners from now on; NODES_MAX: no node has
+    the whole object, so it is lost. `counted`: for each object whose owner the receiver is, its
+    holders as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
 
     lost: int
     objects: tuple[bytes, ...]
-    homes: tuple[int, ...]
+    owners: tuple[int, ...]
     counted: tuple[tuple[int, ...], ...]
     copies: tuple[tuple[int, ...], ...]
     more: bool = False
@@ -91,8 +92,8 @@ class HomesNamed(Message, frozen=True):
         counts(lost=self.lost)
         flags(more=self.more)
         object_ids("objects", self.objects, 0)
-        numbers("homes", self.homes, NODES_MAX)
-        for name in ("homes", "counted", "copies"):
+        numbers("owners", self.owners, NODES_MAX)
+        for name in ("owners", "counted", "copies"):
             count = len(getattr(self, name))
             between(f"number of {name}", count, len(self.objects), len(self.objects))
         for row in self.counted:
@@ -103,12 +104,12 @@ class HomesNamed(Message, frozen=True):
             numbers("copies", row, NODES_MAX - 1)
 
 
-class HomeTold(Message, frozen=True):
-    """The answer to HomeAsked. NODES_MAX: the object has no home."""
+class OwnerTold(Message, frozen=True):
+    """The answer to OwnerAsked. NODES_MAX: the object has no owner."""
 
     object: bytes
-    home: int
+    owner: int
 
     def __post_init__(self) -> None:
         object_id("object", self.object)
-        between("home", self.home, 0, NODES_MAX)
+        between("owner", self.owner, 0, NODES_MAX)

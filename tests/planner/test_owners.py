@@ -1,4 +1,4 @@
-"""New homes: of very many objects, in messages that fit into frames; and after a new manager."""
+"""New owners: of very many objects, in messages that fit into frames; and after a new manager."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.planner import homes
+from hoplite_mp.planner import owners
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import FRAME_BYTES_MAX, encode
-from hoplite_mp.protocol.homes import HoldingsReported, HomesNamed
-from hoplite_mp.protocol.messages import HomeAsked, HomeTold, NodeJoined, NodeLost, ObjectGone
-from hoplite_mp.protocol.reports import HomesKnown
+from hoplite_mp.protocol.messages import NodeJoined, NodeLost, ObjectGone, OwnerAsked, OwnerTold
+from hoplite_mp.protocol.owners import HoldingsReported, OwnersNamed
+from hoplite_mp.protocol.reports import OwnersKnown
 
 if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
@@ -32,13 +32,13 @@ def named(nodes: int, count: int) -> list[Send]:
         report = HoldingsReported(node, 0, objects, numbers, tuple(range(count)))
         encode(report)
         sends += planner.step(report, 0.0).sends
-    return [one for one in sends if isinstance(one[1], HomesNamed)]
+    return [one for one in sends if isinstance(one[1], OwnersNamed)]
 
 
 def test_every_message_fits_into_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many objects there are, and hosts that hold them."""
-    assert NUMBER_BYTES * homes.NUMBERS_MAX < FRAME_BYTES_MAX // 2
-    monkeypatch.setattr(homes, "NUMBERS_MAX", 1000)
+    assert NUMBER_BYTES * owners.NUMBERS_MAX < FRAME_BYTES_MAX // 2
+    monkeypatch.setattr(owners, "NUMBERS_MAX", 1000)
     for nodes, count in ((1, 1000), (3, 300), (40, 10)):
         for _, message in named(nodes, count):
             assert len(encode(message)) < NUMBER_BYTES * 1000 + HEAD_BYTES
@@ -49,13 +49,13 @@ def test_several_messages_say_what_one_does(
     monkeypatch: pytest.MonkeyPatch, numbers_max: int
 ) -> None:
     (whole, *_) = [message for node, message in named(3, 40) if node == 1]
-    assert isinstance(whole, HomesNamed)
+    assert isinstance(whole, OwnersNamed)
     assert not whole.more
-    monkeypatch.setattr(homes, "NUMBERS_MAX", numbers_max)
+    monkeypatch.setattr(owners, "NUMBERS_MAX", numbers_max)
     parts = [message for node, message in named(3, 40) if node == 1]
     assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]  # type: ignore[union-attr]
     assert len(parts) == {1: 40, 40: 20, 1000: 1}[numbers_max]
-    for name in ("objects", "homes", "counted", "copies"):
+    for name in ("objects", "owners", "counted", "copies"):
         assert [one for part in parts for one in getattr(part, name)] == [*getattr(whole, name)]
 
 
@@ -66,48 +66,48 @@ def test_both_reports_to_a_new_manager_count() -> None:
     for node in range(3):
         planner.step(NodeJoined(70 + node, 0, 2), 0.0)
     planner.membership.lose(0)
-    home = (70).to_bytes(8, "little")
-    first, later, moved = (home + at.to_bytes(8, "little") for at in (1, 2, 3))
-    planner.homes.restore(
-        [HomesKnown(1, (moved,), (1,))],
+    host_id = (70).to_bytes(8, "little")
+    first, later, moved = (host_id + at.to_bytes(8, "little") for at in (1, 2, 3))
+    planner.owners.restore(
+        [OwnersKnown(1, (moved,), (1,))],
         [
             HoldingsReported(1, 0, (first, moved), (5, 6), (0, 1)),
             HoldingsReported(2, 0, (), (), ()),
         ],
     )
-    assert planner.homes.report(HoldingsReported(1, 0, (first, later), (7, 8), (0, 1))) == []
-    sends = planner.homes.report(HoldingsReported(2, 0, (later,), (9,), ()))
+    assert planner.owners.report(HoldingsReported(1, 0, (first, later), (7, 8), (0, 1))) == []
+    sends = planner.owners.report(HoldingsReported(2, 0, (later,), (9,), ()))
     assert sends == [
         (
             1,
-            HomesNamed(
+            OwnersNamed(
                 0, (first, moved, later), (1, 1, 1), ((1, 7), (1, 6), (1, 8, 2, 9)), ((), (), ())
             ),
         ),
-        (2, HomesNamed(0, (later,), (1,), ((),), ((),))),
+        (2, OwnersNamed(0, (later,), (1,), ((),), ((),))),
     ]
 
 
-def test_what_was_freed_between_two_reports_gets_no_home() -> None:
-    """Seed 600295: the home had freed it after its first report to a new manager, which named it
+def test_what_was_freed_between_two_reports_gets_no_owner() -> None:
+    """Seed 600295: the owner had freed it after its first report to a new manager, which named it
     again at the end of the round, and would never have heard that the object is gone."""
     planner = Planner()
     for node in range(2):
         planner.step(NodeJoined(70 + node, 0, 2), 0.0)
     planner.membership.lose(0)
     freed = (70).to_bytes(8, "little") + bytes(8)
-    planner.homes.restore(
-        [HomesKnown(1, (freed,), (1,))], [HoldingsReported(1, 0, (freed,), (0,), (0,))]
+    planner.owners.restore(
+        [OwnersKnown(1, (freed,), (1,))], [HoldingsReported(1, 0, (freed,), (0,), (0,))]
     )
     planner.step(ObjectGone(freed), 0.0)
-    planner.homes.report(HoldingsReported(1, 0))
-    assert not planner.homes.named
+    planner.owners.report(HoldingsReported(1, 0))
+    assert not planner.owners.named
 
 
 @pytest.mark.parametrize("told", ["before", "after"])
-def test_what_a_dead_home_has_freed_gets_the_home_of_those_who_hold_it(told: str) -> None:
-    """Seed 1206283: the home had lost contact with the holder, and said that nobody holds the
-    object; a new manager read that after it had heard of the home's death. told: when the manager
+def test_what_a_dead_owner_has_freed_gets_the_owner_of_those_who_hold_it(told: str) -> None:
+    """Seed 1206283: the owner had lost contact with the holder, and said that nobody holds the
+    object; a new manager read that after it had heard of the owner's death. told: when the manager
     hears of the death, before or after it has begun."""
     planner = Planner()
     for node in range(3):
@@ -116,15 +116,15 @@ def test_what_a_dead_home_has_freed_gets_the_home_of_those_who_hold_it(told: str
     held = (70).to_bytes(8, "little") + bytes(8)
     if told == "before":
         planner.membership.lose(1)
-    planner.homes.restore(
-        [HomesKnown(1, (held,), (1,))], [HoldingsReported(2, 1, (held,), (5,), (0,))]
+    planner.owners.restore(
+        [OwnersKnown(1, (held,), (1,))], [HoldingsReported(2, 1, (held,), (5,), (0,))]
     )
     if told == "after":
         planner.step(NodeLost(1, 0), 0.0)
     planner.step(ObjectGone(held), 0.0)
-    planner.homes.report(HoldingsReported(2, 1, (held,), (5,), (0,)))
-    planner.homes.report(HoldingsReported(2, 0))
-    assert planner.homes.named == {held: 2}
+    planner.owners.report(HoldingsReported(2, 1, (held,), (5,), (0,)))
+    planner.owners.report(HoldingsReported(2, 0))
+    assert planner.owners.named == {held: 2}
 
 
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
@@ -143,25 +143,25 @@ def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports
     for node in nodes:
         planner.step(NodeJoined(80 + node, 0, 2), 0.0)
     kept = (70).to_bytes(8, "little") + bytes(8)
-    planner.homes.restore(
+    planner.owners.restore(
         [],
         [HoldingsReported(2, one, (kept,), (5,), (0,)) for one in lost if not one]
         + [HoldingsReported(2, one) for one in lost if one],
     )
-    asked = HomeAsked(3, kept)
+    asked = OwnerAsked(3, kept)
     assert not planner.step(asked, 0.0).sends
     sends: list[Send] = []
     for one in reversed(lost):
         for node in nodes:
             objects = ((kept,), (5,), (0,)) if (node, one) == (2, 0) else ((), (), ())
             sends += planner.step(HoldingsReported(node, one, *objects), 0.0).sends
-    assert [one for one in sends if isinstance(one[1], HomeTold)] == [(3, HomeTold(kept, 2))]
-    assert planner.step(asked, 0.0).sends == ((3, HomeTold(kept, 2)),)
+    assert [one for one in sends if isinstance(one[1], OwnerTold)] == [(3, OwnerTold(kept, 2))]
+    assert planner.step(asked, 0.0).sends == ((3, OwnerTold(kept, 2)),)
 
 
 def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> None:
     planner = Planner()
     planner.step(NodeJoined(80, 0, 2), 0.0)
     gone = (70).to_bytes(8, "little") + bytes(8)
-    told = planner.step(HomeAsked(0, gone), 0.0).sends
-    assert told == ((0, HomeTold(gone, homes.NOBODY)),)
+    told = planner.step(OwnerAsked(0, gone), 0.0).sends
+    assert told == ((0, OwnerTold(gone, owners.NOBODY)),)
