@@ -18,7 +18,7 @@ FETCHES = 300
 
 
 def object_id(number: int) -> bytes:
-    """An object of home 1."""
+    """An object of the host with id 1."""
     return (1).to_bytes(8, "little") + number.to_bytes(8, "little")
 
 

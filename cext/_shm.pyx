@@ -64,7 +64,7 @@ def same_file(int fd, uint64_t device, uint64_t number) -> bool:
     return fstat(fd, &found) == 0 and found.st_ino == number and found.st_dev == device
 
 
-def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,
+def create(int control_fd, int store_fd, uint64_t host_id, uint64_t store_bytes, int cores,
            int spin_us_max, uint64_t small_object_bytes_max, uint64_t span_bytes) -> None:
     """Lays out a fresh control memory and gives the store its (sparse) length."""
     if span_bytes & (span_bytes - 1) or small_object_bytes_max + BLOCK_ALIGN > span_bytes:
@@ -76,7 +76,7 @@ def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, in
         raise OSError(errno, "the control memory cannot be mapped")
     cdef shm_root *r = <shm_root *>p
     r.version = SHM_VERSION
-    r.home = home
+    r.host_id = host_id
     r.store_bytes = store_bytes
     r.cores = cores
     r.spin_us_max = spin_us_max

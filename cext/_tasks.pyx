@@ -216,7 +216,7 @@ cdef class Tasks:
                 r.flags | r.concurrency << 16, r.timeout_ns, r.tries)
 
     def audience(self, uint64_t oid) -> int:
-        """The home of the host whose driver hears what it prints; 0: this host's."""
+        """The id of the host whose driver hears what it prints; 0: this host's."""
         check(oid)
         return record_of(self.c, oid).audience
 

@@ -5,7 +5,7 @@ cdef class _Holders:
     cdef Mapping map
     cdef char *c
     cdef readonly unsigned slot
-    cdef readonly uint64_t home
+    cdef readonly uint64_t host_id
     cdef uint32_t *refs[TABLES]
     cdef uint32_t *pins[TABLES]
     cdef span_heap heap
@@ -20,7 +20,7 @@ cdef class _Holders:
         self.map = Mapping(control_fd, store_fd, node_event_fd)
         self.c = self.map.control
         self.slot = slot
-        self.home = root_of(self.c).home
+        self.host_id = root_of(self.c).host_id
         self.own_tables = []
         self.making = -1
         self.live_leases = {}

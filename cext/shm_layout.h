@@ -135,7 +135,7 @@ typedef struct {
     int32_t priority;      /* RECORD_RANKED: as its submitter has asked, */
     int32_t floor;         /* and the level of the task that has sent it; FLOOR_NONE: no task */
     uint64_t submitted_ns;
-    uint64_t audience;     /* home of the host whose driver hears what it prints; 0 = this one's */
+    uint64_t audience;     /* id of the host whose driver hears what it prints; 0 = this one's */
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];
@@ -314,7 +314,7 @@ typedef struct {
     uint64_t magic;
     uint32_t version;
     uint32_t closing;
-    uint64_t home;         /* random id of this host's store */
+    uint64_t host_id;      /* random id of this host's store */
     uint64_t store_bytes;  /* length of the store memfd (address space, not memory) */
     uint32_t tables_high;
     uint32_t queues_high;

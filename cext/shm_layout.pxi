@@ -1,7 +1,7 @@
 # The C headers as Cython sees them; included by the modules that touch shared memory.
 cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_root:
-        uint64_t magic, home, store_bytes, small_object_bytes_max, span_bytes, returns_next
+        uint64_t magic, host_id, store_bytes, small_object_bytes_max, span_bytes, returns_next
         uint32_t version, closing, tables_high, queues_high, hungry, tracing, cores, spin_us_max
         uint64_t returns[4096]
         uint64_t spinners[4]

@@ -28,9 +28,9 @@ cdef class Hold:
         self.draft = False
 
     @property
-    def home(self) -> int:
+    def host_id(self) -> int:
         """The host in whose tables it holds."""
-        return self.client.home
+        return self.client.host_id
 
 
 @cython.final

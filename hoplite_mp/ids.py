@@ -1,12 +1,12 @@
 """Object ids: sixteen bytes that name an object for ever, on every host.
 
-    public id   | home host u64 | local id u64 |                       little-endian
+    public id   | host id u64 | local id u64 |                         little-endian
     local id    | table 16 | index 16 | generation 32 |                most significant first
 
-The home host is the one whose control memory has the object's header; the local id says where in
-that memory. A generation counts the uses of one header, so that an old id never names a newer
-object. This module only packs and unpacks: it knows neither whether an object exists nor where its
-bytes are.
+The host id is that of the host whose control memory has the object's header; the local id says
+where in that memory. A generation counts the uses of one header, so that an old id never names a
+newer object. This module only packs and unpacks: it knows neither whether an object exists nor
+where its bytes are.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ unpack_whole: Callable[[bytes], tuple[int, int]] = _PUBLIC.unpack
 
 
 def unpack_id(public: bytes) -> tuple[int, int]:
-    """The home host id and the local id of a public id."""
+    """The host id and the local id of a public id."""
     if len(public) != ID_BYTES:
         raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(public)}")
     host, local = _PUBLIC.unpack(public)

@@ -212,7 +212,7 @@ class Actors:
         pool = self._pools.get(oid)
         if pool is None:
             pool = memory.read(oid, FOREVER_NS, False)[0]
-            if ids.unpack_id(identity._id)[0] != memory.client.home:
+            if ids.unpack_id(identity._id)[0] != memory.client.host_id:
                 bind = BindActor(oid, pool, about.restarts, about.retries, about.places)
                 pool = int(self._runtime.channel.call(bind).value)
                 self._runtime.submitter.queues.opened(pool)

@@ -88,11 +88,11 @@ class Host:
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         length = max(STORE_BYTES_MIN, STORE_FACTOR * limit)
-        home = ids.random_host_id()
+        host_id = ids.random_host_id()
         _shm.create(
             control_fd,
             store_fd,
-            home,
+            host_id,
             length,
             cores,
             config.spin_us_max,
@@ -117,9 +117,9 @@ class Host:
             cores=cores,
             memory_bytes=limit,
             config=dataclasses.asdict(config),
-            home=home,
+            host_id=host_id,
             birth=birth,
-            lan=None if network is None else network.start(home),
+            lan=None if network is None else network.start(host_id),
         )
         sockets = [] if network is None else network.descriptors
         self.process = _execute(

@@ -121,22 +121,22 @@ class Memory:
         return type(self.lost)(*self.lost.args)
 
     def public_id(self, oid: int) -> bytes:
-        return ids.pack_id(self.client.home, oid)
+        return ids.pack_id(self.client.host_id, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
         """The object as its ref is shown in messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
-        home, oid = ids.unpack_whole(ref._id)
-        if home != self.client.home:
+        host_id, oid = ids.unpack_whole(ref._id)
+        if host_id != self.client.host_id:
             return self._local_id_of_foreign(ref)
         return oid
 
     def _local_id_of_foreign(self, ref: ObjectRef[Any]) -> int:
         """The local id of another host's object, valid as long as the ref's hold exists."""
         hold: Any = ref._hold
-        if type(hold) is not _shm.Hold or hold.home != self.client.home:
+        if type(hold) is not _shm.Hold or hold.host_id != self.client.host_id:
             raise ObjectLostError(
                 f"{ref} is gone, or belongs to another cluster or to one that has ended"
             )
@@ -148,9 +148,9 @@ class Memory:
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
         """A ref with a hold of its own; without a hold if the object is gone."""
-        home, oid = ids.unpack_id(object_id)
+        host_id, oid = ids.unpack_id(object_id)
         hold = None
-        if home == self.client.home:
+        if host_id == self.client.host_id:
             if self.client.usable:
                 hold = self.client.hold(oid)
         elif self.client.usable:
@@ -291,7 +291,7 @@ class Memory:
     def delete(self, ref: ObjectRef[Any]) -> None:
         """Deletes an object for all processes; waits if the node is spilling it at this moment."""
         oid = self.local_id(ref)
-        if ids.unpack_id(ref._id)[0] != self.client.home:
+        if ids.unpack_id(ref._id)[0] != self.client.host_id:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
             self.check_lost()  # raises if the node is gone, which would never finish

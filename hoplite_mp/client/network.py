@@ -148,7 +148,7 @@ class Network:
         self.sockets.append(sock)
         return sock
 
-    def start(self, home: int) -> LanStart:
+    def start(self, host_id: int) -> LanStart:
         """The message that configures this host's processes."""
         certificate = b""
         if self.tls and self._manager_socket is not None:
@@ -157,7 +157,7 @@ class Network:
             certificate = make_certificate().pem
         return LanStart(
             key=self.token.key,
-            home=home,
+            host_id=host_id,
             host=socket.gethostname(),
             peer_fd=self.sockets[-1].fileno(),
             addresses=self.addresses,

@@ -247,11 +247,11 @@ def _innermost() -> Runtime | None:
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
     """The open Runtime to which this ref's hold belongs. ClosedError if it has been closed
     since."""
-    home = getattr(ref._hold, "home", 0)
+    host_id = getattr(ref._hold, "host_id", 0)
     for runtime in reversed(_stack):
-        if runtime.client.usable and runtime.client.home == home:
+        if runtime.client.usable and runtime.client.host_id == host_id:
             return runtime
-    if not home:
+    if not host_id:
         raise ObjectLostError(f"{ref} is gone, or its cluster is not open in this process")
     raise ClosedError("the cluster of this object is closed")
 
@@ -269,10 +269,10 @@ def _nothing() -> None:
 
 
 def _owner(object_id: bytes) -> Memory | None:
-    home = int.from_bytes(object_id[:8], "little")
+    host_id = int.from_bytes(object_id[:8], "little")
     usable = [runtime for runtime in reversed(_stack) if runtime.client.usable]
     for runtime in usable:
-        if runtime.client.home == home:
+        if runtime.client.host_id == host_id:
             return runtime.memory
     of_others = [runtime for runtime in usable if not runtime.is_over] or usable
     # If the ref is valid, its object belongs to another host.
@@ -290,8 +290,8 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
 def _entered(object_id: bytes) -> Memory | None:
     """As `_owner`, but another engine may first bring this process into a cluster."""
     memory = _owner(object_id)
-    home = int.from_bytes(object_id[:8], "little")
-    if memory is not None and (memory.lost is None or memory.client.home == home):
+    host_id = int.from_bytes(object_id[:8], "little")
+    if memory is not None and (memory.lost is None or memory.client.host_id == host_id):
         return memory
     return _owner(object_id) if enter_by_engine() else memory
 
@@ -322,9 +322,9 @@ def _attach_held(object_id: bytes, node: int, seconds: float) -> object:
 
 
 def _hold_for(ref: ObjectRef[Any]) -> tuple[int, float] | None:
-    home = getattr(ref._hold, "home", 0)
+    host_id = getattr(ref._hold, "host_id", 0)
     for runtime in reversed(_stack):
-        if runtime.client.usable and runtime.client.home == home:
+        if runtime.client.usable and runtime.client.host_id == host_id:
             return None if runtime.foreign is None else runtime.foreign.hold_for(ref)
     return None
 

@@ -176,8 +176,8 @@ class Stream(Generic[T]):
         mem = memory.payload(memory.local_id(link), FOREVER_NS)
         if serial.payload_kind(mem) == serial.ERROR:
             raise memory.failure(mem)
-        home, holds = memory.client.home, dict[bytes, Any]()
-        far = [one for one in serial.read_refs(mem) if ids.unpack_id(one)[0] != home]
+        host_id, holds = memory.client.host_id, dict[bytes, Any]()
+        far = [one for one in serial.read_refs(mem) if ids.unpack_id(one)[0] != host_id]
         if far:
             holds.update(zip(far, take_over_all(memory, Import(far), list), strict=True))
 

@@ -214,7 +214,7 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
             name = raw.split(b"\0")[0].decode(errors="replace")
             args: dict[str, Any] = {"pid": pid, "outcome": OUTCOMES_OF_EVENTS[outcome]}
             if kind == TASK:
-                public = document.guests.get(oid) or pack_id(document.home, oid)
+                public = document.guests.get(oid) or pack_id(document.host_id, oid)
                 args = {"id": public.hex(), **args, "inside": depth - 1}
             else:
                 args = {"call": oid, "rank": rank, **args}

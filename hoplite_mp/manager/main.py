@@ -80,7 +80,7 @@ def door_of(lan: LanStart) -> Door:
         key=lan.key,
         service="manager",
         cluster=lan.cluster,
-        mine=Introduction(lan.home, software_versions()),
+        mine=Introduction(lan.host_id, software_versions()),
         certificate=Certificate(lan.certificate) if lan.certificate else None,
         handshake_timeout_s=lan.handshake_timeout_s,
         unauthenticated_max=lan.unauthenticated_max,

@@ -75,7 +75,7 @@ def _tell_former(lan: LanStart, term: int) -> None:
 
 def _tell(lan: LanStart, term: int) -> None:
     endpoints = [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in lan.manager]
-    mine = Introduction(lan.home, software_versions())
+    mine = Introduction(lan.host_id, software_versions())
     while True:
         caller = Caller(
             endpoints,

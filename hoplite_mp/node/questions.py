@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    home: int  # id of the host that was asked
+    host_id: int  # id of the host that was asked
     done: Callable[[Answer | None], None]
     asked_ns: int
 
@@ -58,31 +58,31 @@ class Questions:
 
     def ask(
         self,
-        home: int,
+        host_id: int,
         make: Callable[[int], PeerMessage],
         done: Callable[[Answer | None], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends `make(number)` to the host with the id `home`; `done` gets its answer, or None when
+        """Sends `make(number)` to the host `host_id`; `done` gets its answer, or None when
         the host is lost or has not answered for `patience_s`."""
         self._last += 1
         number = self._last
-        self.open[number] = _Question(home, done, self.loop.now_ns())
-        if not self.send(home, make(number)):
+        self.open[number] = _Question(host_id, done, self.loop.now_ns())
+        if not self.send(host_id, make(number)):
             self._end(number, None)
         elif patience_s is not None:
             self.loop.call_later(patience_s, lambda: self._end(number, None))
 
     def ask_all(
         self,
-        homes: Iterable[int],
+        host_ids: Iterable[int],
         make: Callable[[int], PeerMessage],
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
         """Asks several hosts the same: `done` gets the answers by host id, as soon as each host has
         answered, is lost, or has run out of time."""
-        self.ask_each(dict.fromkeys(homes, make), done, patience_s)
+        self.ask_each(dict.fromkeys(host_ids, make), done, patience_s)
 
     def ask_each(
         self,
@@ -94,29 +94,29 @@ class Questions:
         waiting = set(makes)
         found: dict[int, Answer] = {}
 
-        def came(home: int, answer: Answer | None) -> None:
-            waiting.discard(home)
+        def came(host_id: int, answer: Answer | None) -> None:
+            waiting.discard(host_id)
             if answer is not None:
-                found[home] = answer
+                found[host_id] = answer
             if not waiting:
                 done(found)
 
         if not waiting:
             done(found)
-        for home, make in makes.items():
-            self.ask(home, make, functools.partial(came, home), patience_s)
+        for host_id, make in makes.items():
+            self.ask(host_id, make, functools.partial(came, host_id), patience_s)
 
-    def answered(self, home: int, message: Any) -> bool:
+    def answered(self, host_id: int, message: Any) -> bool:
         """Takes an answer of that host. Returns whether the question was still open."""
-        question, node = self.open.get(message.number), self.roster.number_of(home)
-        if question is None or question.home != home or node is None:
+        question, node = self.open.get(message.number), self.roster.number_of(host_id)
+        if question is None or question.host_id != host_id or node is None:
             return False
         self._end(message.number, Answer(node, message, question.asked_ns, self.loop.now_ns()))
         return True
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """Ends the questions to a host that is lost."""
-        for number in [number for number, one in self.open.items() if one.home == home]:
+        for number in [number for number, one in self.open.items() if one.host_id == host_id]:
             self._end(number, None)
 
     def _end(self, number: int, answer: Answer | None) -> None:

@@ -15,29 +15,29 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """The members by host id (`home`), and by node number."""
+    """The members by host id, and by node number."""
 
     def __init__(self) -> None:
-        self.by_home: dict[int, Member] = {}
+        self.by_host_id: dict[int, Member] = {}
         self.by_number: dict[int, Member] = {}
         self.leaving: set[int] = set()  # ids of hosts whose nodes have announced that they leave
         self.leaves = False  # this node itself is leaving the cluster
 
     def add(self, member: Member) -> None:
-        self.by_home[member.home] = self.by_number[member.node] = member
+        self.by_host_id[member.host_id] = self.by_number[member.node] = member
 
     def remove(self, number: int) -> None:
         member = self.by_number.pop(number, None)
         if member is not None:
-            del self.by_home[member.home]
-            self.leaving.discard(member.home)
+            del self.by_host_id[member.host_id]
+            self.leaving.discard(member.host_id)
 
     @property
-    def homes(self) -> list[int]:
+    def host_ids(self) -> list[int]:
         """Host ids of all members."""
-        return list(self.by_home)
+        return list(self.by_host_id)
 
-    def number_of(self, home: int) -> int | None:
+    def number_of(self, host_id: int) -> int | None:
         """The number of that host's node; None: it is no member."""
-        member = self.by_home.get(home)
+        member = self.by_host_id.get(host_id)
         return None if member is None else member.node

@@ -68,7 +68,7 @@ class Groups:
         self,
         boards_max: int,
         topology: Topology,
-        node_of: Callable[[int], int | None] = lambda home: 0,
+        node_of: Callable[[int], int | None] = lambda host_id: 0,
     ) -> None:
         """node_of: the living node of a host; None: there is none."""
         self._boards_max = boards_max

@@ -173,7 +173,7 @@ class Planner:
 
     def _node_joined(self, message: NodeJoined, now: float) -> list[Send]:
         membership = self.membership
-        node = membership.number_of(message.home)
+        node = membership.number_of(message.host_id)
         if node is None:
             return []
         if not membership.is_joining(node, message.incarnation):

@@ -1,6 +1,6 @@
 """Which nodes live, in which life, and which of their clients are known to have ended.
 
-A node joins with the id of its host, its home, and is given its number here. Numbers are given in
+A node joins with the id of its host, and is given its number here. Numbers are given in
 order of joining. A number is never given to another host, so that a late message about a dead node
 is never taken for one about another host; a host that comes back keeps its number.
 
@@ -32,7 +32,7 @@ class Membership:
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
-        self._numbers: dict[int, int] = {}  # home -> node, of all that ever joined
+        self._numbers: dict[int, int] = {}  # host id -> node, of all that ever joined
         self.given = 0  # numbers that were given so far
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
@@ -49,19 +49,19 @@ class Membership:
         """The living nodes in order of joining, as the nodes know each other."""
         return tuple(self._living.values())
 
-    def number_of(self, home: int) -> int | None:
-        """The number that this home has, or would be given; None if no number is left."""
-        number = self._numbers.get(home, self.given)
+    def number_of(self, host_id: int) -> int | None:
+        """The number that this host has, or would be given; None if no number is left."""
+        number = self._numbers.get(host_id, self.given)
         return number if number < NODES_MAX else None
 
-    def given_to(self, home: int) -> int | None:
-        """The number that this home was given; None: it was given none since this manager began,
+    def given_to(self, host_id: int) -> int | None:
+        """The number that this host was given; None: it was given none since this manager began,
         and no node has named it as a member."""
-        return self._numbers.get(home)
+        return self._numbers.get(host_id)
 
-    def node_of(self, home: int) -> int | None:
-        """The living node of that home."""
-        node = self._numbers.get(home)
+    def node_of(self, host_id: int) -> int | None:
+        """The living node of that host."""
+        node = self._numbers.get(host_id)
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
@@ -82,16 +82,16 @@ class Membership:
 
     def join(self, message: NodeJoined) -> Member:
         """A new life begins; the one before, if any, was ended by `lose`."""
-        node = self.number_of(message.home)
+        node = self.number_of(message.host_id)
         assert node is not None
         assert self.is_joining(node, message.incarnation)
         assert node not in self._living
-        self._numbers[message.home] = node
+        self._numbers[message.host_id] = node
         self.given = max(self.given, node + 1)
         self._living[node] = member = Member(
             node,
             message.incarnation,
-            message.home,
+            message.host_id,
             message.workers,
             message.host,
             message.addresses,
@@ -105,7 +105,7 @@ class Membership:
         """Records the nodes that the previous manager knew. `numbers`: how many numbers it had
         given."""
         for member in members:
-            self._numbers[member.home] = member.node
+            self._numbers[member.host_id] = member.node
             self._living[member.node] = member
         self.given = max(numbers, *(node + 1 for node in self._living))
 

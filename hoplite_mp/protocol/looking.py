@@ -110,7 +110,7 @@ class TraceDocument(msgspec.Struct, frozen=True):
     """What one node has recorded. Times are of its own monotonic clock."""
 
     host: str
-    home: int
+    host_id: int
     begin_ns: int
     end_ns: int
     # (client slot, pid, EVENTs) in order; a process may have many of these entries.

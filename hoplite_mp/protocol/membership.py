@@ -4,10 +4,10 @@
     NodeLeaving ─► no new work for it; Leave, as soon as nothing that runs needs it
     NodeLost ─► MembersChanged to all that are left
 
-A node names its *home* (the id of its host's life), and the manager gives it a *node* number, in
-order of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with its
-manager knows its number and need not wait for the answer. A number belongs to its home for ever: a
-node that joins again with a known home gets its old number, if it names a higher incarnation.
+A node names its *host id* (the id of its host's life), and the manager gives it a *node* number,
+in order of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with
+its manager knows its number and need not wait for the answer. A number belongs to its host id for
+ever: a node that joins again with a known one gets its old number, if its incarnation is higher.
 
 This module must never know what nodes are used for.
 """
@@ -54,7 +54,7 @@ def _addresses(value: object) -> None:
 
 class NodeJoined(Message, frozen=True):
     """A node joins: the first message of a new life on a connection. (A node that returns to a new
-    manager sends NodeReturned instead.) The next life of a home: incarnation + 1.
+    manager sends NodeReturned instead.) The next life of a host: incarnation + 1.
 
     `addresses`: those at which other nodes can reach it, best first; none: it cannot be reached.
     `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which half
@@ -62,7 +62,7 @@ class NodeJoined(Message, frozen=True):
     `resources`: what it has, by name, in units of 1/10000.
     """
 
-    home: int
+    host_id: int
     incarnation: int
     workers: int
     host: str = ""
@@ -73,7 +73,7 @@ class NodeJoined(Message, frozen=True):
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
-        counts(home=self.home, incarnation=self.incarnation, workers=self.workers)
+        counts(host_id=self.host_id, incarnation=self.incarnation, workers=self.workers)
         counts(memory_total=self.memory_total)
         text("host", self.host, HOST_CHARS_MAX)
         _addresses(self.addresses)
@@ -152,7 +152,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     node: int
     incarnation: int
-    home: int
+    host_id: int
     workers: int
     host: str = ""
     addresses: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         flags(stays=self.stays)
         between("node", self.node, 0, NODES_MAX - 1)
-        counts(incarnation=self.incarnation, home=self.home, workers=self.workers)
+        counts(incarnation=self.incarnation, host_id=self.host_id, workers=self.workers)
         counts(memory_total=self.memory_total)
         text("host", self.host, HOST_CHARS_MAX)
         _addresses(self.addresses)

@@ -3,12 +3,12 @@
     worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
                                           ◄─ PrintedTaken LastLinesAsked ──
 
-An *audience* is a driver, named by the home of its host; 0 is the driver of the sender's host. A
+An *audience* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
 driver that has attached to a node has the same name except for the lowest 16 bits, which the node
 gives it for life (`audience_name`). Before a worker serves another audience, it writes a mark into
 both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
 driver even if the node reads it when the worker already runs another task. A mark contains the
-host's random home, so no output of a program is taken for a mark by accident.
+host's random id, so no output of a program is taken for a mark by accident.
 
 This module must never know how messages travel, nor which process reads a pipe.
 """
@@ -58,25 +58,25 @@ _MARK = "\0hoplite_mp %016x "
 MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
 
 
-def audience_name(home: int, number: int) -> int:
-    """The name of the attached driver with that number, from 0 on; it is never the home itself."""
-    low = (home + 1 + number % AUDIENCES_MAX) & 0xFFFF
-    return home & ~0xFFFF | low
+def audience_name(host_id: int, number: int) -> int:
+    """The name of the attached driver with that number, from 0 on; never the host id itself."""
+    low = (host_id + 1 + number % AUDIENCES_MAX) & 0xFFFF
+    return host_id & ~0xFFFF | low
 
 
-def same_host(audience: int, home: int) -> bool:
+def same_host(audience: int, host_id: int) -> bool:
     """Is the audience a driver of that host?"""
-    return audience >> 16 == home >> 16
+    return audience >> 16 == host_id >> 16
 
 
-def mark_head(home: int) -> bytes:
+def mark_head(host_id: int) -> bytes:
     """The beginning of every mark of that host."""
-    return (_MARK % home).encode()
+    return (_MARK % host_id).encode()
 
 
-def mark(home: int, audience: int) -> bytes:
+def mark(host_id: int, audience: int) -> bytes:
     """A mark. It is short enough to be written to a pipe in one piece (PIPE_BUF)."""
-    return mark_head(home) + b"%016x\n" % audience
+    return mark_head(host_id) + b"%016x\n" % audience
 
 
 def bytes_of(lines: list[bytes]) -> int:
@@ -130,7 +130,7 @@ class LastLinesAsked(Message, frozen=True):
 
 
 class LastLinesSent(Message, frozen=True):
-    """The sender has no more lines for that driver of the receiver's host. `others`: homes of hosts
+    """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
     to which it has sent tasks that the driver's tasks submitted; these may have lines."""
 
     others: tuple[int, ...] = ()

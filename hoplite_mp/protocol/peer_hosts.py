@@ -219,7 +219,7 @@ class HeldUp(Message, frozen=True):
 
 
 class RelayAsked(Message, frozen=True):
-    """The sender cannot reach the node of the host with that home id, and asks whether the receiver
+    """The sender cannot reach the node of the host with that id, and asks whether the receiver
     can. Answered by RelayOpened."""
 
     number: int

@@ -213,7 +213,7 @@ class Kept(Message, frozen=True):
     """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
     Release takes that back; or a collective has placed it there, and it is kept until LetGo,
     whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
-    nodes with these home ids; the node that requested the copies sends this before it asks where
+    nodes with these host ids; the node that requested the copies sends this before it asks where
     they are."""
 
     object: bytes
@@ -298,7 +298,7 @@ class RunTask(Message, frozen=True):
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
     object that holds them (16 zero bytes: none). The sender holds everything that is named here
-    until the task has ended. `audience`: the home of the host to whose driver the task's output is
+    until the task has ended. `audience`: the id of the host to whose driver the task's output is
     sent; 0: the sender's host. `target`: the lost result that this run makes again, by which Groups
     know the task; empty: this run makes the task's first result.
     """

@@ -34,7 +34,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     `certificate` are secrets."""
 
     key: bytes
-    home: int
+    host_id: int
     host: str
     peer_fd: int  # listening socket of the node
     addresses: list[str]  # the addresses of that socket, as others reach it
@@ -70,7 +70,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     config: dict[str, Any]
-    home: int
+    host_id: int
     birth: Birth
     lan: LanStart | None = None
     # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hoplite_mp.simulation.streams import Engine
     from hoplite_mp.simulation.truth import Truth
 
-__all__ = ["HOME_BASE", "MANAGER_HOST", "Host", "Wait"]
+__all__ = ["HOST_ID_BASE", "MANAGER_HOST", "Host", "Wait"]
 
 MANAGER_HOST = 0
 # In a cluster host ids are random; here they are consecutive from this number on.
-HOME_BASE = 1000
+HOST_ID_BASE = 1000
 # Size of a message between nodes about one object.
 PEER_MESSAGE_BYTES = 100
 
@@ -114,4 +114,4 @@ class Host:
         self._copies_at.setdefault(object_id, set()).add(number)
 
     def _owner(self, object_id: bytes) -> Host:
-        return self.hosts[unpack_id(object_id)[0] - HOME_BASE]
+        return self.hosts[unpack_id(object_id)[0] - HOST_ID_BASE]

@@ -15,7 +15,7 @@ from hoplite_mp.ids import pack_id, pack_local
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.protocol.messages import HostMeasured, NodeJoined
-from hoplite_mp.simulation.host import HOME_BASE, MANAGER_HOST, Host
+from hoplite_mp.simulation.host import HOST_ID_BASE, MANAGER_HOST, Host
 from hoplite_mp.simulation.network import Network
 from hoplite_mp.simulation.node import Node
 from hoplite_mp.simulation.streams import Engine
@@ -55,7 +55,7 @@ class World:
             engine = Engine(self.network, number, BLOCK_BYTES, least)
             hosts.append(Host(engine, self.truth, hosts, self._take))
             self.nodes.append(Node(hosts[number]))
-            self.planner.step(NodeJoined(HOME_BASE + number, 1, 1), 0.0)
+            self.planner.step(NodeJoined(HOST_ID_BASE + number, 1, 1), 0.0)
             self.planner.step(HostMeasured(number, rate, rate), 0.0)
 
     # ---- objects
@@ -80,7 +80,7 @@ class World:
     def _new_id(self, node: Node, nbytes: int, slot: int) -> bytes:
         count = len(self.truth.sizes) + 1
         local = pack_local(slot, count >> 16, count & 0xFFFF)
-        object_id = pack_id(HOME_BASE + node.host.number, local)
+        object_id = pack_id(HOST_ID_BASE + node.host.number, local)
         self.truth.sizes[object_id] = nbytes
         return object_id
 

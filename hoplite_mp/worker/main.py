@@ -106,7 +106,7 @@ def main(
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
     for fd in (control_fd, store_fd):  # both are mapped by now
         os.close(fd)
-    worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
+    worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.host_id, audience))
     runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)

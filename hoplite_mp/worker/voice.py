@@ -23,9 +23,9 @@ STDOUT, STDERR = 1, 2
 class Voice:
     """The two output pipes of this process."""
 
-    def __init__(self, home: int, audience: int) -> None:
+    def __init__(self, host_id: int, audience: int) -> None:
         """audience: the one that the node assumes before the first mark."""
-        self.home = home
+        self.host_id = host_id
         self.audience = audience
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
@@ -42,7 +42,7 @@ class Voice:
                 # A process that a task has started may have made the pipe non-blocking; all
                 # duplicates of a descriptor share that mode.
                 os.set_blocking(pipe.fd, True)
-                os.write(pipe.fd, mark(self.home, audience))
+                os.write(pipe.fd, mark(self.host_id, audience))
 
     def finish(self) -> None:
         """To be called when a task ends. A driver on another host must get the task's last lines

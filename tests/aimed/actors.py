@@ -48,7 +48,7 @@ def ownerless(a: Aim) -> None:
         except ActorLostError:
             lan = C.lan
             (bound,) = lan.far_actors.bound.values()
-            a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].owner == A.home
+            a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].owner == A.host_id
         except HopliteTimeoutError as error:
             raise WrongEnd("a call of an actor that nobody owns hangs") from error
         finally:

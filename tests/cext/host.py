@@ -45,7 +45,7 @@ class Host:
         small_max: int = 4096,
         cores: int = 2,
         spin_us: int = 0,
-        home: int = 77,
+        host_id: int = 77,
     ) -> None:
         self.fds = (
             os.memfd_create("control"),
@@ -53,7 +53,9 @@ class Host:
             os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
         )
         length = 1 << 30
-        _shm.create(self.fds[0], self.fds[1], home, length, cores, spin_us, small_max, span_bytes)
+        _shm.create(
+            self.fds[0], self.fds[1], host_id, length, cores, spin_us, small_max, span_bytes
+        )
         self.node = _shm.NodeClient(self.fds[0], self.fds[1], NODE, self.fds[2])
         self.node_tasks = _tasks.Tasks(self.node)
         config = Config(

@@ -24,10 +24,10 @@ WORDS = 1 + 2 * (1 + BLOCKS)  # stop flag; per player: a span's offset, offsets 
 STORED = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
-def payload(home: int, seed: int, size: int, inside: list[int]) -> bytes:
+def payload(host_id: int, seed: int, size: int, inside: list[int]) -> bytes:
     body = (seed.to_bytes(8, "little") * (size // 8 + 1))[:size]
     head = serial.HEAD.pack(serial.BYTES, 0, 0, len(inside), 0, 0)
-    refs = b"".join(ids.pack_id(home, oid) for oid in inside)
+    refs = b"".join(ids.pack_id(host_id, oid) for oid in inside)
     return head + refs + BODY.pack(seed, size, zlib.crc32(body)) + body
 
 
@@ -146,7 +146,7 @@ class Player:
         inner = [hold.oid for hold in inside]
         seed = self.random.getrandbits(64)
         size = self.random.choice((8, 40, 40, 300, 900, 2000, BIG_BYTES))
-        data = payload(self.client.home, seed, size, inner)
+        data = payload(self.client.host_id, seed, size, inner)
         if len(data) <= _shm.INLINE_BYTES_MAX:
             oid = self.client.publish_inline(data, [], [], len(data), bool(inside))
         else:
@@ -162,7 +162,7 @@ class Player:
 
     def array(self) -> None:
         """A block that is written in place and then becomes an object."""
-        data = payload(self.client.home, self.random.getrandbits(64), 500, [])
+        data = payload(self.client.host_id, self.random.getrandbits(64), 500, [])
         at = self.allocate(len(data))
         if not at:
             return
@@ -179,16 +179,16 @@ class Player:
         sees a payload sees all of it."""
         if len(self.lent) < 4:
             size = self.random.choice((500, BIG_BYTES))
-            data = payload(self.client.home, self.random.getrandbits(64), size, [])
+            data = payload(self.client.host_id, self.random.getrandbits(64), size, [])
             at = self.big() if size == BIG_BYTES else self.allocate(len(data))
             if at:
                 self.lent.append((self.client.block(at, len(data)), None))
             return
         block, hold = self.lent.pop(self.random.randrange(4))
         if hold is None:
-            size = len(block) - len(payload(self.client.home, 0, 0, []))
+            size = len(block) - len(payload(self.client.host_id, 0, 0, []))
             seed = self.random.getrandbits(64)
-            memoryview(block)[:] = payload(self.client.home, seed, size, [])
+            memoryview(block)[:] = payload(self.client.host_id, seed, size, [])
             hold = block.lend()
             self.board.words[self.board.shared(self.random.getrandbits(16))] = hold.oid
             self.lent.append((block, hold))
@@ -307,7 +307,7 @@ class Player:
             if made:
                 inside.append(self.hold(made))
         size = self.random.choice((8, 8, 600))
-        data = payload(self.client.home, oid, size, [hold.oid for hold in inside])
+        data = payload(self.client.host_id, oid, size, [hold.oid for hold in inside])
         at, refs = 0, bool(inside)
         if len(data) > _shm.INLINE_BYTES_MAX:
             at = self.allocate(len(data))
@@ -315,7 +315,7 @@ class Player:
             self.client.write(at, data, [], [])
             self.client.bind(oid, at, len(data), refs)
         else:
-            data = payload(self.client.home, oid, 8, [hold.oid for hold in inside])
+            data = payload(self.client.host_id, oid, 8, [hold.oid for hold in inside])
             self.client.bind_inline(oid, data, [], [], len(data), refs)
         if self.tasks.finish(oid, False):
             if refs:

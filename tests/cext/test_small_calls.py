@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
-        self.host = Host(home=100 + number)
+        self.host = Host(host_id=100 + number)
         self.engine = _engine.Engine(1 + number, threaded=False)
         board = _tasks.Board(self.host.node_tasks, BOARD)
         board.reset(size, GROUP)

@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.host = Host(home=200 + number)
+        self.host = Host(host_id=200 + number)
         self.engine = _engine.Engine(1 + number)
         board = _tasks.Board(self.host.node_tasks, BOARD)
         board.reset(2, GROUP)

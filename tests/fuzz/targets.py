@@ -68,7 +68,7 @@ __all__ = ["SOURCES", "TARGETS", "Target"]
 
 KEY, CLUSTER, NONCES = b"k" * 32, b"c" * 16, (b"1" * 32, b"2" * 32)
 MINE = greetings.Introduction(11, {"python": "3.11.7", "numpy": "2.4.6"})
-HOME = 0x1122334455667788
+HOST_ID = 0x1122334455667788
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _trace(data: bytes) -> None:
 
 
 def _lines(data: bytes) -> None:
-    lines = Lines(HOME, 100)
+    lines = Lines(HOST_ID, 100)
     found = [run for at in range(0, len(data), 37) for run in lines.feed(data[at : at + 37])]
     found += lines.finish()
     assert all(len(line) <= 100 for _, run in found for line in run)

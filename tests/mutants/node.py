@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "draining-lets-go-too-early",
         "hoplite_mp/node/tasks/draining.py",
-        "if told or home not in by_home or by_home[home].node in needed:",
-        "if told or home not in by_home:",
+        "if told or host_id not in by_host_id or by_host_id[host_id].node in needed:",
+        "if told or host_id not in by_host_id:",
         (
             "remove_node loses no result that another host could have fetched; here the "
             "leaving node is told that it may go while bytes that it alone has are still "
@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant(
         "peers-let-in-one-connection",
         "hoplite_mp/node/membership/peers.py",
-        "for admission, attach in self.unknown.pop(home, ()):",
-        "for admission, attach in self.unknown.pop(home, [])[:1]:",
+        "for admission, attach in self.unknown.pop(host_id, ()):",
+        "for admission, attach in self.unknown.pop(host_id, [])[:1]:",
         (
             "A host that has just joined may call the others before these have heard of "
             "it; here only its first connection is served, and a transfer over the second "
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "lan-drain-waits-for-the-dead",
         "hoplite_mp/node/core/lan.py",
-        "        self.draining.lose_peer(home)\n",
+        "        self.draining.lose_peer(host_id)\n",
         "",
         (
             "remove_node ends when all living hosts have what they need; here the leaving "

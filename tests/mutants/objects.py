@@ -42,7 +42,7 @@ MUTANTS = (
         "hoplite_mp/node/objects/imports.py",
         (
             "                if known.kept and not known.number and known.owner != "
-            "self.client.home:\n"
+            "self.client.host_id:\n"
             "                    self._acquire(known)\n"
             "                return known, hold"
         ),
@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "kept-lent-to-the-last-host-only",
         "hoplite_mp/node/objects/exports.py",
-        "export.copies.update({*hosts} - {self.client.home})",
-        "export.copies = {*hosts} - {self.client.home}",
+        "export.copies.update({*hosts} - {self.client.host_id})",
+        "export.copies = {*hosts} - {self.client.host_id}",
         (
             "When nobody wants an object any more, all copies that collectives have left "
             "on other hosts go; here only the host that reported last is told, and the "

@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "recovering-host-stays-dead",
         "hoplite_mp/node/recovery/recovering.py",
-        "        self.owners.back(home)",
+        "        self.owners.back(host_id)",
         "        pass",
         (
             "A host that was given up may have the next manager, if a user promotes its standby. "
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "holdings-are-not-held",
         "hoplite_mp/node/recovery/holdings.py",
-        "        self.hold(lost, self.of(home))\n",
+        "        self.hold(lost, self.of(host_id))\n",
         "",
         (
             "Copies of a dead host's objects stay on the living hosts until the manager "
@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "reconstruction-does-not-await-the-new-owner",
         "hoplite_mp/node/recovery/reconstruction.py",
-        ('"" if self.owners.is_open(one.owner) or one.owner in self.roster.by_home else _NOT_KEPT'),
-        '"" if one.owner in self.roster.by_home else _NOT_KEPT',
+        "if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id",
+        "if one.owner in self.roster.by_host_id",
         (
             "An object whose owner has died is read from another host that has a copy; here "
             "readers get ObjectLostError at once, although the manager is just finding out "

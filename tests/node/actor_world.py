@@ -91,8 +91,8 @@ class ActorSide(LossSide):
     def lose_member(self, member: Any) -> None:
         self.lan.spares.lose_host(member)
         super().lose_member(member)
-        self.lan.far_actors.lose_peer(member.home)
-        self.lan.spares.lose_peer(member.home, member.node)
+        self.lan.far_actors.lose_peer(member.host_id)
+        self.lan.spares.lose_peer(member.host_id, member.node)
 
     def gone(self, number: int) -> None:
         super().gone(number)
@@ -116,7 +116,7 @@ class ActorSide(LossSide):
             "detached": False, "audience": 0, **wanted,
         }  # fmt: skip
         self.rooms.actors.begin(self, Wanted(hold.oid, b"about", **options))
-        return ids.pack_id(self.home, self.held.oid)
+        return ids.pack_id(self.host_id, self.held.oid)
 
     def granted(self, hold: Any) -> None:
         self.held = self.party.hold(hold.oid)
@@ -147,4 +147,4 @@ class ActorNetwork(LossNetwork):
         for side in self.sides:
             for other in self.sides:
                 if other is not side:
-                    side.delegation.set_runner(other.home, other.number, 1)
+                    side.delegation.set_runner(other.host_id, other.number, 1)

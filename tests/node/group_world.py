@@ -223,7 +223,7 @@ class OneNode:
         self.number = number
         self.clients: set[int] = set()
         self.client = SimpleNamespace(number=number)
-        self.by_number = {n: SimpleNamespace(home=n) for n in range(world.count) if n != number}
+        self.by_number = {n: SimpleNamespace(host_id=n) for n in range(world.count) if n != number}
         self.moving: list[tuple[Any, Callable[[str, str], None]]] = []
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
         self.parts: dict[int, GroupCall] = {}
@@ -245,8 +245,8 @@ class OneNode:
     def send_manager(self, message: Any) -> None:
         self.world.say(self.number, MANAGER, message)
 
-    def send_peer(self, home: int, message: Any) -> None:
-        self.world.say(self.number, home, message)
+    def send_peer(self, host_id: int, message: Any) -> None:
+        self.world.say(self.number, host_id, message)
 
     def hear(self, message: Any) -> None:
         if isinstance(message, GroupMembers):

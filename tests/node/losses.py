@@ -47,13 +47,13 @@ class Others(Mapping[int, Any]):
     def __init__(self, network: LossNetwork, own: int) -> None:
         self.network, self.own = network, own
 
-    def __getitem__(self, home: int) -> Any:
-        if home == self.own:
-            raise KeyError(home)
-        return self.network.members[self.network.homes[home]]
+    def __getitem__(self, host_id: int) -> Any:
+        if host_id == self.own:
+            raise KeyError(host_id)
+        return self.network.members[self.network.host_ids[host_id]]
 
     def __iter__(self) -> Iterator[int]:
-        return iter([home for home in self.network.homes if home != self.own])
+        return iter([host_id for host_id in self.network.host_ids if host_id != self.own])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -63,17 +63,17 @@ class LossRoster:
     """As hoplite_mp.node.roster.Roster, of one side."""
 
     def __init__(self, network: LossNetwork, own: int) -> None:
-        self.by_home = Others(network, own)
+        self.by_host_id = Others(network, own)
         self.by_number = network.members
         self.leaving: set[int] = set()
         self.leaves = False
 
     @property
-    def homes(self) -> list[int]:
-        return list(self.by_home)
+    def host_ids(self) -> list[int]:
+        return list(self.by_host_id)
 
-    def number_of(self, home: int) -> int | None:
-        member = self.by_home.get(home)
+    def number_of(self, host_id: int) -> int | None:
+        member = self.by_host_id.get(host_id)
         return None if member is None else int(member.node)
 
 
@@ -105,7 +105,9 @@ class LossSide(Side):
             store=self.store,
             tasks=self.node_tasks,
         )
-        peers = SimpleNamespace(send=self.send, by_home=network.homes, number_of=network.homes.get)
+        peers = SimpleNamespace(
+            send=self.send, by_host_id=network.host_ids, number_of=network.host_ids.get
+        )
         lan = SimpleNamespace(
             replicas=self.replicas,
             peers=peers,
@@ -116,7 +118,7 @@ class LossSide(Side):
         )
         self.rooms: Any = node
         self.lan: Any = lan
-        roster: Any = LossRoster(network, self.home)
+        roster: Any = LossRoster(network, self.host_id)
         self.questions = Questions(self.loop, roster, self.send)
         self.host: Any = SimpleNamespace(
             **{name: getattr(node, name) for name in FIELDS},
@@ -185,11 +187,11 @@ class LossSide(Side):
 
     def lose_member(self, member: Any) -> None:
         self.recovering.begin(member)
-        self.delegation.lose_runner(member.home)
-        self.guests.lose_peer(member.home)
-        self.replicas.lose_peer(member.home)
-        self.questions.lose_peer(member.home)
-        self.exports.lose_peer(member.home)
+        self.delegation.lose_runner(member.host_id)
+        self.guests.lose_peer(member.host_id)
+        self.replicas.lose_peer(member.host_id)
+        self.questions.lose_peer(member.host_id)
+        self.exports.lose_peer(member.host_id)
         self.remote_objects.lose_node(member.node)
 
     def gone(self, number: int) -> None:
@@ -204,7 +206,7 @@ class LossSide(Side):
         """What is being fetched comes from the first holder that has it; without one it is lost."""
         for oid, remote in list(self.fetching.items()):
             sides = [self.network.sides[holder] for holder in remote.holders]
-            living = [side for side in sides if side.home not in self.network.dead]
+            living = [side for side in sides if side.host_id not in self.network.dead]
             found = [got for side in living if not isinstance(got := _has(side, remote), int)]
             if not found:
                 self.remote_objects.lost(oid, "refused")
@@ -241,8 +243,8 @@ def _has(side: Side, remote: RemoteObject) -> Any:
     return side.node.view(side.imports.own(remote.object) if there is None else there.oid)
 
 
-def _member(number: int, home: int) -> Any:
-    return SimpleNamespace(home=home, node=number, workers=1, stays=True, resources=())
+def _member(number: int, host_id: int) -> Any:
+    return SimpleNamespace(host_id=host_id, node=number, workers=1, stays=True, resources=())
 
 
 class LossNetwork(Network):
@@ -253,12 +255,12 @@ class LossNetwork(Network):
     def __init__(self, size: int) -> None:
         self.planner = Planner()
         self.members: dict[int, Any] = {}
-        self.homes: dict[int, int] = {}  # of living hosts -> number
+        self.host_ids: dict[int, int] = {}  # of living hosts -> number
         for number in range(size):
-            home = 1000 + number
-            self.homes[home] = number
-            self.members[number] = _member(number, home)
-            self.planner.step(NodeJoined(home, 0, 2), 0.0)
+            host_id = 1000 + number
+            self.host_ids[host_id] = number
+            self.members[number] = _member(number, host_id)
+            self.planner.step(NodeJoined(host_id, 0, 2), 0.0)
         self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
         self.no_manager = False  # what it is told is lost
         super().__init__(size)
@@ -290,7 +292,7 @@ class LossNetwork(Network):
         own = self.living[0].number if own is None else own
         self.planner = Planner(again=True, own=own)
         numbers = len(self.sides)
-        members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
+        members = tuple(Member(one.node, 0, one.host_id, 2) for one in self.members.values())
         for side in self.living:
             self.to_manager(NodeReturned(side.number, 0, numbers, members))
             for message in list(side.recovering.owners.report_again()):
@@ -304,7 +306,7 @@ class LossNetwork(Network):
 
     @property
     def living(self) -> list[LossSide]:
-        return [side for side in self.sides if side.home not in self.dead]  # type: ignore[misc]
+        return [side for side in self.sides if side.host_id not in self.dead]  # type: ignore[misc]
 
     def lose(self, side: Side, report: bool = True) -> None:
         """That host dies; the others learn of it, then the manager, then all of that."""
@@ -315,8 +317,8 @@ class LossNetwork(Network):
 
     def notice(self, side: Side) -> None:
         """That host dies; the others learn of it, and not from the manager."""
-        self.dead.add(side.home)
-        del self.homes[side.home]
+        self.dead.add(side.host_id)
+        del self.host_ids[side.host_id]
         member = self.members.pop(side.number)
         for other in self.living:
             other.lose_member(member)
@@ -331,10 +333,10 @@ class LossNetwork(Network):
         manager; so it is a member again."""
 
         def returns() -> None:
-            self.dead.remove(side.home)
-            self.homes[side.home] = side.number
-            self.members[side.number] = _member(side.number, side.home)
-            members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
+            self.dead.remove(side.host_id)
+            self.host_ids[side.host_id] = side.number
+            self.members[side.number] = _member(side.number, side.host_id)
+            members = tuple(Member(one.node, 0, one.host_id, 2) for one in self.members.values())
             self.to_manager(NodeReturned(side.number, 0, len(self.sides), members))
 
         self.held_back = []
@@ -342,7 +344,7 @@ class LossNetwork(Network):
         held, self.held_back = self.held_back, None
         for other in self.living:
             if other is not side:  # the manager's list of members comes before its other words
-                other.recovering.came(side.home)
+                other.recovering.came(side.host_id)
         self.say(held)
 
     def pass_time(self) -> None:

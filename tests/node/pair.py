@@ -58,12 +58,12 @@ class Side(Host):
     """One host, with what its node keeps for others."""
 
     def __init__(self, network: Network, number: int) -> None:
-        super().__init__(home=1000 + number)
+        super().__init__(host_id=1000 + number)
         self.upward = self.store.above = self.sweeper.above = self.notes.above = SideUpward(self)
         self.network, self.number = network, number
         self.common_queue: int | None = None
         self.again_queue: int | None = None
-        self.home = 1000 + number
+        self.host_id = 1000 + number
         self.remote_objects = RemoteObjects(self.results, self.loop, self.upward)
         self.remote_objects.fetcher = self
         self.imports = Imports(self.results, self.remote_objects, self.send, self.upward)
@@ -89,8 +89,8 @@ class Side(Host):
         self.fetching: dict[int, RemoteObject] = {}
         self.sent: dict[int, Any] = {}  # tasks of this host's process -> what it holds for them
 
-    def send(self, home: int, message: PeerMessage) -> bool:
-        return self.network.send(self.home, home, message)
+    def send(self, host_id: int, message: PeerMessage) -> bool:
+        return self.network.send(self.host_id, host_id, message)
 
     def queue_to(self, pool: int) -> int:
         if self.common_queue is None:
@@ -174,12 +174,12 @@ class Side(Host):
             at = got
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
         oid = self.party.publish(at, encoded.nbytes, bool(encoded.refs))
-        return ids.pack_id(self.home, oid), self.party.hold(oid, False)
+        return ids.pack_id(self.host_id, oid), self.party.hold(oid, False)
 
     def pending(self) -> tuple[bytes, Any]:
         """A task that this host's process has sent and that runs."""
         oid = self.party.new(KIND_TASK, STATE["CLAIMED"], self.party.slot, POOL)
-        return ids.pack_id(self.home, oid), self.party.hold(oid, False)
+        return ids.pack_id(self.host_id, oid), self.party.hold(oid, False)
 
     def finish(self, object_id: bytes, value: Any) -> None:
         oid = ids.unpack_id(object_id)[1]
@@ -280,13 +280,13 @@ class Network:
     def __init__(self, size: int) -> None:
         self.lines: dict[tuple[int, int], deque[bytes]] = {}
         self.sides = [self.side(self, number) for number in range(size)]
-        self.by_home = {side.home: side for side in self.sides}
+        self.by_host_id = {side.host_id: side for side in self.sides}
         self.dead: set[int] = set()
         self.stopped: set[tuple[int, int]] = set()  # lines that deliver nothing now
         self._decoder = msgspec.msgpack.Decoder(PeerMessage)
 
     def send(self, source: int, target: int, message: PeerMessage) -> bool:
-        if target not in self.by_home or target in self.dead:
+        if target not in self.by_host_id or target in self.dead:
             return False
         line = self.lines.setdefault((source, target), deque())
         line.append(msgspec.msgpack.encode(message))
@@ -299,29 +299,29 @@ class Network:
             return False
         message = self._decoder.decode(line.popleft())
         if source not in self.dead and target not in self.dead:
-            self.by_home[target].take(source, message)
+            self.by_host_id[target].take(source, message)
         return True
 
     def pump(self) -> None:
         """Until nothing is under way and nobody has anything to say."""
         while True:
             for side in self.sides:
-                if side.home not in self.dead:
+                if side.host_id not in self.dead:
                     side.look()
             if not any([self.deliver(*line) for line in list(self.lines)]):
                 return
 
     def lose(self, side: Side) -> None:
         """That host dies; the others learn of it."""
-        self.dead.add(side.home)
+        self.dead.add(side.host_id)
         for other in self.sides:
-            if other.home not in self.dead:
-                other.delegation.lose_runner(side.home)
-                other.guests.lose_peer(side.home)
+            if other.host_id not in self.dead:
+                other.delegation.lose_runner(side.host_id)
+                other.guests.lose_peer(side.host_id)
                 for one in list(other.imports.by_oid.values()):
-                    if one.owner == side.home and one.number:
+                    if one.owner == side.host_id and one.number:
                         other.imports.fail(one, "its host is gone")
-                other.exports.lose_peer(side.home)
+                other.exports.lose_peer(side.host_id)
                 other.remote_objects.lose_node(side.number)
                 for oid, remote in list(other.fetching.items()):
                     if not remote.holders:  # as who plans the fetches says

@@ -70,7 +70,7 @@ class Played:
 
 
 def runners(side: ActorSide, pool: int) -> list[tuple[int, int]]:
-    return [(one.home, one.pool) for one in side.delegation.far.get(pool, ())]
+    return [(one.host_id, one.pool) for one in side.delegation.far.get(pool, ())]
 
 
 def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork) -> None:
@@ -84,7 +84,7 @@ def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork)
     assert actor.restarts == 1
     assert played.spare.started == [actor.pool]
     assert played.calls.ended is None
-    assert runners(played.maker, played.pool) == [(played.spare.home, actor.pool)]
+    assert runners(played.maker, played.pool) == [(played.spare.host_id, actor.pool)]
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -137,7 +137,7 @@ def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Actor
     assert actor.ended is None
     assert actor.pool == nearby
     assert played.calls.ended is None
-    assert runners(played.maker, played.pool) == [(played.spare.home, nearby)]
+    assert runners(played.maker, played.pool) == [(played.spare.host_id, nearby)]
     assert not played.spare.lan.actor_moves.beginning
 
 
@@ -164,7 +164,7 @@ def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
     played.owner.lan.spares.keep(actor)
     network.settle()
     network.no_manager = True
-    network.stopped.add((played.owner.home, played.spare.home))
+    network.stopped.add((played.owner.host_id, played.spare.host_id))
     played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
@@ -186,7 +186,7 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
     actor.name = "far"
     played.owner.lan.spares.keep(actor)
     network.settle()
-    network.stopped.add((played.owner.home, played.spare.home))
+    network.stopped.add((played.owner.host_id, played.spare.host_id))
     network.no_manager = True
     played.owner.held = played.handle = None
     network.settle()
@@ -210,17 +210,17 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     spares = played.owner.lan.spares
     spares.keep(actor)
     network.settle()
-    former = played.spare.home
+    former = played.spare.host_id
     spares.roster.leaving.add(former)  # another host becomes the spare
-    network.stopped.update((played.owner.home, side.home) for side in network.sides)
+    network.stopped.update((played.owner.host_id, side.host_id) for side in network.sides)
     spares.keep(actor)
     assert spares.at[actor.identity] != former
     told: list[tuple[int, Any]] = []
-    spares.send = lambda home, message: told.append((home, message)) is None
+    spares.send = lambda host_id, message: told.append((host_id, message)) is None
     played.owner.held = played.handle = None
     network.settle()
-    assert {one.ended for home, one in told if isinstance(one, DropActor)} == {True}
-    assert former in [home for home, one in told if isinstance(one, DropActor)]
+    assert {one.ended for host_id, one in told if isinstance(one, DropActor)} == {True}
+    assert former in [host_id for host_id, one in told if isinstance(one, DropActor)]
 
 
 def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> None:
@@ -231,8 +231,8 @@ def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> 
     (kept,) = spares.kept.values()
     assert kept.whole
     later = msgspec.structs.replace(kept.what, setup=played.other.put(BIG)[0])
-    spares.receive(played.other.home, later)
-    assert spares.number_of(played.identity, played.other.home) == 0
+    spares.receive(played.other.host_id, later)
+    assert spares.number_of(played.identity, played.other.host_id) == 0
 
 
 def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork) -> None:
@@ -297,9 +297,9 @@ def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
     mine = network.sides[1]
     identity, what = bytes(16), None
     for now in network.sides:
-        spare = Spare(network.sides[owner].home, owner, what)  # type: ignore[arg-type]
+        spare = Spare(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
         mine.lan.spares.kept[identity] = spare
-        found = mine.lan.spares.take_over(identity, now.home)
+        found = mine.lan.spares.take_over(identity, now.host_id)
         assert found is (spare if now is mine else None)
         assert (identity in mine.lan.spares.kept) == (now is network.sides[owner])
     mine.lan.spares.kept.clear()

@@ -100,10 +100,10 @@ def test_who_advertises_an_address_of_this_host_is_near() -> None:
     lan: Any = SimpleNamespace(cluster=b"")
     mine: Any = SimpleNamespace(host=77)
     peers = Peers(host, lan, nobody, nobody, nobody, mine)
-    for number, home, addresses in (
+    for number, host_id, addresses in (
         (0, 77, ("10.0.0.1:5000", "192.168.0.1:5000")),
         (1, 78, ("192.168.0.1:6000",)),
         (2, 79, ("10.0.0.2:5000",)),
     ):
-        peers.came(Member(number, 1, home, 4, addresses=addresses))
+        peers.came(Member(number, 1, host_id, 4, addresses=addresses))
     assert [peers.is_near(number) for number in (1, 2, 3)] == [True, False, False]

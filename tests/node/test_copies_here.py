@@ -68,12 +68,12 @@ class OneNode:
         self.engine = FakeEngine()
         node = SimpleNamespace(
             send_manager=self.said.append,
-            roster=SimpleNamespace(number_of=lambda home: None),
+            roster=SimpleNamespace(number_of=lambda host_id: None),
             imports=SimpleNamespace(local=lambda object_id: 7),
             config=SimpleNamespace(put_wait_s=10.0),
             client=SimpleNamespace(
                 number=1,
-                home=1001,
+                host_id=1001,
                 inspect=lambda oid: {"size": NBYTES},
                 state=lambda oid: self.state,
                 view=lambda oid: memoryview(bytes(NBYTES)),
@@ -99,7 +99,7 @@ class OneNode:
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(
                 by_number={0: None},
-                by_home={1000: SimpleNamespace(member=SimpleNamespace(node=2))},
+                by_host_id={1000: SimpleNamespace(member=SimpleNamespace(node=2))},
             ),
         )
         replicas = SimpleNamespace(
@@ -371,7 +371,7 @@ def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
         side.results, side.imports, side.exports, side.remote_objects, side.send, side.loop
     )
     payload, nbytes, expected = a_result(side)
-    object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
+    object_id = ids.pack_id(side.network.sides[0].host_id, 1 << 32 | 5)
     oid = replicas.expect(object_id, nbytes, (1,))
     ended: list[int] = []
     assert side.remote_objects.want(oid, lambda: ended.append(1))

@@ -23,8 +23,8 @@ def run_again(
     other: LossSide,
 ) -> None:
     """The runner dies, and another host has another value; one of them says nothing meanwhile."""
-    network.stopped.add((silent.home, sender.home))
-    sender.delegation.lose_runner(silent.home)
+    network.stopped.add((silent.host_id, sender.host_id))
+    sender.delegation.lose_runner(silent.host_id)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
@@ -38,7 +38,7 @@ def test_a_copy_of_which_is_heard_after_the_second_run(
 ) -> None:
     """What that run gave is told to nobody before all hosts have said what they have."""
     oid, runner = submit(network, BIG)
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, object_id)
     assert reader.remote_objects.want(reader.imports.by_object[object_id].oid, lambda: None)
@@ -64,7 +64,7 @@ def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender:
 def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender: LossSide) -> None:
     """They would go on with the bytes of the second value."""
     oid, runner = submit(network, BIG)
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     reader = next(side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, object_id)
     there = reader.imports.by_object[object_id].oid
@@ -90,17 +90,17 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     """It lives perhaps, and others may read from it: the manager decides before there is another
     value."""
     oid, runner = submit(network, BIG)
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, object_id)
     member = network.members[runner.number]
-    network.stopped |= {(runner.home, sender.home), (sender.home, runner.home)}
+    network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
     sender.missing[runner.number] = member
     sender.recovering.begin(member)
-    sender.delegation.lose_runner(runner.home)
-    sender.exports.lose_peer(runner.home)
+    sender.delegation.lose_runner(runner.host_id)
+    sender.exports.lose_peer(runner.host_id)
     sender.remote_objects.lose_node(runner.number)
-    sender.delegation.lose_runner(reader.home)
+    sender.delegation.lose_runner(reader.host_id)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
     assert run_one(network, BIG + 1) is other

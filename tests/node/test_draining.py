@@ -26,7 +26,7 @@ class World:
         self.loop = ManualLoop()
         self.headers: list[dict[str, Any]] = []
         self.sent: dict[int, int] = {}  # tasks, and when they were sent
-        self.guests: Any = mock.MagicMock(by_task={}, recall_all=lambda home: None)
+        self.guests: Any = mock.MagicMock(by_task={}, recall_all=lambda host_id: None)
         self.guest_oids: set[int] = set()
         self.guests.__contains__.side_effect = self.guest_oids.__contains__
         self.imported: dict[int, None] = {}
@@ -42,7 +42,7 @@ class World:
             remote_objects=None,
             imports=SimpleNamespace(by_oid=self.imported),
             roster=roster,
-            send_peer=lambda home, message: self.told.append((home, message)),
+            send_peer=lambda host_id, message: self.told.append((host_id, message)),
         )
         workers: Any = SimpleNamespace(all={WORKER: None})
         self.standing = True

@@ -28,7 +28,7 @@ LEASE_US = int(SILENCE_S * 1e6)
 LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)),)
 LAN = LanStart(
     key=b"k",
-    home=5,
+    host_id=5,
     host="h",
     peer_fd=-1,
     addresses=["10.0.0.5:1"],
@@ -127,7 +127,7 @@ class Stage:
         self.manager_calls: list[Callable[[Any], None]] = []
         self.life = Life(False)
         self.life.standing = True
-        client: Any = SimpleNamespace(number=1, home=5)
+        client: Any = SimpleNamespace(number=1, host_id=5)
         self.above = StageAbove()
         self.management = Management(self.loop, client, self.life, None, self.above)
         peers: Any = None  # the standby is at none of this host's addresses
@@ -395,7 +395,7 @@ def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
 @pytest.mark.parametrize("comes_at", [None, MANAGER_ABSENT_S / 2])
 def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | None) -> None:
     """Each time for as long."""
-    client: Any = SimpleNamespace(number=1, home=5)
+    client: Any = SimpleNamespace(number=1, host_id=5)
     life = Life(False)
     life.standing = True
     first = stage.open()
@@ -420,7 +420,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it has heard beats: a manager that cannot let it in ends its wait."""
-    client: Any = SimpleNamespace(number=1, home=5)
+    client: Any = SimpleNamespace(number=1, host_id=5)
     life, network = Life(False), stage.management.network
     first, second = stage.open(), stage.open()
     monkeypatch.setattr(stage.above, "joining", lambda lives: NodeJoined(5, lives, 1))

@@ -15,7 +15,7 @@ from hoplite_mp.protocol.peers import BeginActor
 from tests.node.actor_world import ActorNetwork
 from tests.node.manual_loop import ManualLoop
 
-HOME, NODE = 1001, 1
+HOST_ID, NODE = 1001, 1
 
 
 class Host:
@@ -27,11 +27,11 @@ class Host:
         self.refusals: list[str] = []
         host: Any = SimpleNamespace(
             imports=SimpleNamespace(by_oid={}),
-            client=SimpleNamespace(home=1000),
+            client=SimpleNamespace(host_id=1000),
             tasks=None,
-            roster=SimpleNamespace(by_number={NODE: SimpleNamespace(home=HOME)}, leaving=()),
+            roster=SimpleNamespace(by_number={NODE: SimpleNamespace(host_id=HOST_ID)}, leaving=()),
             reply=lambda slot, reply: self.replies.append(reply),
-            send_peer=lambda home, message: False,
+            send_peer=lambda host_id, message: False,
         )
         host.questions = Questions(ManualLoop(), host.roster, host.send_peer)
         actors: Any = SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16)
@@ -123,14 +123,14 @@ def test_a_host_that_leaves_waits_for_calls_to_its_own_actors(begun: bool) -> No
     host = Host()
     far, pool, other = host.far, 11, 12
     far.bound = {
-        pool: SimpleNamespace(home=HOME, ended=None),
-        other: SimpleNamespace(home=HOME + 2, ended=None),
+        pool: SimpleNamespace(host_id=HOST_ID, ended=None),
+        other: SimpleNamespace(host_id=HOST_ID + 2, ended=None),
     }
     far.client = SimpleNamespace(
         queued_in=lambda number, full: [] if begun or number != pool else [71]
     )
     far.tasks = SimpleNamespace(pool_of={71: pool}.__getitem__)
     far.delegation = SimpleNamespace(where={71: None} if begun else {})
-    assert [far.has_calls(HOME + more) for more in (-1, 0, 1, 2, 3)] == [
+    assert [far.has_calls(HOST_ID + more) for more in (-1, 0, 1, 2, 3)] == [
         False, True, False, False, False,
     ]  # fmt: skip

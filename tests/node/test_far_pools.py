@@ -27,7 +27,7 @@ from hoplite_mp.protocol.rounds import EndRound, OpenRound
 from tests.node.manual_loop import ManualLoop
 
 SLOT = 2  # of the process that asks
-FIRST, SECOND = 11, 22  # homes of nodes 1 and 2
+FIRST, SECOND = 11, 22  # host ids of nodes 1 and 2
 OTHERS = {FIRST: 1, SECOND: 2}
 
 
@@ -37,8 +37,8 @@ class World:
     def __init__(self) -> None:
         self.loop = ManualLoop()
         self.roster = Roster()
-        for home, number in OTHERS.items():
-            self.roster.add(Member(number, 1, home, 4))
+        for host_id, number in OTHERS.items():
+            self.roster.add(Member(number, 1, host_id, 4))
         self.sent: list[tuple[int, Any]] = []
         self.replies: list[Any] = []
         self.far: list[tuple[int, int, int, int, int]] = []
@@ -46,12 +46,12 @@ class World:
         common = Pool(0, 2, 1, workers={slot: WorkerInfo(slot, 0) for slot in (5, 6)})
         self.pools = {0: common}
         self.unread: list[Any] = []
-        self.asked: dict[int, int] = {}  # home -> the number of its question
+        self.asked: dict[int, int] = {}  # host id -> the number of its question
         self.questions = Questions(self.loop, self.roster, self.send)
         line: Any = SimpleNamespace(
             loop=self.loop,
             roster=self.roster,
-            client=SimpleNamespace(number=0, home=77),
+            client=SimpleNamespace(number=0, host_id=77),
             clients={SLOT: "line"},
             imports=None,
             tasks=None,
@@ -82,10 +82,10 @@ class World:
         self.requests = PoolRequests(line, requests, nobody, *rooms, nobody, above)
         self.rounds = Rounds(line, *rooms, above)
 
-    def send(self, home: int, message: Any) -> bool:
-        if home in self.roster.by_home:
-            self.sent.append((home, message))
-        return home in self.roster.by_home
+    def send(self, host_id: int, message: Any) -> bool:
+        if host_id in self.roster.by_host_id:
+            self.sent.append((host_id, message))
+        return host_id in self.roster.by_host_id
 
     def open(self, pool: Pool, descriptors: Any = None) -> bool:
         pool.number = len(self.pools)
@@ -98,33 +98,33 @@ class World:
             pool.closing = True
             self.rounds.forget(number)
 
-    def lose(self, home: int) -> None:
+    def lose(self, host_id: int) -> None:
         """As core/lan.py does."""
-        self.roster.remove(OTHERS[home])
-        del self.runners[home]
-        self.questions.lose_peer(home)
+        self.roster.remove(OTHERS[host_id])
+        del self.runners[host_id]
+        self.questions.lose_peer(host_id)
 
     def open_far(self, *, exact: bool = False) -> None:
         """The two other nodes are asked for 3 and 4 workers."""
         ask = OpenPool(1, 0, 0, [(1, 3), (2, 4)], exact)
         self.requests.open(SLOT, Request(1, 0, ask))
         found = self.taken()
-        assert [(home, ask.workers) for home, ask in found] == [(FIRST, 3), (SECOND, 4)]
+        assert [(host_id, ask.workers) for host_id, ask in found] == [(FIRST, 3), (SECOND, 4)]
         assert all(isinstance(ask, OpenFarPool) for _, ask in found)
-        self.asked = {home: ask.number for home, ask in found}
+        self.asked = {host_id: ask.number for host_id, ask in found}
 
     def open_round(self, timeout_s: float | None = None) -> None:
         """Likewise of a round, in which all workers take part."""
         self.rounds.open(SLOT, Request(1, 0, OpenRound([], timeout_s)))
-        self.asked = {home: ask.number for home, ask in self.taken()}
+        self.asked = {host_id: ask.number for host_id, ask in self.taken()}
 
-    def pool_opened(self, home: int, *about: Any) -> None:
+    def pool_opened(self, host_id: int, *about: Any) -> None:
         """That node answers."""
-        self.questions.answered(home, FarPoolOpened(self.asked[home], *about))
+        self.questions.answered(host_id, FarPoolOpened(self.asked[host_id], *about))
 
-    def round_opened(self, home: int, *about: Any) -> None:
+    def round_opened(self, host_id: int, *about: Any) -> None:
         """Likewise of a round."""
-        self.rounds.opened(home, FarRoundOpened(self.asked[home], *about))
+        self.rounds.opened(host_id, FarRoundOpened(self.asked[host_id], *about))
 
     def taken(self) -> list[tuple[int, Any]]:
         """What has been sent since this was asked last."""
@@ -227,8 +227,8 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     world.round_opened(SECOND, 9, 3)
     world.replies.clear()
     world.rounds.end(SLOT, Request(2, 0, EndRound(1)))
-    asked = {home: one for home, one in world.taken() if isinstance(one, EndFarRound)}
-    assert {home: one.pool for home, one in asked.items()} == {FIRST: 8, SECOND: 9}
+    asked = {host_id: one for host_id, one in world.taken() if isinstance(one, EndFarRound)}
+    assert {host_id: one.pool for host_id, one in asked.items()} == {FIRST: 8, SECOND: 9}
     world.questions.answered(FIRST, FarRoundEnded(asked[FIRST].number))
     assert not world.replies
     if ends == "answers":

@@ -24,7 +24,7 @@ from hoplite_mp.protocol.messages import (
 )
 from tests.protocol.samples import WHOLE
 
-HOME, OTHER_HOME, NUMBER, SLOT = 77, 78, 4, 9
+HOST_ID, OTHER_HOST_ID, NUMBER, SLOT = 77, 78, 4, 9
 MEMBERS = GroupMembers("g", 7, 0, 2, 1, 0, False, 1, (5, None), WHOLE)
 
 
@@ -39,7 +39,7 @@ class World:
         self.parked: list[int] = []
         host: Any = SimpleNamespace(
             client=SimpleNamespace(
-                home=HOME, number=NUMBER, client_info=lambda slot: {"generation": 3}
+                host_id=HOST_ID, number=NUMBER, client_info=lambda slot: {"generation": 3}
             ),
             tasks=SimpleNamespace(done=self.over.__contains__, park=self.park, unpark=self.unpark),
             send_manager=self.said.append,
@@ -122,7 +122,8 @@ def test_the_answer_for_a_process_that_has_died(world: World, joins: bool) -> No
 def test_tasks_that_members_wait_for(world: World) -> None:
     """Who is asked of again while one still runs waits with the first; each is told once."""
     ran, runs, returns, far = (
-        ids.pack_id(home, oid) for home, oid in ((HOME, 1), (HOME, 2), (HOME, 3), (OTHER_HOME, 1))
+        ids.pack_id(host_id, oid)
+        for host_id, oid in ((HOST_ID, 1), (HOST_ID, 2), (HOST_ID, 3), (OTHER_HOST_ID, 1))
     )
     world.over.update({1, 3})
     world.again.add(3)

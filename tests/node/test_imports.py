@@ -41,7 +41,7 @@ def clean(network: Network) -> None:
     """Nobody holds anything any more: nothing is kept anywhere."""
     network.pump()
     for side in network.sides:
-        if side.home in network.dead:
+        if side.host_id in network.dead:
             continue
         side.party.collect()
         network.pump()
@@ -78,7 +78,7 @@ def test_nobody_is_answered_before_the_owner_has_heard_of_it(
     object_id, mine = owner.put(1)
     found = away.hold(object_id)
     assert found == []
-    assert network.deliver(away.home, owner.home)
+    assert network.deliver(away.host_id, owner.host_id)
     del mine  # the importer's hold is counted now
     owner.party.collect()
     network.pump()
@@ -152,7 +152,7 @@ def test_let_go_before_the_answer_and_taken_again(
     object_id, mine = owner.put("x")
     for _ in range(5):
         found = away.hold(object_id)
-        network.deliver(away.home, owner.home)
+        network.deliver(away.host_id, owner.host_id)
         found.clear()
         again = away.hold(object_id)
         network.pump()

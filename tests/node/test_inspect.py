@@ -32,12 +32,12 @@ class World:
         self.replies: list[Any] = []
         self.lines: dict[int, Any] = {SLOT: "a line"}
         self.roster = Roster()
-        for number, home in ((1, OWNER), (2, OTHER)):
-            self.roster.add(Member(number, 1, home, 4))
+        for number, host_id in ((1, OWNER), (2, OTHER)):
+            self.roster.add(Member(number, 1, host_id, 4))
         self.questions = Questions(self.loop, self.roster, self.send)
         self.host: Any = SimpleNamespace(
             loop=self.loop,
-            client=SimpleNamespace(number=NUMBER, home=77),
+            client=SimpleNamespace(number=NUMBER, host_id=77),
             clients=self.lines,
             tasks=SimpleNamespace(name=lambda oid: "f", submitted_ns=lambda oid: 0),
             remote_objects=None,
@@ -49,8 +49,8 @@ class World:
             questions=self.questions,
         )
 
-    def send(self, home: int, message: Any) -> bool:
-        self.sent.append((home, message))
+    def send(self, host_id: int, message: Any) -> bool:
+        self.sent.append((host_id, message))
         return True
 
     def said(self) -> list[tuple[int, Any]]:
@@ -64,13 +64,13 @@ def test_a_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one() -> No
     tracing = Tracing(world.host, recording)
     tracing.asked(OWNER, TraceAsked(1, TRACE, "begin"))
     assert world.said() == [(OWNER, LookTold(1))]
-    for home, trace, data in (
+    for host_id, trace, data in (
         (OWNER, TRACE, b"events"),
         (OWNER, TRACE + 1, b""),
         (OTHER, TRACE, b""),
     ):
-        tracing.read(home, TraceRead(2, trace, 0))
-        assert world.said() == [(home, LookTold(2, data=data))]
+        tracing.read(host_id, TraceRead(2, trace, 0))
+        assert world.said() == [(host_id, LookTold(2, data=data))]
 
 
 def waits(world: World) -> Waits:
@@ -92,7 +92,7 @@ def test_a_dump_goes_to_the_process_that_has_asked(died: bool) -> None:
     room.look = lambda stacks, done: done(b"own")  # type: ignore[method-assign]
     room.ask(SLOT, Request(4, 0, Dump(False)))
     asked = dict(world.said())
-    assert asked == {home: DumpAsked(asked[home].number, False) for home in (OWNER, OTHER)}
+    assert asked == {host_id: DumpAsked(asked[host_id].number, False) for host_id in (OWNER, OTHER)}
     if died:
         world.lines[SLOT] = "another process"
     world.questions.answered(OWNER, LookTold(asked[OWNER].number, data=b"theirs"))
@@ -108,7 +108,7 @@ def test_calls_that_wait_for_an_actor_elsewhere() -> None:
     roster.add(Member(2, 1, OTHER, 4))
     far: Any = SimpleNamespace(
         client=SimpleNamespace(queued_counts=lambda: {10: 3, 11: 1}),
-        bound={pool: SimpleNamespace(home=OTHER, identity=pool) for pool in (10, 11, 12)},
+        bound={pool: SimpleNamespace(host_id=OTHER, identity=pool) for pool in (10, 11, 12)},
         delegation=SimpleNamespace(far={10: [], 12: []}),
         roster=roster,
         actors=SimpleNamespace(public=lambda identity: bytes([identity])),

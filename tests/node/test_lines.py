@@ -13,7 +13,7 @@ from hoplite_mp.node.output.subscriber import Subscriber
 from hoplite_mp.protocol import output as words
 from hoplite_mp.protocol.output import MARK_BYTES, bytes_of, mark
 
-HOME, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
+HOST_ID, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
 
 # -- lines out of bytes ------------------------------------------------------------------------
 
@@ -21,14 +21,16 @@ TEXTS = st.lists(
     st.one_of(
         st.sampled_from([0, ANNA, BERT]),
         st.binary(max_size=30),
-        st.sampled_from([b"\n", b"\0hoplite_mp ", mark(HOME + 1, ANNA), words.mark_head(HOME)]),
+        st.sampled_from(
+            [b"\n", b"\0hoplite_mp ", mark(HOST_ID + 1, ANNA), words.mark_head(HOST_ID)]
+        ),
     ),
     max_size=30,
 )
 
 
 def told(text: list[int | bytes]) -> bytes:
-    return b"".join(part if isinstance(part, bytes) else mark(HOME, part) for part in text)
+    return b"".join(part if isinstance(part, bytes) else mark(HOST_ID, part) for part in text)
 
 
 def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
@@ -56,12 +58,12 @@ def fed(lines: Lines, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
 def test_lines_find_their_audience_wherever_reads_end(
     text: list[int | bytes], cuts: list[int]
 ) -> None:
-    assert fed(Lines(HOME, 10_000), told(text), cuts) == said(text)
+    assert fed(Lines(HOST_ID, 10_000), told(text), cuts) == said(text)
 
 
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
 def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
-    lines = Lines(HOME, 7)
+    lines = Lines(HOST_ID, 7)
     found = fed(lines, told(text), cuts)
     assert all(len(line) <= 7 for _, line in found)
     joined: dict[int, bytes] = {}
@@ -74,7 +76,7 @@ def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list
 
 
 def test_what_is_kept_of_a_line_is_bounded() -> None:
-    lines = Lines(HOME, 1000)
+    lines = Lines(HOST_ID, 1000)
     count = 0
     for _ in range(100):
         count += sum(len(line) for _, run in lines.feed(b"x" * 997) for line in run)
@@ -83,7 +85,7 @@ def test_what_is_kept_of_a_line_is_bounded() -> None:
 
 
 def test_a_mark_is_one_write_that_is_not_torn() -> None:
-    assert len(mark(HOME, BERT)) == MARK_BYTES + 1 <= select.PIPE_BUF
+    assert len(mark(HOST_ID, BERT)) == MARK_BYTES + 1 <= select.PIPE_BUF
 
 
 # -- how long one waits for a driver -----------------------------------------------------------

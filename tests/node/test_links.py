@@ -74,7 +74,9 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     for index in range(2):
         other.cell((1, 1, index, 0), bytearray(b"x" * NBYTES), 0, NBYTES, True)
     node: Any = SimpleNamespace(
-        client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop(), NobodyAbove())
+        client=SimpleNamespace(host_id=1),
+        loop=ManualLoop(),
+        notes=Notes(ManualLoop(), NobodyAbove()),
     )
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
@@ -126,7 +128,9 @@ def test_a_later_plan_s_pull_replaces_one_that_waits_for_a_connection(found: str
         call=lambda member, role, done: called.append(done),
     )
     node: Any = SimpleNamespace(
-        client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop(), NobodyAbove())
+        client=SimpleNamespace(host_id=1),
+        loop=ManualLoop(),
+        notes=Notes(ManualLoop(), NobodyAbove()),
     )
     engine: Any = Recorder()
     links = Links(node, peers, engine)

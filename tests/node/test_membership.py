@@ -24,17 +24,17 @@ class World:
         self.replies: list[Any] = []
         host: Any = SimpleNamespace(
             loop=self.loop,
-            client=SimpleNamespace(number=0, home=77),
+            client=SimpleNamespace(number=0, host_id=77),
             store=None,
             roster=Roster(),
-            send_peer=lambda home, message: self.sent.append((home, message)),
+            send_peer=lambda host_id, message: self.sent.append((host_id, message)),
             reply=lambda slot, reply: self.replies.append(reply.value),
         )
         start: Any = SimpleNamespace(cluster=b"", certificate=None)
         nobody: Any = None
         self.membership = Membership(host, nobody, nobody, 2, start)
-        for home, number in OTHERS.items():
-            member = Member(number, 1, home, 4, host=f"host {number}")
+        for host_id, number in OTHERS.items():
+            member = Member(number, 1, host_id, 4, host=f"host {number}")
             host.roster.add(member)
             self.membership.came(member)
 
@@ -50,7 +50,7 @@ def test_others_are_told_when_the_workers_are_other_ones_than_they_know() -> Non
     for count, told in ((2, False), (3, True), (3, False), (2, True), (2, False)):
         world.sent.clear()
         world.membership.workers_are(count)
-        assert world.sent == [(home, WorkersNow(count)) for home in OTHERS if told]
+        assert world.sent == [(host_id, WorkersNow(count)) for host_id in OTHERS if told]
 
 
 def test_a_node_that_leaves_says_nothing_of_its_workers() -> None:

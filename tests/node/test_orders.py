@@ -17,7 +17,7 @@ OBJECTS = [bytes([255 - at]) * 16 for at in range(40)]
 def test_copies_are_reported_in_the_order_in_which_they_came() -> None:
     room: Any = SimpleNamespace(
         client=SimpleNamespace(
-            number=1, home=1000, inspect=lambda oid: {"size": 8}
+            number=1, host_id=1000, inspect=lambda oid: {"size": 8}
         ),
         imports=SimpleNamespace(local=lambda object_id: 7),
         remote_objects={},

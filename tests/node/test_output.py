@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATIENCE_S = 60.0
-HOME, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
+HOST_ID, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
 
 # -- pipes and sockets -------------------------------------------------------------------------
 
@@ -39,11 +39,11 @@ HOME, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
 class Side:
     """The output of one node, and its driver; messages to others lie in `sent`."""
 
-    def __init__(self, home: int, number: int, patience_s: float | None = None) -> None:
-        self.home, self.number = home, number
+    def __init__(self, host_id: int, number: int, patience_s: float | None = None) -> None:
+        self.host_id, self.number = host_id, number
         self.driver, end = socket.socketpair()
         self.loop = EpollLoop()
-        self.output = Output(end, Config(), home, lambda: number, self.loop, patience_s, self)
+        self.output = Output(end, Config(), host_id, lambda: number, self.loop, patience_s, self)
         self.ended: list[int] = []
         self.data = b""
         self.sent: deque[tuple[int, bytes]] = deque()
@@ -57,10 +57,10 @@ class Side:
             self.busy.__contains__,
         )
 
-    def send(self, home: int, message: PeerMessage) -> bool:
-        if home in self.numbers:
-            self.sent.append((home, encode(message)))  # type: ignore[arg-type]
-        return home in self.numbers
+    def send(self, host_id: int, message: PeerMessage) -> bool:
+        if host_id in self.numbers:
+            self.sent.append((host_id, encode(message)))  # type: ignore[arg-type]
+        return host_id in self.numbers
 
     def take(self, peer: int, message: Any) -> None:
         match message:
@@ -73,8 +73,8 @@ class Side:
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
 
-    def far_subscriber(self, home: int) -> Any:
-        return self.far.subscriber(home)
+    def far_subscriber(self, audience: int) -> Any:
+        return self.far.subscriber(audience)
 
     def worker(self, slot: int, audience: int = 0) -> Pipes:
         return Pipes(self, slot, audience)
@@ -127,7 +127,7 @@ class Pipes:
 
     def turn_to(self, audience: int) -> None:
         for fd in self.writes:
-            os.write(fd, mark(self.side.home, audience))
+            os.write(fd, mark(self.side.host_id, audience))
 
     def die(self) -> None:
         for fd in self.writes:
@@ -141,9 +141,11 @@ def sides() -> Iterator[Callable[..., list[Side]]]:
     made: list[Side] = []
 
     def make(count: int, patience_s: float | None = None) -> list[Side]:
-        made.extend(Side(HOME + (n << 20), n, patience_s) for n in range(count))
+        made.extend(Side(HOST_ID + (n << 20), n, patience_s) for n in range(count))
         for side in made:
-            side.numbers.update({other.home: other.number for other in made if other is not side})
+            side.numbers.update(
+                {other.host_id: other.number for other in made if other is not side}
+            )
         return made
 
     yield make
@@ -152,21 +154,23 @@ def sides() -> Iterator[Callable[..., list[Side]]]:
 
 
 def pump(sides: list[Side], rounds: int = 20) -> None:
-    decoders = {side.home: Decoder(PeerMessage) for side in sides}
+    decoders = {side.host_id: Decoder(PeerMessage) for side in sides}
     for _ in range(rounds):
         for side in sides:
             side.turn()
             while side.sent:
-                home, frame = side.sent.popleft()
-                (message,) = decoders[home].feed(frame)
-                next(other for other in sides if other.home == home).take(side.home, message)
+                host_id, frame = side.sent.popleft()
+                (message,) = decoders[host_id].feed(frame)
+                next(other for other in sides if other.host_id == host_id).take(
+                    side.host_id, message
+                )
 
 
 def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
     first, second = both = sides(2)
     worker = first.worker(5)
     worker.write(b"mine\nmine to")
-    worker.turn_to(second.home)
+    worker.turn_to(second.host_id)
     worker.write(b"yours\n")
     worker.write(b"problem\n", 2)
     worker.turn_to(0)
@@ -188,7 +192,7 @@ def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
 def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> None:
     """Pipes fill up, and everything comes in order when it reads at last."""
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.home)
+    worker = first.worker(3, audience=second.host_id)
     line = b"%09d" + b"x" * 90 + b"\n"
     written, more = b"", b""
     number = idle = 0
@@ -199,7 +203,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
         number += not more
         idle = 0 if count else idle + 1
         pump(both, 1)
-    waits = first.far.subscribers[second.home].waiting
+    waits = first.far.subscribers[second.host_id].waiting
     assert waits >= words.FAR_BYTES_MAX
     # Beyond that: two pieces of one read, the pipe, and what the kernel gives the socket.
     assert len(written) < words.FAR_BYTES_MAX + (1 << 19)
@@ -218,15 +222,17 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
 def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
     """One pipe has lines for two drivers, the first of which does not read."""
     first, second, third = everybody = sides(3, patience_s=0.05)
-    worker = first.worker(3, audience=second.home)
+    worker = first.worker(3, audience=second.host_id)
     written = 0
     deadline = time.monotonic() + PATIENCE_S
-    while not (second.home in first.far.subscribers and first.far.subscribers[second.home].deaf):
+    while not (
+        second.host_id in first.far.subscribers and first.far.subscribers[second.host_id].deaf
+    ):
         assert time.monotonic() < deadline
         written += worker.write(b"to deaf ears\n" * 100) // 13  # all of them, or none
         pump(everybody, 1)
     assert not first.output.held
-    worker.turn_to(third.home)
+    worker.turn_to(third.host_id)
     worker.write(b"who listens\n")
     pump(everybody)
     assert third.read() == [(1, "worker 3@h0", b"who listens")]
@@ -244,16 +250,16 @@ def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
 def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
     """Also of a host that only the first one knows to have run tasks of this driver."""
     first, second, third = everybody = sides(3)
-    one, two = first.worker(3, audience=third.home), second.worker(4, audience=third.home)
-    first.far.sent_on(third.home, second.home)
-    first.far.sent_on(third.home, third.home)  # some go back to where they come from
-    first.far.sent_on(ANNA, second.home)  # gone
-    assert list(first.far.others) == [third.home]
+    one, two = first.worker(3, audience=third.host_id), second.worker(4, audience=third.host_id)
+    first.far.sent_on(third.host_id, second.host_id)
+    first.far.sent_on(third.host_id, third.host_id)  # some go back to where they come from
+    first.far.sent_on(ANNA, second.host_id)  # gone
+    assert list(first.far.others) == [third.host_id]
     one.write(b"no end")
     two.write(b"none here either", 2)
     pump(everybody)
     assert third.read() == []
-    third.far.ask_last_lines([first.home])
+    third.far.ask_last_lines([first.host_id])
     assert not third.far.quiet
     pump(everybody)
     assert third.far.quiet
@@ -267,12 +273,12 @@ def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
 
 def test_last_lines_wait_for_room(sides: Any) -> None:
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.home)
+    worker = first.worker(3, audience=second.host_id)
     for _ in range(100):
         worker.write(b"y" * 8191 + b"\n")
         pump(both, 1)
     assert first.output.held
-    second.far.ask_last_lines([first.home])
+    second.far.ask_last_lines([first.host_id])
     pump(both)
     assert not second.far.quiet
     deadline = time.monotonic() + PATIENCE_S
@@ -287,7 +293,7 @@ def test_last_lines_wait_for_room(sides: Any) -> None:
 def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
     """A worker without a task speaks to its own host then; one with a task is still the dead's."""
     first, second = both = sides(2)
-    idle, runs = first.worker(3, audience=second.home), first.worker(4, audience=second.home)
+    idle, runs = first.worker(3, audience=second.host_id), first.worker(4, audience=second.host_id)
     first.busy.add(4)
     for worker in (idle, runs):
         worker.write(b"for the dead\nand the rest")
@@ -295,8 +301,8 @@ def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
         while worker.write(b"z" * 4095 + b"\n"):
             pump(both, 1)
     assert len(first.output.held) == 2
-    del first.numbers[second.home]
-    first.far.lose_peer(second.home)
+    del first.numbers[second.host_id]
+    first.far.lose_peer(second.host_id)
     assert not first.output.held
     idle.write(b"to myself\n")
     runs.write(b"to nobody\n")
@@ -338,7 +344,7 @@ def test_everything_of_a_full_pipe_is_caught_up_with(sides: Any) -> None:
     import fcntl
 
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.home)
+    worker = first.worker(3, audience=second.host_id)
     fcntl.fcntl(worker.writes[0], fcntl.F_SETPIPE_SZ, DRAIN_BYTES_MAX // 4)
     count = 0
     while worker.write(b"v" * 1023 + b"\n"):
@@ -359,7 +365,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
     def speak() -> None:
         os.dup2(write, 1)
         os.dup2(write, 2)
-        voice = Voice(HOME, 0)
+        voice = Voice(HOST_ID, 0)
         os.write(1, b"mine\nhalf")
         voice.turn_to(0)  # no news
         voice.turn_to(ANNA)
@@ -374,8 +380,8 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         data += piece
     os.close(read)
     assert ended(pid) == 0
-    assert data == (b"mine\nhalf" + 2 * mark(HOME, ANNA) + 2 * mark(HOME, BERT) + b"yours\n")
-    runs = fed(Lines(HOME, 100), data, [])
+    assert data == (b"mine\nhalf" + 2 * mark(HOST_ID, ANNA) + 2 * mark(HOST_ID, BERT) + b"yours\n")
+    runs = fed(Lines(HOST_ID, 100), data, [])
     assert runs == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
 
 
@@ -403,7 +409,7 @@ def test_the_longest_line_travels_in_one_message() -> None:
     longest = Config(output_line_bytes_max=words.LINE_BYTES_MAX)
     with pytest.raises(ConfigError):
         Config(output_line_bytes_max=words.LINE_BYTES_MAX + 1)
-    lines = Lines(HOME, longest.output_line_bytes_max)
+    lines = Lines(HOST_ID, longest.output_line_bytes_max)
     lines.feed(b"x" * words.LINE_BYTES_MAX)
     ((_, found),) = lines.feed(b"\n" * 65536)
     assert len(encode(Printed(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]

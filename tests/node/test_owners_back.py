@@ -52,7 +52,7 @@ def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, me
     for side, hold in ((reader, found[0]), (other, known)):
         assert (side.read(hold) == BIG).all()
     importers = owner.exports.exports[owner.imports.own(object_id)].importers
-    assert {peer for peer, _ in importers} == {reader.home, other.home}
+    assert {peer for peer, _ in importers} == {reader.host_id, other.host_id}
     found.clear()
     del hold, known, mine
     clean(network)
@@ -63,7 +63,7 @@ def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNet
     owner, reader, runner, _ = network.living
     oid = owner.submit()
     (hold,) = away_hold(network, reader, owner.imports.public(oid))
-    owner.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()

@@ -59,7 +59,7 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
     network.settle()
     assert receiver.node.state(there) == STATE["SEALED"]
     at = keeper.imports.own(object_id)
-    assert asked or keeper.exports.exports[at].copies == {receiver.home}
+    assert asked or keeper.exports.exports[at].copies == {receiver.host_id}
     if asked:
         assert (receiver.read(found[0]) == BIG).all()
         found.clear()
@@ -137,7 +137,7 @@ def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     network.settle()
     late.keep(object_id, keeper)
     network.settle()
-    assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.home}
+    assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.host_id}
     del hold, mine
     clean(network)
     assert not network.planner.owners.named

@@ -139,10 +139,10 @@ def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
 def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done: bool) -> None:
     """A process waits with a header of its own; the task then runs under another one."""
     owner, runner, other, _ = network.living
-    task = ids.pack_id(owner.home, owner.submit())
+    task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, other, task)
-    owner.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     oid = runner.take_task()
     assert oid
@@ -173,10 +173,10 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
 def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     """Both headers follow: the one that is waited with, and that of the task's result."""
     owner, reader, runner, _ = network.living
-    task = ids.pack_id(owner.home, owner.submit())
+    task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    owner.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()
@@ -196,15 +196,15 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
 def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     """The task goes back, and somebody asks before its header here has gone."""
     owner, runner, reader, _ = network.living
-    task = ids.pack_id(owner.home, owner.submit())
+    task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    owner.delegation.set_runner(runner.home, runner.number, 1)
+    owner.delegation.set_runner(runner.host_id, runner.number, 1)
     network.pump()
-    runner.guests.recall(owner.home, [task])
+    runner.guests.recall(owner.host_id, [task])
     found = runner.hold(task)
-    owner.delegation.lose_runner(runner.home)
-    owner.delegation.set_runner(reader.home, reader.number, 1)
+    owner.delegation.lose_runner(runner.host_id)
+    owner.delegation.set_runner(reader.host_id, reader.number, 1)
     network.pump()
     assert found[0].oid != waits.oid
     assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
@@ -292,7 +292,7 @@ def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
     network.settle()
     assert found, "nobody has answered"
     counted = keeper.exports.exports[keeper.imports.own(object_id)].importers
-    assert len([one for one in counted if one[0] == late.home]) == 1
+    assert len([one for one in counted if one[0] == late.host_id]) == 1
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     assert (late.read(hold) == BIG).all()
@@ -470,14 +470,18 @@ def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
     send = room.send
 
     def breaks(to: int, message: Any) -> bool:
-        if to == first.home and to not in network.dead and isinstance(message, (Acquire, Release)):
+        if (
+            to == first.host_id
+            and to not in network.dead
+            and isinstance(message, (Acquire, Release))
+        ):
             network.notice(first)
         return send(to, message)
 
     room.send = breaks
     network.say([one for one in held if one[0] == reader.number])
     room.send = send
-    if first.home not in network.dead:
+    if first.host_id not in network.dead:
         network.notice(first)
     network.to_manager(NodeLost(first.number, 0))
     network.report(first)

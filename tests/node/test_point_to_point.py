@@ -24,9 +24,9 @@ class World:
     def __init__(self) -> None:
         self.taken: list[int] = []
         host: Any = mock.Mock()
-        host.client = SimpleNamespace(number=ME, home=77, state=lambda oid: STATE["SEALED"])
-        host.roster = SimpleNamespace(by_number={OTHER: SimpleNamespace(home=78)})
-        host.send_peer = lambda home, message: self.taken.append(message.number)
+        host.client = SimpleNamespace(number=ME, host_id=77, state=lambda oid: STATE["SEALED"])
+        host.roster = SimpleNamespace(by_number={OTHER: SimpleNamespace(host_id=78)})
+        host.send_peer = lambda host_id, message: self.taken.append(message.number)
         hold = SimpleNamespace(oid=1)
         host.imports.ask = lambda wanted, held: held([hold for _ in wanted])
         host.remote_objects = {}

@@ -27,15 +27,15 @@ class Network:
         self.questions = Questions(self.loop, roster, self.send)
         self.probing = Probing(lambda: 9, self.questions, self.told.append)
 
-    def send(self, home: int, message: object) -> bool:
+    def send(self, host_id: int, message: object) -> bool:
         assert isinstance(message, Probe)
-        self.sent.append((home, message))
+        self.sent.append((host_id, message))
         return True
 
     def answer(self, after_s: float) -> None:
-        (home, probe), *self.sent = self.sent
+        (host_id, probe), *self.sent = self.sent
         self.loop.pass_time(after_s)
-        self.questions.answered(home, Probed(probe.number))
+        self.questions.answered(host_id, Probed(probe.number))
 
 
 def test_the_quickest_counts_but_not_the_first() -> None:
@@ -53,7 +53,7 @@ def test_the_quickest_counts_but_not_the_first() -> None:
 def test_some_are_asked_each_by_itself() -> None:
     network = Network()
     network.probing.begin([member(n) for n in range(1, 30)])
-    assert [home for home, _ in network.sent] == [1000 + n for n in range(30 - PEERS_MAX, 30)]
+    assert [host_id for host_id, _ in network.sent] == [1000 + n for n in range(30 - PEERS_MAX, 30)]
     while network.sent:
         network.answer(1e-3)
     assert len(network.told) == PEERS_MAX

@@ -17,19 +17,19 @@ from tests.node.manual_loop import ManualLoop
 class Node:
     """What a node does for questions."""
 
-    def __init__(self, homes: set[int]) -> None:
-        self.homes = homes
+    def __init__(self, host_ids: set[int]) -> None:
+        self.host_ids = host_ids
         self.sent: list[tuple[int, Any]] = []
         self.loop = ManualLoop()
         self.questions = Questions(self.loop, self, self.send)  # type: ignore[arg-type]
 
-    def number_of(self, home: int) -> int | None:
-        return 10 * home if home in self.homes else None
+    def number_of(self, host_id: int) -> int | None:
+        return 10 * host_id if host_id in self.host_ids else None
 
-    def send(self, home: int, message: Any) -> bool:
-        if home in self.homes:
-            self.sent.append((home, message))
-        return home in self.homes
+    def send(self, host_id: int, message: Any) -> bool:
+        if host_id in self.host_ids:
+            self.sent.append((host_id, message))
+        return host_id in self.host_ids
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
     assert not found
     assert questions.answered(1, LookTold(asked.number, 6))
     (answers,) = found
-    assert {home: (a.node, a.message.value) for home, a in answers.items()} == {
+    assert {host_id: (a.node, a.message.value) for host_id, a in answers.items()} == {
         1: (10, 6), 2: (20, 7),
     }  # fmt: skip
     assert all(a.asked_ns <= a.came_ns for a in answers.values())
@@ -65,9 +65,9 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
 def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -> None:
     """Each may be asked something of its own, and who answers late is told apart."""
     found: list[dict[int, Any]] = []
-    makes = {home: partial(TraceRead, trace=7, offset=home) for home in (1, 2)}
+    makes = {host_id: partial(TraceRead, trace=7, offset=host_id) for host_id in (1, 2)}
     questions.ask_each(makes, found.append)
-    assert [(home, ask.offset) for home, ask in node.sent] == [(1, 1), (2, 2)]
+    assert [(host_id, ask.offset) for host_id, ask in node.sent] == [(1, 1), (2, 2)]
     (_, first), (_, second) = node.sent
     assert questions.answered(1, LookTold(first.number))
     assert not questions.answered(1, LookTold(first.number))
@@ -79,7 +79,7 @@ def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -
 
 def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
+    questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has host id 9
     questions.answered(1, LookTold(node.sent[0][1].number))
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
@@ -97,9 +97,9 @@ def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Question
 def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
     """Without a deadline it is waited for as long as it lives."""
     found: list[Any] = []
-    for home in (1, 2, 9):
-        questions.ask(home, ClockAsked, found.append)
-    assert found == [None]  # nobody has home 9
+    for host_id in (1, 2, 9):
+        questions.ask(host_id, ClockAsked, found.append)
+    assert found == [None]  # nobody has host id 9
     node.loop.pass_time(1000.0)
     (_, asked), _ = node.sent
     questions.answered(1, LookTold(asked.number, 7))
@@ -115,10 +115,10 @@ def test_the_host_is_lost_while_it_is_asked(node: Node, questions: Questions) ->
     found: list[dict[int, Any]] = []
     send = questions.send
 
-    def break_first(home: int, message: Any) -> bool:
-        if home == 1:
-            questions.lose_peer(home)
-        return send(home, message) and home != 1
+    def break_first(host_id: int, message: Any) -> bool:
+        if host_id == 1:
+            questions.lose_peer(host_id)
+        return send(host_id, message) and host_id != 1
 
     questions.send = break_first
     questions.ask_all([1, 2], ClockAsked, found.append)

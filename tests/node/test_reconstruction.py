@@ -26,7 +26,7 @@ def network() -> Iterator[LossNetwork]:
     """Host 0 sends; hosts 1 to 3 have a worker each."""
     made = LossNetwork(4)
     for side in made.sides[1:]:
-        made.sides[0].delegation.set_runner(side.home, side.number, 1)
+        made.sides[0].delegation.set_runner(side.host_id, side.number, 1)
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def sender(network: LossNetwork) -> LossSide:
 
 def ref(side: LossSide, oid: int) -> ObjectRef[Any]:
     """As a Future's `.ref`."""
-    return ObjectRef(ids.pack_id(side.home, oid), side.party.hold(oid))
+    return ObjectRef(ids.pack_id(side.host_id, oid), side.party.hold(oid))
 
 
 def run_one(network: LossNetwork, value: Any) -> LossSide | None:
@@ -180,7 +180,7 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
 ) -> None:
     """Wherever it runs: Groups must not take it for a task of which they have never heard."""
     oid, runner = submit(network, BIG)
-    target = ids.pack_id(sender.home, oid)
+    target = ids.pack_id(sender.host_id, oid)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
@@ -326,8 +326,8 @@ def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: 
     """A reader elsewhere knew the size of the first one."""
     oid, runner = submit(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
-    there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
+    (hold,) = away_hold(network, reader, ids.pack_id(sender.host_id, oid))
+    there = reader.imports.by_object[ids.pack_id(sender.host_id, oid)].oid
     network.lose(runner)
     assert reader.remote_objects.want(there, lambda: None)
     network.settle(2)
@@ -367,7 +367,7 @@ def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide
 def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: LossSide) -> None:
     """A worker of this host has made it: its node learns of it by the block for a big result."""
     for side in network.living[1:]:
-        sender.delegation.lose_runner(side.home)
+        sender.delegation.lose_runner(side.host_id)
     near = sender.submit()
     task = sender.take_task()
     assert task == near
@@ -378,7 +378,7 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
     network.pump()
     drop_arguments(sender, near)
     for side in network.living[1:]:
-        sender.delegation.set_runner(side.home, side.number, 1)
+        sender.delegation.set_runner(side.host_id, side.number, 1)
     oid, runner = submit(network, BIG * 2, ref(sender, near))
     forget(sender, near)
     assert len(sender.store.leases) == 1

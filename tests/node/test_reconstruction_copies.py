@@ -31,7 +31,7 @@ def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
     Release of the task's header is not the end of that copy, and a value that others have read must
     not be made a second time."""
     oid = sender.submit()
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     holds = {side: side.hold(object_id) for side in network.living[1:]}
     runner = run_one(network, BIG)
     assert runner is not None
@@ -54,8 +54,8 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
     """The task has been run again meanwhile, and gave another value: there is one all the same."""
     oid, runner = submit(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
-    there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
+    (hold,) = away_hold(network, reader, ids.pack_id(sender.host_id, oid))
+    there = reader.imports.by_object[ids.pack_id(sender.host_id, oid)].oid
     assert reader.remote_objects.want(there, lambda: None)
     reader.bring()
     network.lose(runner)
@@ -72,7 +72,7 @@ def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
     """It knows the result by a ref; its owner has it made again, once for all."""
     oid, runner = submit(network, BIG)
     readers = [side for side in network.living[1:] if side is not runner]
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     holds = {side.number: away_hold(network, side, object_id)[0] for side in readers}
     network.lose(runner)
     for side in readers:
@@ -93,7 +93,7 @@ def test_a_copy_elsewhere_is_found_before_anything_is_run(
     network: LossNetwork, sender: LossSide
 ) -> None:
     oid, runner = submit(network, BIG)
-    object_id = ids.pack_id(sender.home, oid)
+    object_id = ids.pack_id(sender.host_id, oid)
     other = next(side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, other, object_id)
     assert (other.read(hold) == BIG).all()
@@ -115,7 +115,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
     reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
     reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
-    one: Any = SimpleNamespace(owner=network.sides[1].home)
+    one: Any = SimpleNamespace(owner=network.sides[1].host_id)
     for times in range(ASKS_MAX):
         now = loop.time
         reconstruction._ask_owner(oid, one)

@@ -14,7 +14,7 @@ from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
 from tests.node.manual_loop import ManualLoop
 
-FAR = 1009  # the home of the node that cannot be reached
+FAR = 1009  # the host id of the node that cannot be reached
 
 
 def member(node: int) -> Member:
@@ -40,10 +40,10 @@ class Side:
         host: Any = SimpleNamespace(loop=self.loop, roster=self.roster, questions=self.questions)
         self.relays = Relays(host, connections, self)
 
-    def send(self, home: int, message: Any) -> bool:
-        if home in self.roster.by_home:
-            self.sent.append((home, message))
-        return home in self.roster.by_home
+    def send(self, host_id: int, message: Any) -> bool:
+        if host_id in self.roster.by_host_id:
+            self.sent.append((host_id, message))
+        return host_id in self.roster.by_host_id
 
     def is_member(self, host: str) -> bool:
         return True
@@ -53,19 +53,19 @@ class Side:
         return SimpleNamespace(port=self.lent[-1], close=self.lent.clear)
 
     def find(self) -> None:
-        self.relays.find(self.roster.by_home[FAR], self.found.append)
+        self.relays.find(self.roster.by_host_id[FAR], self.found.append)
 
     def answer(self, port: int) -> int:
         """Of the one that was asked last."""
-        home, asked = self.sent[-1]
+        host_id, asked = self.sent[-1]
         assert asked == RelayAsked(asked.number, FAR)
-        self.questions.answered(home, RelayOpened(asked.number, port))
-        return home
+        self.questions.answered(host_id, RelayOpened(asked.number, port))
+        return host_id
 
-    def lose(self, home: int) -> None:
-        self.roster.remove(home - 1000)
-        self.relays.lose_peer(home)
-        self.questions.lose_peer(home)
+    def lose(self, host_id: int) -> None:
+        self.roster.remove(host_id - 1000)
+        self.relays.lose_peer(host_id)
+        self.questions.lose_peer(host_id)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def side() -> Side:
 def test_the_second_one_has_a_way(side: Side) -> None:
     side.find()
     side.find()  # somebody else waits for the same way
-    assert [home for home, _ in side.sent] == [1001]
+    assert [host_id for host_id, _ in side.sent] == [1001]
     side.answer(0)
     assert side.answer(7001) == 1002
     assert side.found[0] == side.found[1] == side.relays.way(FAR)

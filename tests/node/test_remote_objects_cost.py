@@ -48,7 +48,7 @@ def test_what_was_freed_or_deleted_is_dropped_and_nothing_else_looked_at(network
     oids = [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(OBJECTS)]
     for oid in oids:
         assert side.node.finish_elsewhere(oid, 1000, False)
-        remote_objects.add(oid, ids.pack_id(side.home, oid), 1000, (1,), b"")
+        remote_objects.add(oid, ids.pack_id(side.host_id, oid), 1000, (1,), b"")
         remote_objects.by_oid[oid].released = lambda oid=oid: released.append(oid)
     counted = Counted(remote_objects.client)
     remote_objects.client = counted  # type: ignore[assignment]

@@ -24,9 +24,11 @@ def test_tasks_that_wait_for_a_worker_here_are_counted(idle: int) -> None:
             (OTHER, "CLAIMED"),
         ]
         resources: Any = SimpleNamespace(
-            client=SimpleNamespace(home=OWN, state=lambda oid, about=about: STATE[about[oid][1]]),
+            client=SimpleNamespace(
+                host_id=OWN, state=lambda oid, about=about: STATE[about[oid][1]]
+            ),
             workers=SimpleNamespace(pools={}),
-            held={oid: SimpleNamespace(home=home) for oid, (home, _) in enumerate(about)},
+            held={oid: SimpleNamespace(host_id=host_id) for oid, (host_id, _) in enumerate(about)},
             tasks=SimpleNamespace(idle=lambda pool: idle),
         )
         wanted = None if waits >= idle + AHEAD_TASKS else waits < idle

@@ -38,9 +38,9 @@ class Node:
         self.engine = mock.Mock()
         self.links = mock.Mock(engine=self.engine, tls=False)
         context = mock.Mock(client=self.host.node, tasks=self.host.node_tasks, clients={SLOT: None})
-        context.roster.by_number = {n: mock.Mock(home=n) for n in (OTHER, GONE)}
+        context.roster.by_number = {n: mock.Mock(host_id=n) for n in (OTHER, GONE)}
         self.sent: list[Any] = []
-        context.send_peer = lambda home, message: self.sent.append((home, message))
+        context.send_peer = lambda host_id, message: self.sent.append((host_id, message))
         results = mock.Mock()
         results.commit.return_value = 1, []
         results.pin.return_value = []

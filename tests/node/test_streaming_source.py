@@ -20,7 +20,7 @@ class FakeStore:
 
 
 class FakeClient:
-    home = 5
+    host_id = 5
 
     def __init__(self) -> None:
         self.given_back: list[int] = []

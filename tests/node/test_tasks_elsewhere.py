@@ -23,7 +23,7 @@ def network() -> Iterator[Network]:
     """Host 0 sends; hosts 1 and 2 have two workers each."""
     made = Network(3)
     for side in made.sides[1:]:
-        made.sides[0].delegation.set_runner(side.home, side.number, 2)
+        made.sides[0].delegation.set_runner(side.host_id, side.number, 2)
     yield made
     made.close()
 
@@ -33,14 +33,14 @@ def value(side: Side, oid: int) -> Any:
 
 
 def runner_of(network: Network, oid: int) -> Side:
-    return network.by_home[network.sides[0].delegation.where[oid].home]
+    return network.by_host_id[network.sides[0].delegation.where[oid].host_id]
 
 
 def done(network: Network) -> None:
     network.sides[0].sent.clear()
     clean(network)
     for side in network.sides:
-        if side.home in network.dead:
+        if side.host_id in network.dead:
             continue
         assert not side.guests.by_task
         assert not side.delegation.where
@@ -82,31 +82,35 @@ def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) ->
 
 
 def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
-    """The audience travels along, home is 0 at home, and lines go before the task's end."""
+    """The audience travels along, is 0 on its own host, and lines go before the task's end."""
     first, second, third = network.sides
-    second.delegation.set_runner(third.home, third.number, 2)
-    second.delegation.set_runner(first.home, first.number, 2)
+    second.delegation.set_runner(third.host_id, third.number, 2)
+    second.delegation.set_runner(first.host_id, first.number, 2)
     events: list[Any] = []
     third.upward.task_ends = lambda slot: events.append(
         (
             slot,
-            [line for line, waiting in network.lines.items() if line[0] == third.home and waiting],
+            [
+                line
+                for line, waiting in network.lines.items()
+                if line[0] == third.host_id and waiting
+            ],
         )
     )
-    second.upward.sends_on = lambda audience, home: events.append((audience, home))
+    second.upward.sends_on = lambda audience, host_id: events.append((audience, host_id))
     outer = first.submit()
     network.pump()
     runner = runner_of(network, outer)
     assert runner is second
     task = runner.take_task()
-    assert runner.tasks.audience(task) == first.home
-    inner = [second.submit(audience=first.home) for _ in range(2)]
+    assert runner.tasks.audience(task) == first.host_id
+    inner = [second.submit(audience=first.host_id) for _ in range(2)]
     network.pump()
-    assert sorted(events) == sorted((first.home, side.home) for side in (first, third))
+    assert sorted(events) == sorted((first.host_id, side.host_id) for side in (first, third))
     events.clear()
     assert first.tasks.audience(first.take_task()) == 0
     task_of_third = third.take_task()
-    assert third.tasks.audience(task_of_third) == first.home
+    assert third.tasks.audience(task_of_third) == first.host_id
     third.answer(task_of_third, "ended")
     third.look()
     assert events == [(third.party.slot, [])]
@@ -281,7 +285,7 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     network.pump()
     running = {runner.number: runner.take_task() for runner in network.sides[1:]}
     for runner in network.sides[1:]:
-        known = sender.delegation.runners[runner.home]
+        known = sender.delegation.runners[runner.host_id]
         known.workers = 0  # so that it is not sent again
         sender.delegation.recall(known, 1 << 10)
     network.pump()
@@ -302,13 +306,13 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     """A process of that host has got the ref before: the task is not cancelled for it, and its hold
     keeps the result, though its sender's process drops the ref (`dropped`)."""
     sender, runner = network.sides[:2]
-    sender.delegation.runners[network.sides[2].home].workers = 0
+    sender.delegation.runners[network.sides[2].host_id].workers = 0
     oids = [sender.submit() for _ in range(4)]
     network.pump()
     first = runner.take_task()
     assert sorted(map(sender.delegation.where.get, oids), key=str).count(None) == 0
-    holds = {oid: away_hold(network, runner, ids.pack_id(sender.home, oid))[0] for oid in oids}
-    known = sender.delegation.runners[runner.home]
+    holds = {oid: away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids}
+    known = sender.delegation.runners[runner.host_id]
     known.workers = 0
     sender.delegation.recall(known, 1 << 10)
     network.pump()
@@ -403,13 +407,13 @@ def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
     assert sender.delegation.bind(5, first.number)
     assert sender.delegation.bind(6, second.number)
     assert [sender.delegation.bound_to(pool) for pool in (5, 6, 7)] == [
-        first.home,
-        second.home,
+        first.host_id,
+        second.host_id,
         None,
     ]
     network.lose(second)
     assert gone == [(6, "node h2, to which it is bound, is gone")]
-    assert sender.delegation.bound_to(5) == first.home
+    assert sender.delegation.bound_to(5) == first.host_id
     assert sender.delegation.bound_to(6) is None
     assert not sender.delegation.bind(6, second.number)
 
@@ -419,12 +423,12 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
     """A process of the runner waits for a task by its ref, before the runner gets that task."""
     sender, runner = network.sides[0], network.sides[1]
     for side in network.sides[1:]:
-        sender.delegation.lose_runner(side.home)
+        sender.delegation.lose_runner(side.host_id)
     oid = sender.submit()
-    holds = runner.hold(ids.pack_id(sender.home, oid))
+    holds = runner.hold(ids.pack_id(sender.host_id, oid))
     network.pump()
     assert runner.value(holds[0]) == "CLAIMED"
-    sender.delegation.set_runner(runner.home, runner.number, 2)
+    sender.delegation.set_runner(runner.host_id, runner.number, 2)
     network.pump()
     runner.answer(runner.take_task(), result)
     network.pump()
@@ -445,10 +449,10 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
     for oid in oids:
         runner = runner_of(network, oid)
         payload = serial.encode("late").tobytes() if outcome == "ready" else None
-        said = TaskEnded(ids.pack_id(sender.home, oid), outcome, payload=payload)
+        said = TaskEnded(ids.pack_id(sender.host_id, oid), outcome, payload=payload)
         for other in others:
             if other is not runner:
-                sender.delegation.ended(other.home, said)
+                sender.delegation.ended(other.host_id, said)
         network.pump()
         assert runner_of(network, oid) is runner
         runner.answer(runner.take_task(), runner.number)
@@ -465,8 +469,8 @@ def test_workers_for_one_host_run_tasks_of_no_other(network: Network, owner: int
     sender.node.open_pool(pool, 1)
     second.node.open_pool(there, 1)
     if owner is not None:
-        second.guests.pools[there] = network.sides[owner].home
-    sender.delegation.add_far(pool, second.home, there, 1, 0)
+        second.guests.pools[there] = network.sides[owner].host_id
+    sender.delegation.add_far(pool, second.host_id, there, 1, 0)
     oid = sender.submit(pool=pool)
     network.pump()
     task = second.tasks.next(there, 0)

@@ -82,7 +82,7 @@ class Side:
     def __init__(self, world: World, number: int) -> None:
         self.number, self.world = number, world
         self.member: Any = SimpleNamespace(node=1 - number)
-        client: Any = SimpleNamespace(home=number, number=number)
+        client: Any = SimpleNamespace(host_id=number, number=number)
         loop: Any = SimpleNamespace(watch=lambda fd, look: None)
         host: Any = SimpleNamespace(client=client, loop=loop, notes=SimpleNamespace(on=False))
         peers: Any = SimpleNamespace(

@@ -120,9 +120,9 @@ def _ready(words: Words, named: Named) -> m.SourceReady:
 
 
 def _joined(words: Words, named: Named) -> m.NodeJoined:
-    """The number is only for the reader: homes are chosen so that it is the one that is given."""
-    home = 700 + int(words[0])
-    return m.NodeJoined(home, _number(named, "incarnation", 1), 4)
+    """The number is only for the reader: host ids are chosen so that it is what is given."""
+    host_id = 700 + int(words[0])
+    return m.NodeJoined(host_id, _number(named, "incarnation", 1), 4)
 
 
 def _fetch(words: Words, named: Named) -> m.FetchRequested:

@@ -128,11 +128,11 @@ def test_its_place_is_asked_for_while_it_waits() -> None:
 
 def test_hosts_that_are_gone() -> None:
     """At once, with the answer, if nobody can be asked; else when it happens."""
-    homes: dict[int, int] = {}
-    whos = [ids.pack_id(home, 7) for home in (1, 2)]
+    host_ids: dict[int, int] = {}
+    whos = [ids.pack_id(host_id, 7) for host_id in (1, 2)]
 
     def world() -> Groups:
-        groups = Groups(8, Topology(), homes.get)
+        groups = Groups(8, Topology(), host_ids.get)
         groups.remember([GroupEnd("g", 4, (), tuple(whos), ((0, 3, 1, 0), (1, 3, 1, 0)))])
         return groups
 
@@ -144,7 +144,7 @@ def test_hosts_that_are_gone() -> None:
     assert node == 0
     assert ended(answer)
     assert not groups.groups
-    homes[2] = 5
+    host_ids[2] = 5
     groups = world()
     sends = join(groups)
     assert (5, m.GroupTasksAsked((whos[1],))) in sends
@@ -176,7 +176,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
 
 
 def test_what_is_asked_and_forgotten() -> None:
-    returns = Returns(lambda home: home or None)
+    returns = Returns(lambda host_id: host_id or None)
     far = [ids.pack_id(2, n) for n in range(ASKED_MAX + 1)]
     sends = returns.ask([*far, *far])
     assert [(node, len(one.tasks)) for node, one in sends] == [(2, ASKED_MAX), (2, 1)]  # type: ignore[union-attr]

@@ -111,8 +111,8 @@ def test_nobody_waits_for_ever_for_the_node_of_this_host(stage: Stage) -> None:
     meanwhile, so they take nobody for dead."""
     assert JOIN_WAIT_S > OWN_S  # a node that is only late is waited for
     own, early, late = stage.connect(), stage.call(), stage.call()
-    for node, home in (early, 71), (late, 72):
-        node.say(m.NodeJoined(home, 1, 2))
+    for node, host_id in (early, 71), (late, 72):
+        node.say(m.NodeJoined(host_id, 1, 2))
         stage.loop.turn()
         stage.now += JOIN_WAIT_S / 2
     assert stage.loop._timeout() == 0
@@ -171,8 +171,8 @@ def test_what_was_said_before_a_connection_broke_counts(stage: Stage) -> None:
 def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
     """A standby that leads may have any number."""
     planner = Planner(own=2)
-    for home in (70, 71, 72):
-        planner.step(m.NodeJoined(home, 1, 2), 0.0)
+    for host_id in (70, 71, 72):
+        planner.step(m.NodeJoined(host_id, 1, 2), 0.0)
     sends = planner.step(m.PeerLost(1, 2), 0.0).sends
     assert [node for node, one in sends if isinstance(one, m.GivenUp)] == [1]
 
@@ -180,9 +180,9 @@ def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
 def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
     """The later one hears so, and its connection ends; who reports is not asked."""
     nodes = []
-    for home in (70, 71, 72):
+    for host_id in (70, 71, 72):
         nodes.append(stage.connect())
-        nodes[-1].say(m.NodeJoined(home, 1, 2))
+        nodes[-1].say(m.NodeJoined(host_id, 1, 2))
         stage.loop.turn()
     nodes[1].say(m.PeerLost(1, 2))
     stage.loop.turn()

@@ -64,7 +64,7 @@ def test_lives_of_nodes() -> None:
     nodes.lose(0)
     assert nodes.node_of(77) is None
     assert not nodes.is_joining(0, 2)
-    assert nodes.join(m.NodeJoined(77, 3, 1)).node == 0  # its home, so its number
+    assert nodes.join(m.NodeJoined(77, 3, 1)).node == 0  # its host id, so its number
     assert nodes.nodes == (1, 0)
     assert nodes.join(m.NodeJoined(99, 0, 1)).node == 2  # numbers are never used again
 

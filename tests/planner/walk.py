@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer
 # than what makes an operation or a group live on.
 NODES = st.sampled_from([0, 0, 0, 1, 2])
-HOMES = (700, 701, 702)  # of nodes 0, 1, 2
+HOST_IDS = (700, 701, 702)  # of nodes 0, 1, 2
 CLIENTS = st.integers(1, 3)
 USES = st.sampled_from([1, 1, 1, 0, 2])  # uses of a slot after the last that is known to be over
 NAMES = st.sampled_from(["g", "g", "g", "h", "i"])
@@ -54,7 +54,7 @@ class Walk(RuleBasedStateMachine):
         self.requests = 0
         self.leaving: set[int] = set()  # nodes that wait for Leave
         self.asked_to_leave: set[int] = set()
-        self.joined: list[int] = []  # homes in order of their first joining: places are numbers
+        self.joined: list[int] = []  # host ids in order of their first joining: places are numbers
 
     # ---- what the tests do to a planner
 
@@ -103,14 +103,14 @@ class Walk(RuleBasedStateMachine):
         if node > len(self.joined):
             return  # a number cannot be had before the ones below it
         if node == len(self.joined):
-            self.joined.append(HOMES[node])
+            self.joined.append(HOST_IDS[node])
         self.lives += 1
         went = (node,) if node in self.living else ()
         self.living.pop(node, None)
         self.living[node] = self.lives
         self.leaving.discard(node)
         self.asked_to_leave.discard(node)
-        admitted, *sends = self.step(m.NodeJoined(HOMES[node], self.lives, 2))
+        admitted, *sends = self.step(m.NodeJoined(HOST_IDS[node], self.lives, 2))
         assert admitted[0] == node
         answer = admitted[1]
         assert isinstance(answer, m.NodeAdmitted)
@@ -155,10 +155,10 @@ class Walk(RuleBasedStateMachine):
     @rule(node=NODES)
     def late_join(self, node: int) -> None:
         if node in self.living:
-            ((to, again),) = self.step(m.NodeJoined(HOMES[node], self.living[node], 2))
+            ((to, again),) = self.step(m.NodeJoined(HOST_IDS[node], self.living[node], 2))
             assert to == node
             assert isinstance(again, m.NodeAdmitted)
-            assert self.step(m.NodeJoined(HOMES[node], self.living[node] - 1, 2)) == []
+            assert self.step(m.NodeJoined(HOST_IDS[node], self.living[node] - 1, 2)) == []
 
     def end(self, node: int, sends: list[tuple[int, m.ManagerToNode]]) -> None:
         """The node is gone from the model too; `sends` is what the planner said of it."""

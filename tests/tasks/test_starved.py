@@ -36,7 +36,7 @@ WAITS = (
 )
 LAN = LanStart(
     key=b"k",
-    home=5,
+    host_id=5,
     host="h",
     peer_fd=-1,
     addresses=["10.0.0.5:1"],

@@ -58,7 +58,7 @@ def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
     for pool, bound in list(far.bound.items()):
         if waiting.get(pool):
             found = pool in far.delegation.far
-            peer = far.roster.number_of(bound.home) if found else None
+            peer = far.roster.number_of(bound.host_id) if found else None
             yield {
                 "identity": far.actors.public(bound.identity).hex(),
                 "waiting": waiting[pool],

@@ -90,13 +90,13 @@ class ActorMoves:
             for action in self.waiting.pop(identity):
                 action()
 
-    def sought(self, home: int, identity: bytes) -> None:
+    def sought(self, host_id: int, identity: bytes) -> None:
         """Another host asks where to send calls to that actor."""
-        self.when_known(identity, lambda: self._found(home, identity))
+        self.when_known(identity, lambda: self._found(host_id, identity))
 
-    def _found(self, home: int, identity: bytes) -> None:
+    def _found(self, host_id: int, identity: bytes) -> None:
         actor = self.actors.by_identity.get(self.imports.own(identity))
-        self.send(home, ActorFound(identity, 0 if actor is None else actor.pool))
+        self.send(host_id, ActorFound(identity, 0 if actor is None else actor.pool))
 
     # -- restarting ----------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class ActorMoves:
         """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
         restarted, although this host may be able to."""
         spare = self.spares.kept.get(one.object)
-        if spare is not None and spare.home == one.owner:
+        if spare is not None and spare.host_id == one.owner:
             del self.spares.kept[one.object]
             self.spares.release_name(spare)
         self.far_actors.ownerless(one)
@@ -159,7 +159,7 @@ class ActorMoves:
             what.restarts_left,
             False,
             what.detached,
-            self.guests.audience_here(spare.home, what.audience),
+            self.guests.audience_here(spare.host_id, what.audience),
             what.places,
             what.env,
             what.demand,

@@ -45,7 +45,7 @@ __all__ = ["Bringing", "Spare", "Spares"]
 class Spare:
     """An actor of another host that this host can restart."""
 
-    home: int  # id of the actor's host
+    host_id: int  # id of the actor's host
     number: int  # of the actor's node
     what: KeepActor
     holds: list[Any] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Spare:
 class Above(Protocol):
     """What this room asks of the rooms above it."""
 
-    def sought(self, home: int, identity: bytes) -> None:
+    def sought(self, host_id: int, identity: bytes) -> None:
         """That host asks for an actor whose host is lost."""
 
 
@@ -97,19 +97,19 @@ class Spares:
             self.asked[actor.identity] = (0, waiting)
             return
         before = self.at.get(actor.identity)
-        home = self._spare_of(actor)
-        if home is None:
+        host_id = self._spare_of(actor)
+        if host_id is None:
             _call(waiting)
             return
         identity = self.actors.public(actor.identity)
-        if before is not None and before != home:  # when the new spare has all, drop the old one
+        if before is not None and before != host_id:  # when the new spare has all, drop the old one
             waiting.append(lambda: self._drop(before, actor))
         self._last += 1
-        self.at[actor.identity] = home
+        self.at[actor.identity] = host_id
         self.asked[actor.identity] = (self._last, waiting)
         wanted, state = actor.wanted, actor.state
         self.send(
-            home,
+            host_id,
             KeepActor(
                 self._last,
                 identity,
@@ -137,33 +137,33 @@ class Spares:
         if not wanted.restarts or actor.ended is not None:
             return None
         now = self.at.pop(actor.identity, None)
-        if now in self.roster.by_home and now not in self.roster.leaving:
+        if now in self.roster.by_host_id and now not in self.roster.leaving:
             return now
         able = [
             member
-            for member in self.roster.by_home.values()
+            for member in self.roster.by_host_id.values()
             if (member.workers or member.stays)
-            and member.home not in self.roster.leaving
+            and member.host_id not in self.roster.leaving
             and (not wanted.places or member.node in wanted.places)
             and Ledger(member.resources).could_ever(wanted.demand)
         ]
         here = self.client.number
         able.sort(key=lambda member: (member.node - here) % NODES_MAX)
-        return able[0].home if able else None
+        return able[0].host_id if able else None
 
     def ended(self, actor: Actor) -> None:
         """The actor will not be restarted, so its spare drops what it keeps for it."""
         self.unsure.pop(actor.identity, None)
-        home = self.at.pop(actor.identity, None)
+        host_id = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
-        if home is not None:
-            self._drop(home, actor)
+        if host_id is not None:
+            self._drop(host_id, actor)
         _call(waiting)
 
-    def _drop(self, home: int, actor: Actor) -> None:
+    def _drop(self, host_id: int, actor: Actor) -> None:
         """Tells a host that it is not the actor's spare any more."""
         lives = actor.identity in self.actors.by_identity and actor.ended is None
-        self.send(home, DropActor(self.actors.public(actor.identity), ended=not lives))
+        self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
     def came(self) -> None:
         """A node has joined: actors without a spare may get one."""
@@ -173,11 +173,11 @@ class Spares:
 
     # -- actors of other hosts -----------------------------------------------------------------
 
-    def receive(self, home: int, message: Any) -> bool:
+    def receive(self, host_id: int, message: Any) -> bool:
         """Handles a message of another host; False: it is not about spares."""
         match message:
             case KeepActor():
-                self._take(home, message)
+                self._take(host_id, message)
             case ActorKept():
                 for identity, (number, waiting) in list(self.asked.items()):
                     if number == message.number:
@@ -185,26 +185,26 @@ class Spares:
                         _call(waiting)
             case DropActor():
                 spare = self.kept.get(message.identity)
-                if spare is not None and spare.home == home:
+                if spare is not None and spare.host_id == host_id:
                     del self.kept[message.identity]
                     if message.ended and spare.what.name:
                         # This node may have reported the name to a manager that was new when the
                         # actor ended, and that the actor's own node has told nothing of it.
                         self.release_name(spare)
             case ActorSought():
-                self.above.sought(home, message.identity)
+                self.above.sought(host_id, message.identity)
             case _:
                 return False
         return True
 
-    def _take(self, home: int, message: KeepActor) -> None:
+    def _take(self, host_id: int, message: KeepActor) -> None:
         before = self.kept.get(message.identity)
-        number = self.roster.number_of(home)
-        if before is not None and before.home != home:
+        number = self.roster.number_of(host_id)
+        if before is not None and before.host_id != host_id:
             before = None  # the actor has moved since then, so that state is older
         if before is not None and not before.whole:
             before = before.before
-        spare = Spare(home, -1 if number is None else number, message, before=before)
+        spare = Spare(host_id, -1 if number is None else number, message, before=before)
         self.kept[message.identity] = spare
 
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
@@ -213,15 +213,15 @@ class Spares:
             # Some are missing if fetches have failed, as when the actor's host has died meanwhile.
             if all(self.with_payload(one) for one in named):
                 spare.before, spare.whole = None, True
-            self.send(home, ActorKept(message.number))
+            self.send(host_id, ActorKept(message.number))
 
         self.bring(spare.holds, done).bring(named)
 
-    def number_of(self, identity: bytes, home: int) -> int | None:
+    def number_of(self, identity: bytes, host_id: int) -> int | None:
         """The number of the newest KeepActor of an actor of that host whose objects are all here.
         None: this node is not the actor's spare; 0: nothing is complete."""
         spare = self.kept.get(identity)
-        if spare is None or spare.home != home:
+        if spare is None or spare.host_id != host_id:
             return None
         if not spare.whole:
             spare = spare.before
@@ -231,8 +231,8 @@ class Spares:
         """For a new manager: the names of actors whose host may have been lost together with the
         former manager. Whether they move here is decided later."""
         for identity, spare in self.kept.items():
-            there = self.roster.number_of(spare.home) is not None
-            if spare.what.name and (there or self.owners.is_open(spare.home)):
+            there = self.roster.number_of(spare.host_id) is not None
+            if spare.what.name and (there or self.owners.is_open(spare.host_id)):
                 name = spare.what.name
                 yield ActorNameClaimed(0, spare.number, name, identity, True, by_spare=True)
 
@@ -249,23 +249,23 @@ class Spares:
         restart. It is called before this node reports its holdings, which then contain them."""
         imports = self.imports
         for identity, spare in self.kept.items():
-            if spare.home != member.home:
+            if spare.host_id != member.host_id:
                 continue
             payload = serial.encode((0, spare.what.about, identity)).tobytes()
             one = imports.by_object.get(identity)
             if one is None:
                 spare.holds.append(imports.keep(identity))
                 one = imports.by_object[identity]
-                one.owner = spare.home
+                one.owner = spare.host_id
             else:
                 spare.holds.append(self.client.hold(one.oid))
             if self.client.state(one.oid) == STATE["CLAIMED"]:
                 imports.store(one, payload, False)
                 imports.answer(one)
 
-    def lose_peer(self, home: int, number: int) -> None:
+    def lose_peer(self, host_id: int, number: int) -> None:
         """Notes which actors have a spare on a host that this node has lost contact with."""
-        for identity in [one for one, at in self.at.items() if at == home]:
+        for identity in [one for one, at in self.at.items() if at == host_id]:
             del self.at[identity]
             self.unsure[identity] = number
 
@@ -277,14 +277,14 @@ class Spares:
             if actor is not None:
                 self.keep(actor)
 
-    def take_over(self, object_id: bytes, home: int) -> Spare | None:
+    def take_over(self, object_id: bytes, owner: int) -> Spare | None:
         """An object, which may be an identity, has a new owner. Returns what the actor is restarted
         from, if this host is that owner."""
         spare = self.kept.get(object_id)
-        if spare is None or (home != self.client.home and spare.home == home):
+        if spare is None or (owner != self.client.host_id and spare.host_id == owner):
             return None
         del self.kept[object_id]
-        return spare if home == self.client.home else None
+        return spare if owner == self.client.host_id else None
 
     def with_payload(self, object_id: bytes) -> int:
         """The local id of an object whose value is here; 0: it is not, or has failed."""

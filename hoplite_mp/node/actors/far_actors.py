@@ -58,16 +58,16 @@ class FarAsker:
     """Another node that has asked for an actor on this host."""
 
     far: FarActors
-    home: int
+    host_id: int
     number: int
 
     def granted(self, hold: Any) -> None:
         identity = self.far.actors.public(hold.oid)
-        if self.far.send(self.home, ActorBegun(self.number, identity)):
-            self.far.given[self.home, self.number] = hold
+        if self.far.send(self.host_id, ActorBegun(self.number, identity)):
+            self.far.given[self.host_id, self.number] = hold
 
     def refused(self, why: str, gone: bool = False) -> None:
-        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why, gone))
+        self.far.send(self.host_id, ActorBegun(self.number, NO_IDENTITY, why, gone))
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Bound:
     """A pool of this host whose tasks are calls to an actor of another host."""
 
     identity: int
-    home: int  # id of the actor's host
+    host_id: int  # id of the actor's host
     restarts: int
     retries: int
     places: tuple[int, ...]  # numbers of the nodes to which the actor is bound
@@ -99,7 +99,7 @@ class Closing:
     """An actor of another host that a process here has closed. `calls`: those made before, which
     must be sent before the message that ends the actor."""
 
-    home: int
+    host_id: int
     identity: bytes
     calls: list[int]
 
@@ -159,9 +159,11 @@ class FarActors:
         def make(number: int) -> BeginActor:
             return BeginActor(number, self.actors.public(wanted.setup), *wanted[1:])
 
-        self.questions.ask(member.home, make, functools.partial(self._begun, member.home, asker))
+        self.questions.ask(
+            member.host_id, make, functools.partial(self._begun, member.host_id, asker)
+        )
 
-    def _begun(self, home: int, asker: Asker, answer: Answer | None) -> None:
+    def _begun(self, host_id: int, asker: Asker, answer: Answer | None) -> None:
         """The other node has answered, or is lost."""
         if answer is None:
             asker.refused("its host was lost while the actor was to begin there", True)
@@ -172,7 +174,7 @@ class FarActors:
             return
 
         def done(holds: list[Any]) -> None:
-            self.send(home, ActorHeld(message.number))
+            self.send(host_id, ActorHeld(message.number))
             if holds[0] is None:
                 asker.refused("its host was lost when the actor had just begun", True)
             else:
@@ -230,10 +232,10 @@ class FarActors:
             one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]
             if not one.calls:
                 self.closing.remove(one)
-                if one.home == self.client.home:  # the actor has moved to this host
+                if one.host_id == self.client.host_id:  # the actor has moved to this host
                     self.actors.end_here(self.imports.own(one.identity), False)
                 else:
-                    self.send(one.home, EndActorThere(one.identity, False))
+                    self.send(one.host_id, EndActorThere(one.identity, False))
 
     def _moves(self, one: Closing) -> bool:
         """Whether the calls that wait for that actor can go to another host after a restart."""
@@ -246,17 +248,17 @@ class FarActors:
         if one is None:
             asker.answer(0)
             return
-        home, object_id = one.owner, one.object
+        owner, object_id = one.owner, one.object
 
         def told(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(home):  # its new host is asked once that is known
+            elif self.owners.is_open(owner):  # its new host is asked once that is known
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
 
-        self.questions.ask(home, lambda number: RestartsAsked(number, object_id), told)
+        self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), told)
 
     def fail_calls(self, pool: int) -> None:
         """A call was posted to a pool whose actor may have ended: fails it in that case."""
@@ -291,8 +293,8 @@ class FarActors:
         can."""
         waits = [other for other in self.closing if other.identity == one.object]
         for other in waits:  # earlier calls must still be sent before the end is forwarded
-            other.home = one.owner
-        if one.owner == self.client.home:
+            other.host_id = one.owner
+        if one.owner == self.client.host_id:
             self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
         else:
             self._is_there(one, bool(waits))
@@ -332,8 +334,8 @@ class FarActors:
         one = self.imports.by_oid.get(bound.identity)
         if one is None:
             return
-        bound.home = one.owner
-        if one.owner == self.client.home:
+        bound.host_id = one.owner
+        if one.owner == self.client.host_id:
             self.above.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.owner, ActorSought(one.object))
@@ -341,18 +343,18 @@ class FarActors:
         ):
             self._end(pool, bound, NO_SPARE)
 
-    def _found(self, home: int, message: ActorFound) -> None:
+    def _found(self, host_id: int, message: ActorFound) -> None:
         for one in self.imports.all_of(message.identity):
             pool = self.by_identity.get(one.oid)
             bound = None if pool is None else self.bound[pool]
-            if pool is None or bound is None or bound.home != home or bound.ended is not None:
+            if pool is None or bound is None or bound.host_id != host_id or bound.ended is not None:
                 continue
             if not message.pool:
                 self._end(pool, bound, NO_SPARE)
-            elif home in self.delegation.runners and pool not in self.delegation.far:
+            elif host_id in self.delegation.runners and pool not in self.delegation.far:
                 first = self.client.queued_in(pool)
                 delegation = self.delegation
-                delegation.add_far(pool, home, message.pool, 1, bound.ahead, first)
+                delegation.add_far(pool, host_id, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
         """Removes and returns the pool in which calls from here wait, because the actor restarts on
@@ -362,16 +364,16 @@ class FarActors:
             del self.bound[pool]
         return pool
 
-    def leaves(self, home: int) -> None:
+    def leaves(self, host_id: int) -> None:
         """A host leaves the cluster: calls made so far are still sent there, new ones refused."""
         for pool, bound in self.bound.items():
-            if bound.home == home and bound.ended is None:
+            if bound.host_id == host_id and bound.ended is None:
                 self.client.open_pool(pool, POOL_LEAVING)
 
-    def has_calls(self, home: int) -> bool:
+    def has_calls(self, host_id: int) -> bool:
         """Whether calls to actors of that host have not ended."""
         under_way = map(self.tasks.pool_of, self.delegation.where)
-        pools = {pool for pool, bound in self.bound.items() if bound.home == home}
+        pools = {pool for pool, bound in self.bound.items() if bound.host_id == host_id}
         return not pools.isdisjoint(under_way) or any(
             self.client.queued_in(pool, True) for pool in pools
         )
@@ -386,9 +388,9 @@ class FarActors:
 
     # -- for other hosts -------------------------------------------------------------------------
 
-    def asked(self, home: int, message: BeginActor) -> None:
+    def asked(self, host_id: int, message: BeginActor) -> None:
         """Another node asks for an actor on this host."""
-        asker = FarAsker(self, home, message.number)
+        asker = FarAsker(self, host_id, message.number)
         if self.roster.leaves:
             asker.refused(f"node h{self.client.number} is leaving the cluster", True)
             return
@@ -398,25 +400,27 @@ class FarActors:
                 asker.refused("its constructor's arguments are gone")
                 return
             _, _, *options = msgspec.structs.astuple(message)
-            audience = self.guests.audience_here(home, message.audience)
+            audience = self.guests.audience_here(host_id, message.audience)
             wanted = Wanted(holds[0].oid, *options)._replace(audience=audience)
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)
 
-    def receive(self, home: int, message: Any) -> bool:
+    def receive(self, host_id: int, message: Any) -> bool:
         """Handles a message of another host; False: it is not about actors."""
         match message:
             case BeginActor():
-                self.asked(home, message)
+                self.asked(host_id, message)
             case ActorHeld():
-                self.given.pop((home, message.number), None)
+                self.given.pop((host_id, message.number), None)
             case EndActorThere():
                 self.above.when_known(message.identity, lambda: self._end_here(message))
             case RestartsAsked():
-                self.above.when_known(message.identity, lambda: self._tell_restarts(home, message))
+                self.above.when_known(
+                    message.identity, lambda: self._tell_restarts(host_id, message)
+                )
             case ActorFound():
-                self._found(home, message)
+                self._found(host_id, message)
             case _:
                 return False
         return True
@@ -425,12 +429,12 @@ class FarActors:
         oid = self.imports.own(message.identity)
         self.actors.end_here(oid, message.kill, message.unheld)
 
-    def _tell_restarts(self, home: int, message: RestartsAsked) -> None:
+    def _tell_restarts(self, host_id: int, message: RestartsAsked) -> None:
         actor = self.actors.by_identity.get(self.imports.own(message.identity))
-        self.send(home, RestartsTold(message.number, actor.restarts if actor else 0))
+        self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """Drops closings of a lost host's actors that cannot restart, and holds for that host."""
-        self.closing = [one for one in self.closing if one.home != home or self._moves(one)]
-        for key in [key for key in self.given if key[0] == home]:
+        self.closing = [one for one in self.closing if one.host_id != host_id or self._moves(one)]
+        for key in [key for key in self.given if key[0] == host_id]:
             del self.given[key]

@@ -64,6 +64,6 @@ def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> Non
 def _say_kept(plan_executor: PlanExecutor, object_id: bytes, nodes: Iterable[int]) -> None:
     """Tells the object's owner that these nodes, except for this one, keep a replica."""
     peers = plan_executor.links.peers.by_number
-    hosts = tuple(peers[node].member.home for node in nodes if node in peers)
+    hosts = tuple(peers[node].member.host_id for node in nodes if node in peers)
     if hosts:
         plan_executor.replicas.say(Kept(object_id, 0, hosts))

@@ -145,7 +145,7 @@ class Operations:
                 (ready if self.client.state(oid) in VALUED else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.plan_executor is not None
-        home = self.client.home
+        host_id = self.client.host_id
         yield ReduceRequested(
             operation.number,
             self.client.number,
@@ -155,7 +155,7 @@ class Operations:
             ask.num,
             self._deadline_s(operation),
             ask.reproducible,
-            tuple(ids.pack_id(home, oid) for oid in ask.results),
+            tuple(ids.pack_id(host_id, oid) for oid in ask.results),
             ask.kind,
             tuple(ready),
             tuple(ask.to),

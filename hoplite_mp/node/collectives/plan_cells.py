@@ -66,10 +66,10 @@ class PlanCells:
         """Sends this host's measured link rates to the manager."""
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
-    def held_up(self, home: int) -> None:
+    def held_up(self, host_id: int) -> None:
         """The node of that host has reported that its flow to this node is backlogged although its
         own link is not full."""
-        number = self.roster.number_of(home)
+        number = self.roster.number_of(host_id)
         if number is not None:
             self.pairs.held_up(number)
 
@@ -78,7 +78,7 @@ class PlanCells:
         is not full."""
         peer = self.links.peers.by_number.get(node)
         if peer is not None:
-            self.links.peers.send(peer.member.home, HeldUp())
+            self.links.peers.send(peer.member.host_id, HeldUp())
 
     def _narrow(self, node: int, rate: float) -> None:
         """Sends the measured rate from another node to this one to the manager."""

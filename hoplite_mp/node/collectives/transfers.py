@@ -120,7 +120,7 @@ class Transfers:
     def _has_copy(self, object_id: bytes) -> None:
         """Notes that the manager is told of a whole copy here, and must be told when that is gone.
         An object of this host is not noted, because the manager need not be told of its end."""
-        if ids.unpack_id(object_id)[0] != self.client.home:
+        if ids.unpack_id(object_id)[0] != self.client.host_id:
             self.copies[object_id] = None
 
     def dropped(self, object_id: bytes) -> None:
@@ -351,7 +351,7 @@ class Transfers:
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
         if not found:  # no holder is known, so name the node of the object's owner
-            owner = self.links.peers.by_home.get(self.replicas.imports.owner_of(remote.object))
+            owner = self.links.peers.by_host_id.get(self.replicas.imports.owner_of(remote.object))
             found = () if owner is None else (owner.member.node,)
         return found
 

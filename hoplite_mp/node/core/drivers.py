@@ -117,7 +117,7 @@ class Drivers:
         if slot < 0:
             return -1, 0, 0, "every process slot of the host is in use"
         generation = self.client.client_info(slot)["generation"]
-        return slot, generation, audience_name(self.client.home, self._ever), ""
+        return slot, generation, audience_name(self.client.host_id, self._ever), ""
 
     def unregister(self, slot: int) -> None:
         """Frees the slot of a driver to which the slot could not be sent."""

@@ -112,13 +112,13 @@ class Lan:
             network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_look_for_idle` is running
-        mine = Introduction(host.client.home, software_versions())
+        mine = Introduction(host.client.host_id, software_versions())
         self.peers = Peers(host, network, connections, self.take, self.lost, mine)
         self.far_output = FarOutput(
             local.output,
             self.peers.send,
             host.roster.number_of,
-            self.peers.home_of,
+            self.peers.host_id_of,
             lambda slot: bool(host.tasks.running(slot)),
         )
         self.replicas = Replicas(
@@ -239,13 +239,13 @@ class Lan:
                 self.peers.relays,
             ),
             **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
-            Probe: lambda home, message: self.peers.send(home, Probed(message.number)),
-            HeldUp: lambda home, message: self.plan_executor.cells.held_up(home),
+            Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
+            HeldUp: lambda host_id, message: self.plan_executor.cells.held_up(host_id),
             LastLinesSent: self._last_lines,
-            WorkersNow: lambda home, message: self._have_workers(home, message.count),
-            RemoveNode: lambda home, message: self.draining.begin(),
+            WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
+            RemoveNode: lambda host_id, message: self.draining.begin(),
             Leaving: self._leaves,
-            Evacuated: lambda home, message: self.draining.evacuated(home),
+            Evacuated: lambda host_id, message: self.draining.evacuated(host_id),
             GroupSent: self._group_message,
             GroupSentTaken: self._group_message,
             GroupSourceEnded: self._group_message,
@@ -341,47 +341,47 @@ class Lan:
     def _came(self, member: Member) -> None:
         self.membership.came(member)
         self.peers.came(member)
-        if member.home != self.host.client.home:
-            self.local.delegation.set_runner(member.home, member.node, member.workers)
+        if member.host_id != self.host.client.host_id:
+            self.local.delegation.set_runner(member.host_id, member.node, member.workers)
             self.local.resources.came(member)
             if self.membership.workers_now is not None:
-                self.peers.send(member.home, WorkersNow(self.membership.workers_now))
-            self.draining.tell(member.home)
-            self.local.tracing.came(member.home)
-            self.peers.let_in(member.home)
+                self.peers.send(member.host_id, WorkersNow(self.membership.workers_now))
+            self.draining.tell(member.host_id)
+            self.local.tracing.came(member.host_id)
+            self.peers.let_in(member.host_id)
             self.spares.came()
-            self.recovering.came(member.home)
+            self.recovering.came(member.host_id)
 
-    def _have_workers(self, home: int, count: int) -> None:
-        """Notes that the host `home` has `count` workers in its common pool."""
-        member = self.membership.have_workers(home, count)
+    def _have_workers(self, host_id: int, count: int) -> None:
+        """Notes that the host `host_id` has `count` workers in its common pool."""
+        member = self.membership.have_workers(host_id, count)
         if member is not None:
-            self.local.delegation.set_runner(home, member.node, count)
+            self.local.delegation.set_runner(host_id, member.node, count)
             self.local.resources.came(member)
 
     def _went(self, number: int) -> None:
         member = self.membership.went(number)
         if member is None:
             return
-        local, home = self.local, member.home
+        local, host_id = self.local, member.host_id
         self.peers.went(number)
         self.spares.lose_host(member)
         self.recovering.begin(member)
-        local.resources.went(home)
-        local.delegation.lose_runner(home)
-        local.guests.lose_peer(home)
+        local.resources.went(host_id)
+        local.delegation.lose_runner(host_id)
+        local.guests.lose_peer(host_id)
         self.links.lose_node(number)
         self.plan_executor.cells.pairs.lose(number)
-        self.replicas.lose_peer(home)
+        self.replicas.lose_peer(host_id)
         local.messages.lose_node(number)
-        self.draining.lose_peer(home)
-        local.workers.lose_peer(home)
-        self.far_actors.lose_peer(home)
-        self.spares.lose_peer(home, number)
-        self.far_output.lose_peer(home)
-        local.tracing.went(home, number, member.workers)
-        local.questions.lose_peer(home)
-        local.exports.lose_peer(home)
+        self.draining.lose_peer(host_id)
+        local.workers.lose_peer(host_id)
+        self.far_actors.lose_peer(host_id)
+        self.spares.lose_peer(host_id, number)
+        self.far_output.lose_peer(host_id)
+        local.tracing.went(host_id, number, member.workers)
+        local.questions.lose_peer(host_id)
+        local.exports.lose_peer(host_id)
         local.remote_objects.lose_node(number)
 
     def lost(self, member: Member) -> None:
@@ -394,43 +394,45 @@ class Lan:
         """Ends this node if it has lost most of the others, because then it is probably the one
         that is cut off, and the manager need not choose between it and each of them."""
         to = self.local.management
-        most = count > max(1, len(self.peers.by_home))
+        most = count > max(1, len(self.peers.by_host_id))
         if most and not (to.is_here or to.waits_for_votes):
             to.cut_off(f"this host has lost {count} others")
 
     # -- peers ---------------------------------------------------------------------------------
 
-    def take(self, home: int, message: Any) -> None:
+    def take(self, host_id: int, message: Any) -> None:
         """Handles a message of another node. An exception is only logged, so that a faulty peer
         does not end this host."""
         try:
-            self._take(home, message)
+            self._take(host_id, message)
         except Exception:
-            _log.exception("%s of node %#x", type(message).__name__, home)
+            _log.exception("%s of node %#x", type(message).__name__, host_id)
 
-    def _take(self, home: int, message: Any) -> None:
+    def _take(self, host_id: int, message: Any) -> None:
         taker = self._takers.get(type(message))
         if taker is not None:
-            taker(home, message)
-        elif not (self.far_actors.receive(home, message) or self.spares.receive(home, message)):
-            number = self.host.roster.number_of(home)  # all other messages are about Group calls
+            taker(host_id, message)
+        elif not (
+            self.far_actors.receive(host_id, message) or self.spares.receive(host_id, message)
+        ):
+            number = self.host.roster.number_of(host_id)  # all other messages are about Group calls
             if number is not None:
                 self.group_calls.receive(number, message)
 
-    def _group_message(self, home: int, message: Any) -> None:
-        number = self.host.roster.number_of(home)
+    def _group_message(self, host_id: int, message: Any) -> None:
+        number = self.host.roster.number_of(host_id)
         if number is not None:
             self.local.messages.receive(number, message)
 
-    def _last_lines(self, home: int, message: LastLinesSent) -> None:
-        self.far_output.last_lines_sent(home, message)
+    def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
+        self.far_output.last_lines_sent(host_id, message)
         self.drivers.look_at_leaving()
 
-    def _leaves(self, home: int, message: Leaving) -> None:
-        self._have_workers(home, 0)
-        self.local.delegation.drain(home)
-        self.far_actors.leaves(home)
-        self.draining.leaves(home)
+    def _leaves(self, host_id: int, message: Leaving) -> None:
+        self._have_workers(host_id, 0)
+        self.local.delegation.drain(host_id)
+        self.far_actors.leaves(host_id)
+        self.draining.leaves(host_id)
 
     # -- the end of the node -------------------------------------------------------------------
 
@@ -456,12 +458,12 @@ class Lan:
         why = ""
         if member is None:
             why = f"node h{number} is gone"
-        elif member.home == self.local.management.home:
+        elif member.host_id == self.local.management.host_id:
             why = f"node h{number} is that of the manager: the whole cluster ends with it"
         elif number == self.local.number():
             self.draining.begin()
         else:
-            self.peers.send(member.home, RemoveNode())
+            self.peers.send(member.host_id, RemoveNode())
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def look(self, done: list[int]) -> None:

@@ -104,8 +104,8 @@ class LanUpward(Upward):
     def cluster(self) -> bytes:
         return self.membership.cluster
 
-    def send_peer(self, home: int, message: PeerMessage) -> bool:
-        return self.peers.send(home, message)
+    def send_peer(self, host_id: int, message: PeerMessage) -> bool:
+        return self.peers.send(host_id, message)
 
     def driver_name(self, slot: int) -> int:
         return self.drivers.name_of(slot)
@@ -119,15 +119,15 @@ class LanUpward(Upward):
     def grow_far(self, number: int, count: int) -> bool:
         return self.membership.grow_far(number, count)
 
-    def far_subscriber(self, home: int) -> Subscriber | None:
-        return self.far_output.subscriber(home)
+    def far_subscriber(self, audience: int) -> Subscriber | None:
+        return self.far_output.subscriber(audience)
 
     def pool_deserted(self, pool: int, why: str) -> None:
         if not self.far_actors.lost(pool, why):
             super().pool_deserted(pool, why)
 
-    def sends_on(self, audience: int, home: int) -> None:
-        self.far_output.sent_on(audience, home)
+    def sends_on(self, audience: int, host_id: int) -> None:
+        self.far_output.sent_on(audience, host_id)
 
     def ends_elsewhere(self, oid: int) -> None:
         self.recovering.keep(oid)
@@ -173,8 +173,8 @@ class LanUpward(Upward):
 
     # -- for rooms that only such a node has -------------------------------------------------------
 
-    def spare_number(self, object_id: bytes, home: int) -> int | None:
-        return self.spares.number_of(object_id, home)
+    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
+        return self.spares.number_of(object_id, host_id)
 
     def moved(self, one: Import) -> None:
         self.actor_moves.moved(one)
@@ -192,11 +192,11 @@ class LanUpward(Upward):
     def drained(self) -> bool:
         return self.rooms.management.announce_leaving()
 
-    def has_calls(self, home: int) -> bool:
-        return self.far_actors.has_calls(home)
+    def has_calls(self, host_id: int) -> bool:
+        return self.far_actors.has_calls(host_id)
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
         self.actor_moves.when_known(identity, action)
 
-    def sought(self, home: int, identity: bytes) -> None:
-        self.actor_moves.sought(home, identity)
+    def sought(self, host_id: int, identity: bytes) -> None:
+        self.actor_moves.sought(host_id, identity)

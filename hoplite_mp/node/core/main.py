@@ -66,7 +66,7 @@ class Process:
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             config,
-            self.client.home,
+            self.client.host_id,
             lambda: self.client.number,
             loop,
             None if start.lan is None else config.output_wait_s,
@@ -184,7 +184,7 @@ def _to_hosts(
 
     # Under TLS Python code handles each block, so blocks are as large as possible.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
-    engine = _engine.Engine(lan.home, block_bytes)
+    engine = _engine.Engine(lan.host_id, block_bytes)
     return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)
 
 

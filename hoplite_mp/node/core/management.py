@@ -267,9 +267,9 @@ class Management:
             self.failover.hold()
 
     @property
-    def home(self) -> int:
+    def host_id(self) -> int:
         """The id of the manager's host."""
-        return self.client.home if self.host is None else self.host
+        return self.client.host_id if self.host is None else self.host
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
@@ -280,7 +280,7 @@ class Management:
         if failover is None:
             return (), "", -1, False
         member = failover.keeper
-        at, leads = (-1, False) if member is None else (member.node, member.home == self.home)
+        at, leads = (-1, False) if member is None else (member.node, member.host_id == self.host_id)
         return failover.addresses, failover.holds, at, leads
 
     def _speak(self, stream: Stream, words: list[Any]) -> None:
@@ -369,7 +369,7 @@ class Management:
     @property
     def is_here(self) -> bool:
         """Whether the manager is on this host."""
-        return self.home == self.client.home
+        return self.host_id == self.client.host_id
 
     @property
     def waits_for_votes(self) -> bool:

@@ -78,11 +78,11 @@ class Alone:
     @property
     def known(self) -> tuple[Member, ...]:
         """All nodes."""
-        return (Member(NUMBER, 0, self.client.home, self.workers_at_start),)
+        return (Member(NUMBER, 0, self.client.host_id, self.workers_at_start),)
 
     def joining(self, incarnation: int) -> NodeJoined:
         """The first message to the manager."""
-        return NodeJoined(self.client.home, incarnation, self.workers_at_start)
+        return NodeJoined(self.client.host_id, incarnation, self.workers_at_start)
 
     def asked(self, slot: int, request: Request) -> None:
         """A process asks for all nodes."""
@@ -132,7 +132,7 @@ class Membership:
     def joining(self, incarnation: int) -> NodeJoined:
         """The first message to the manager."""
         return NodeJoined(
-            self.client.home,
+            self.client.host_id,
             incarnation,
             self.workers_at_start,
             host=self.start.host,
@@ -145,8 +145,8 @@ class Membership:
     def tell_workers(self, count: int) -> None:
         """Announces this host's number of workers to all other nodes."""
         self.workers_now = count
-        for home in self.roster.homes:
-            self.send_peer(home, WorkersNow(count))
+        for host_id in self.roster.host_ids:
+            self.send_peer(host_id, WorkersNow(count))
 
     def workers_are(self, count: int) -> None:
         """Announces the number of workers if the other nodes know a different one."""
@@ -157,9 +157,9 @@ class Membership:
     def grow_far(self, number: int, count: int) -> bool:
         """Asks another node to start more workers; False: it is gone."""
         member = self.roster.by_number.get(number)
-        return member is not None and self.send_peer(member.home, AddWorkers(count))
+        return member is not None and self.send_peer(member.host_id, AddWorkers(count))
 
-    def grow(self, home: int, message: AddWorkers) -> None:
+    def grow(self, host_id: int, message: AddWorkers) -> None:
         """Another node asks for more workers here."""
         if not self.roster.leaves:
             self.tell_workers(self.workers.grow(message.count))
@@ -179,9 +179,9 @@ class Membership:
             self.gone.append((number, member.host, self.loop.now()))
         return member
 
-    def have_workers(self, home: int, count: int) -> Member | None:
+    def have_workers(self, host_id: int, count: int) -> Member | None:
         """Updates the number of workers in that host's common pool; None: it is no member."""
-        member = self.roster.by_home.get(home)
+        member = self.roster.by_host_id.get(host_id)
         if member is None:
             return None
         found = msgspec.structs.replace(self.members[member.node], workers=count)

@@ -58,18 +58,18 @@ def object_table(
 ) -> dict[type, Taker]:
     """Messages about objects: holders, copies, reconstruction."""
 
-    def releases(home: int, message: peers.Release) -> None:
-        if not guests.release(home, message):
-            recovering.released(home, message)
+    def releases(host_id: int, message: peers.Release) -> None:
+        if not guests.release(host_id, message):
+            recovering.released(host_id, message)
 
     return {
         peers.Acquire: exports.acquire,
         peers.Release: releases,
         peers.MakeAgain: exports.make_again,
-        peers.Drop: lambda home, message: exports.drop(message.object),
-        peers.Described: lambda home, message: imports.described(message),
+        peers.Drop: lambda host_id, message: exports.drop(message.object),
+        peers.Described: lambda host_id, message: imports.described(message),
         peers.Kept: exports.kept,
-        peers.LetGo: lambda home, message: replicas.let_go(message.object),
+        peers.LetGo: lambda host_id, message: replicas.let_go(message.object),
         peers.Locate: locations.locate,
         peers.CopiesAsked: recovering.copy_census.asked,
     }
@@ -88,16 +88,16 @@ def task_table(
     return {
         peers.RunTask: guests.run,
         peers.TaskEnded: delegation.ended,
-        peers.CancelTask: lambda home, message: guests.cancel(message.task),
-        peers.RecallTasks: lambda home, message: guests.recall(home, message.tasks),
+        peers.CancelTask: lambda host_id, message: guests.cancel(message.task),
+        peers.RecallTasks: lambda host_id, message: guests.recall(host_id, message.tasks),
         peers.OpenFarPool: pool_requests.asked,
-        peers.CloseFarPool: lambda home, message: workers.close_lent(
-            home, message.pool, message.kill
+        peers.CloseFarPool: lambda host_id, message: workers.close_lent(
+            host_id, message.pool, message.kill
         ),
         peers.OpenFarRound: rounds.asked,
         peers.FarRoundOpened: rounds.opened,
         peers.EndFarRound: rounds.end_here,
-        peers.ResourcesFreed: lambda home, message: resources.freed_there(home),
+        peers.ResourcesFreed: lambda host_id, message: resources.freed_there(host_id),
         peers.AddWorkers: membership.grow,
     }
 

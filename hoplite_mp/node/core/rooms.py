@@ -70,7 +70,7 @@ class Above(
 ):
     """All that these rooms ask of rooms above them."""
 
-    def send_peer(self, home: int, message: PeerMessage) -> bool:
+    def send_peer(self, host_id: int, message: PeerMessage) -> bool:
         """Sends a message to the node of the host with that id; False: there is no such node."""
 
 

@@ -98,7 +98,7 @@ class Upward:
 
     # -- node/core/rooms.py, leases.py, pool_requests.py -------------------------------------------
 
-    def send_peer(self, home: int, message: PeerMessage) -> bool:
+    def send_peer(self, host_id: int, message: PeerMessage) -> bool:
         return False
 
     def driver_name(self, slot: int) -> int:
@@ -112,7 +112,7 @@ class Upward:
 
     # -- node/output/output.py ---------------------------------------------------------------------
 
-    def far_subscriber(self, home: int) -> Subscriber | None:
+    def far_subscriber(self, audience: int) -> Subscriber | None:
         return None
 
     # -- node/tasks/delegation.py ------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Upward:
     def pool_deserted(self, pool: int, why: str) -> None:
         self.rooms.workers.desert(pool, why)
 
-    def sends_on(self, audience: int, home: int) -> None: ...
+    def sends_on(self, audience: int, host_id: int) -> None: ...
     def ends_elsewhere(self, oid: int) -> None: ...
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
@@ -157,8 +157,8 @@ class Upward:
     def target_of(self, oid: int) -> bytes:
         return b""
 
-    def was_full(self, oid: int, home: int) -> None:
-        self.rooms.resources.again(oid, home)
+    def was_full(self, oid: int, host_id: int) -> None:
+        self.rooms.resources.again(oid, host_id)
 
     # -- node/tasks/guests.py ----------------------------------------------------------------------
 

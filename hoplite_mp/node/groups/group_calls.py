@@ -221,7 +221,7 @@ class GroupCalls:
         if node == self.client.number:
             self.receive(node, message)
         elif node in self.roster.by_number:
-            self.send_peer(self.roster.by_number[node].home, message)
+            self.send_peer(self.roster.by_number[node].host_id, message)
 
     # -- from nodes -----------------------------------------------------------------------------
 

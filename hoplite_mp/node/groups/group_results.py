@@ -82,7 +82,7 @@ class GroupResults:
                 piece = Piece(ask.rank, target, len(part), part, layout=layout)
             elif isinstance(part, int):
                 mem = self._read(part)
-                object_id = ids.pack_id(self.client.home, part)
+                object_id = ids.pack_id(self.client.host_id, part)
                 piece = Piece(ask.rank, target, mem.nbytes, None, object_id, payload_layout(mem))
             else:
                 payload, nbytes, _ = part
@@ -221,7 +221,7 @@ class GroupResults:
         oid, hold = self._new()
         self.results.store_block(oid, payload, nbytes)
         holds.append(hold)
-        return ObjectRef(ids.pack_id(self.client.home, oid), hold)
+        return ObjectRef(ids.pack_id(self.client.host_id, oid), hold)
 
     def _blocks(
         self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
@@ -301,8 +301,8 @@ class GroupResults:
 
     def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
         """Where a large piece is: the object of a member here, or a block that has arrived."""
-        home, oid = ids.unpack_id(piece.object)
-        if home == self.client.home:
+        host_id, oid = ids.unpack_id(piece.object)
+        if host_id == self.client.host_id:
             return None if oid & BLOCK else self.results.ref(oid)
         for plan in go.plans if go is not None else ():
             if isinstance(plan, Distribute):

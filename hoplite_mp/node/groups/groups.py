@@ -232,8 +232,8 @@ class Groups:
         for task in message.tasks:
             if task in self.awaited:
                 continue
-            home, oid = ids.unpack_id(task)
-            if home != self.client.home or self._is_over(oid):
+            host_id, oid = ids.unpack_id(task)
+            if host_id != self.client.host_id or self._is_over(oid):
                 over.append(task)
             # The node is woken when the task ends, because it is parked there. `_say_over` below
             # reports a task that ended just before that.

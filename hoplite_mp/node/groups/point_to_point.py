@@ -227,7 +227,7 @@ class PointToPoint:
         inline = 0 if payload is None else len(payload)
         group.sent[number] = Sent(target, ask.to, holds, inline)
         group.inline[target] += inline
-        object_id = ids.pack_id(self.client.home, ask.oid)
+        object_id = ids.pack_id(self.client.host_id, ask.oid)
         message = GroupSent(
             ask.generation,
             group.members.version,
@@ -265,7 +265,7 @@ class PointToPoint:
 
     def _send(self, node: int, message: Message) -> bool:
         member = self.roster.by_number.get(node)
-        return member is not None and self.send_peer(member.home, message)
+        return member is not None and self.send_peer(member.host_id, message)
 
     def receive(self, node: int, message: Message) -> None:
         """Handles a message from another node."""

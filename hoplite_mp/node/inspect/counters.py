@@ -80,8 +80,8 @@ class Counters:
                 counted[answer.node] = answer.message.counts
             reply(Reply(number, sorted(counted.items())))
 
-        self.questions.ask_all(self.roster.homes, CountersAsked, done, PATIENCE_S)
+        self.questions.ask_all(self.roster.host_ids, CountersAsked, done, PATIENCE_S)
 
-    def asked(self, home: int, message: CountersAsked) -> None:
+    def asked(self, host_id: int, message: CountersAsked) -> None:
         """Answers another node's request."""
-        self.send_peer(home, CountersNow(message.number, self.own()))
+        self.send_peer(host_id, CountersNow(message.number, self.own()))

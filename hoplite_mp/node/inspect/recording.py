@@ -150,7 +150,7 @@ class Recording:
                 self._add(slot, self._ended(slot, events, self._take(slot), RUNNING))
             document = TraceDocument(
                 host=hostname(),
-                home=self.client.home,
+                host_id=self.client.host_id,
                 begin_ns=self._begin_ns,
                 end_ns=self.loop.now_ns(),
                 events=list(self._events),

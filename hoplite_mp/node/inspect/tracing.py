@@ -57,7 +57,7 @@ class _Owned:
 
     trace: int
     slot: int
-    homes: set[int] = field(default_factory=set)  # hosts of the other nodes that record
+    host_ids: set[int] = field(default_factory=set)  # hosts of the other nodes that record
     # Number of a node -> its host's id; filled when the trace has ended.
     nodes: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
@@ -87,11 +87,11 @@ class Tracing:
         """Begins a trace; replies when all nodes record."""
         trace = request.ask.trace  # type: ignore[union-attr]
         say = self._speaker(slot, request)
-        why = self._start(trace, self.client.home)
+        why = self._start(trace, self.client.host_id)
         if why:
             say(why)
             return
-        owned = self.owned = _Owned(trace, slot, set(self.roster.by_home))
+        owned = self.owned = _Owned(trace, slot, set(self.roster.by_host_id))
 
         def begun(found: dict[int, Answer]) -> None:
             if self.owned is not owned:
@@ -100,15 +100,15 @@ class Tracing:
             if refusal:
                 self._end(owned, lambda: say(refusal))
                 return
-            for home in owned.homes - found.keys():
-                self._lose(owned, home)
+            for host_id in owned.host_ids - found.keys():
+                self._lose(owned, host_id)
             self._look_at_clocks(found, clocks_known)
 
         def clocks_known(clocks: dict[int, Clock]) -> None:
             owned.before = clocks
             say("")
 
-        self._ask(owned, owned.homes, "begin", begun)
+        self._ask(owned, owned.host_ids, "begin", begun)
 
     def end(self, slot: int, request: Request) -> None:
         """Ends a trace; replies with the size of each node's document, the comparisons of clocks,
@@ -121,16 +121,16 @@ class Tracing:
         size = self.recording.stop()
 
         def ended(answers: dict[int, Answer]) -> None:
-            found = {home: one for home, one in answers.items() if not one.message.error}
-            for home in owned.homes - found.keys():
-                self._lose(owned, home)
-            owned.nodes = {answer.node: home for home, answer in found.items()}
+            found = {host_id: one for host_id, one in answers.items() if not one.message.error}
+            for host_id in owned.host_ids - found.keys():
+                self._lose(owned, host_id)
+            owned.nodes = {answer.node: host_id for host_id, answer in found.items()}
             self._look_at_clocks(found, lambda clocks: clocks_known(found, clocks))
 
         def clocks_known(found: dict[int, Answer], clocks: dict[int, Clock]) -> None:
             rows: list[tuple[int, int, list[Clock]]] = [(self.client.number, size, [])]
-            for home, answer in found.items():
-                known = [owned.before.get(home), clocks.get(home)]
+            for host_id, answer in found.items():
+                known = [owned.before.get(host_id), clocks.get(host_id)]
                 at = [clock for clock in known if clock is not None]
                 if at:
                     rows.append((answer.node, answer.message.value, at))
@@ -138,7 +138,7 @@ class Tracing:
                     owned.lost.add(answer.node)
             say((sorted(rows), sorted(owned.lost), sorted(owned.left)))
 
-        self._ask(owned, owned.homes, "end", ended)
+        self._ask(owned, owned.host_ids, "end", ended)
 
     def piece(self, slot: int, request: Request) -> None:
         """Replies with a piece of a node's document."""
@@ -175,53 +175,53 @@ class Tracing:
 
     # -- requests of other nodes ----------------------------------------------------------------
 
-    def asked(self, home: int, message: TraceAsked) -> None:
+    def asked(self, host_id: int, message: TraceAsked) -> None:
         """Another host's node asks for a step of its trace: "begin", "end" or "drop"."""
         value, error = 0, ""
         if message.step == "begin":
-            error = self._start(message.trace, home)
-        elif message.trace != self.trace or home != self.owner:
+            error = self._start(message.trace, host_id)
+        elif message.trace != self.trace or host_id != self.owner:
             error = "that trace is over"
         elif message.step == "end":
             value = self.recording.stop()
         else:
             self._drop()
-        self.send_peer(home, LookTold(message.number, value, error=error))
+        self.send_peer(host_id, LookTold(message.number, value, error=error))
 
-    def read(self, home: int, message: TraceRead) -> None:
+    def read(self, host_id: int, message: TraceRead) -> None:
         """Sends another host a piece of what was recorded here."""
-        right = message.trace == self.trace and home == self.owner
+        right = message.trace == self.trace and host_id == self.owner
         data = self._piece(message.offset) if right else b""
-        self.send_peer(home, LookTold(message.number, data=data))
+        self.send_peer(host_id, LookTold(message.number, data=data))
 
-    def clock(self, home: int, message: ClockAsked) -> None:
+    def clock(self, host_id: int, message: ClockAsked) -> None:
         """Sends this node's clock to another host."""
-        self.send_peer(home, LookTold(message.number, self.loop.now_ns()))
+        self.send_peer(host_id, LookTold(message.number, self.loop.now_ns()))
 
     # -- nodes that join and leave -------------------------------------------------------------
 
-    def came(self, home: int) -> None:
+    def came(self, host_id: int) -> None:
         """A node that joins during a trace of this host takes part in it."""
         owned = self.owned
         if owned is None:
             return
 
         def begun(found: dict[int, Answer]) -> None:
-            if self.owned is owned and home in found and not found[home].message.error:
+            if self.owned is owned and host_id in found and not found[host_id].message.error:
                 self._look_at_clocks(found, owned.before.update)
             else:
-                self._lose(owned, home)
+                self._lose(owned, host_id)
 
-        owned.homes.add(home)
-        self._ask(owned, [home], "begin", begun)
+        owned.host_ids.add(host_id)
+        self._ask(owned, [host_id], "begin", begun)
 
-    def went(self, home: int, number: int, workers: int) -> None:
+    def went(self, host_id: int, number: int, workers: int) -> None:
         """A node is gone. If it owned the trace, that is discarded here; if this node owns it, what
         the other one had recorded is lost."""
-        if home == self.owner and self.owned is None:
+        if host_id == self.owner and self.owned is None:
             self._drop()
-        if self.owned is not None and home in self.owned.homes:
-            self.owned.homes.discard(home)
+        if self.owned is not None and host_id in self.owned.host_ids:
+            self.owned.host_ids.discard(host_id)
             (self.owned.lost if workers else self.owned.left).add(number)
             self.owned.nodes.pop(number, None)
 
@@ -244,17 +244,17 @@ class Tracing:
 
     def _end(self, owned: _Owned, done: Callable[[], None]) -> None:
         """Discards a trace everywhere, and calls `done` when all living nodes know."""
-        self._ask(owned, owned.homes, "drop", lambda found: done())
+        self._ask(owned, owned.host_ids, "drop", lambda found: done())
         self._drop()
 
-    def _lose(self, owned: _Owned, home: int) -> None:
+    def _lose(self, owned: _Owned, host_id: int) -> None:
         """Continues without a node that has not answered, and sends it "drop", in case it begins to
         record late."""
-        number = self.roster.number_of(home)
+        number = self.roster.number_of(host_id)
         if number is not None:
             owned.lost.add(number)
-            self.send_peer(home, TraceAsked(0, owned.trace, "drop"))
-        owned.homes.discard(home)
+            self.send_peer(host_id, TraceAsked(0, owned.trace, "drop"))
+        owned.host_ids.discard(host_id)
 
     def _piece(self, offset: int) -> bytes:
         return self.recording.document[offset : offset + PIECE_BYTES_MAX]
@@ -262,14 +262,14 @@ class Tracing:
     def _ask(
         self,
         owned: _Owned,
-        homes: Iterable[int],
+        host_ids: Iterable[int],
         step: str,
         done: Callable[[dict[int, Answer]], None],
     ) -> None:
         def make(number: int) -> TraceAsked:
             return TraceAsked(number, owned.trace, step)
 
-        self.questions.ask_all(homes, make, done, END_PATIENCE_S)
+        self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
         """A function that replies to that request, unless its process has died in the meantime."""
@@ -277,7 +277,7 @@ class Tracing:
         return lambda value: reply(Reply(request.number, value))
 
     def _look_at_clocks(
-        self, homes: Iterable[int], done: Callable[[dict[int, Clock]], None]
+        self, host_ids: Iterable[int], done: Callable[[dict[int, Clock]], None]
     ) -> None:
         """Compares clocks in several rounds of messages; `done` gets the best comparison by
         host."""
@@ -287,16 +287,16 @@ class Tracing:
         def came(found: dict[int, Answer]) -> None:
             nonlocal left
             left -= 1
-            for home, answer in found.items():
+            for host_id, answer in found.items():
                 there = answer.message.value
-                known = best.get(home)
-                best[home] = best_clock(known, answer.asked_ns, answer.came_ns, there)
+                known = best.get(host_id)
+                best[host_id] = best_clock(known, answer.asked_ns, answer.came_ns, there)
             if left and found:
                 self.questions.ask_all(found, ClockAsked, came, PATIENCE_S)
             else:
                 done(best)
 
-        self.questions.ask_all(homes, ClockAsked, came, PATIENCE_S)
+        self.questions.ask_all(host_ids, ClockAsked, came, PATIENCE_S)
 
 
 def _nothing() -> None:

@@ -98,7 +98,7 @@ class Waits:
         """Collects the waits of all nodes for a process, which then reads them with `piece`."""
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
         line = self.clients.get(slot)
-        numbers = {home: member.node for home, member in self.roster.by_home.items()}
+        numbers = {host_id: member.node for host_id, member in self.roster.by_host_id.items()}
 
         def done(found: dict[int, Answer]) -> None:
             if self.clients.get(slot) is not line:
@@ -131,11 +131,11 @@ class Waits:
         """Discards the answers for a process that has ended."""
         self.dumps.pop(slot, None)
 
-    def asked(self, home: int, message: DumpAsked) -> None:
+    def asked(self, host_id: int, message: DumpAsked) -> None:
         """Answers another node's request."""
 
         def told(data: bytes) -> None:
-            self.send_peer(home, LookTold(message.number, data=data))
+            self.send_peer(host_id, LookTold(message.number, data=data))
 
         self.look(message.stacks, told)
 
@@ -314,16 +314,16 @@ class Waits:
         """The seconds since then; None if the time is not known."""
         return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
 
-    def _peer(self, home: int) -> str:
-        number = self.roster.number_of(home)
+    def _peer(self, host_id: int) -> str:
+        number = self.roster.number_of(host_id)
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
         """Describes where an object is that is not ready; "" if the object is ready."""
         oid = self.imports.local(object_id) or None
         if oid is None:
-            home, _ = ids.unpack_id(object_id)
-            return f"an object of {self._peer(home)}"
+            host_id, _ = ids.unpack_id(object_id)
+            return f"an object of {self._peer(host_id)}"
         return self.where_local(oid)
 
     def where_local(self, oid: int) -> str:

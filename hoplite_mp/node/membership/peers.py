@@ -154,7 +154,7 @@ class Peers:
         self.lose_member = lose
         self.mine = mine
         self.cluster = network.cluster
-        self.by_home: dict[int, Peer] = {}
+        self.by_host_id: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
         # By host id: connections of nodes that this node does not know as members yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
@@ -164,11 +164,11 @@ class Peers:
 
     def came(self, member: Member) -> None:
         """A node has joined, which may be this one itself."""
-        if member.home == self.mine.host:
+        if member.host_id == self.mine.host:
             self.own = _hosts(member)
             return
         peer = Peer(member)
-        self.by_home[member.home] = self.by_number[member.node] = peer
+        self.by_host_id[member.host_id] = self.by_number[member.node] = peer
         self.roster.add(member)
 
     def went(self, number: int) -> Peer | None:
@@ -176,19 +176,19 @@ class Peers:
         peer = self.by_number.pop(number, None)
         if peer is None:
             return None
-        del self.by_home[peer.member.home]
+        del self.by_host_id[peer.member.host_id]
         self.roster.remove(number)
         for wire in (peer.wire, *peer.extra):
             if wire is not None:
                 wire.close("the node is gone")
-        self.relays.lose_peer(peer.member.home)
+        self.relays.lose_peer(peer.member.host_id)
         return peer
 
-    def home_of(self, audience: int) -> int | None:
+    def host_id_of(self, audience: int) -> int | None:
         """The id of the host of the driver with that name; None: the host is gone."""
-        if audience in self.by_home:
+        if audience in self.by_host_id:
             return audience
-        return next((home for home in self.by_home if same_host(audience, home)), None)
+        return next((host_id for host_id in self.by_host_id if same_host(audience, host_id)), None)
 
     def is_near(self, number: int) -> bool:
         """Whether that node advertises this host's own address, so that no network link is used."""
@@ -197,12 +197,12 @@ class Peers:
 
     def is_member(self, host: str) -> bool:
         """Whether a living node has that address. Also called in threads."""
-        return any(host in _hosts(peer.member) for peer in list(self.by_home.values()))
+        return any(host in _hosts(peer.member) for peer in list(self.by_host_id.values()))
 
-    def send(self, home: int, message: PeerMessage) -> bool:
+    def send(self, host_id: int, message: PeerMessage) -> bool:
         """Sends a message to the node of that host, connecting to it if needed. False: there is no
         such node."""
-        peer = self.by_home.get(home)
+        peer = self.by_host_id.get(host_id)
         if peer is None:
             return False
         frame = encode(message)  # type: ignore[arg-type]
@@ -215,14 +215,14 @@ class Peers:
     @property
     def met(self) -> list[int]:
         """Ids of the hosts to whose nodes there is a wire."""
-        return [home for home, peer in self.by_home.items() if peer.wire is not None]
+        return [host_id for host_id, peer in self.by_host_id.items() if peer.wire is not None]
 
     @property
     def flushed(self) -> bool:
         """Whether everything that was sent has left this process."""
         return not any(
             peer.waiting or (peer.wire is not None and peer.wire.open and peer.wire.sending)
-            for peer in self.by_home.values()
+            for peer in self.by_host_id.values()
         )
 
     def _call(self, peer: Peer) -> None:
@@ -240,15 +240,15 @@ class Peers:
     ) -> None:
         """Connects to a node, over a relay if necessary; `done` gets the connection, or None when
         the node cannot be reached. link: Introduction.link and Introduction.answers."""
-        way = self.relays.way(member.home)
-        others = len(self.by_home) > 1
+        way = self.relays.way(member.host_id)
+        others = len(self.by_host_id) > 1
 
         def met() -> bool:
-            peer = self.by_home.get(member.home)
+            peer = self.by_host_id.get(member.host_id)
             return role == "peer" and peer is not None and peer.wire is not None and peer.wire.open
 
         def called(admission: Admission | None) -> None:
-            lost = admission is None and member.home in self.by_home
+            lost = admission is None and member.host_id in self.by_host_id
             if lost and others and not way and not met():
                 self.relays.find(member, found)
             else:
@@ -282,14 +282,14 @@ class Peers:
             mine=msgspec.structs.replace(self.mine, link=link[0], answers=link[1]),
             timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
             cluster=self.cluster,
-            host=member.home,
+            host=member.host_id,
             rounds_max=rounds_max,
         )
         Call(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
 
     def _answered(self, peer: Peer, admission: Admission | None) -> None:
         peer.calling = False
-        if self.by_home.get(peer.member.home) is not peer:
+        if self.by_host_id.get(peer.member.host_id) is not peer:
             if admission is not None:
                 admission.stream.close()
         elif admission is not None:
@@ -303,38 +303,38 @@ class Peers:
         """Another node has connected. If it is unknown, it may have joined although the manager's
         message about it has not arrived here, so the connection waits for that message as long as a
         handshake may take. attach: takes the connection; None: it becomes a wire for messages."""
-        home, attach = admission.peer.host, attach or self._attach
-        peer = self.by_home.get(home)
+        host_id, attach = admission.peer.host, attach or self._attach
+        peer = self.by_host_id.get(host_id)
         if peer is not None:
             attach(peer, admission)
             return
-        self.unknown.setdefault(home, []).append((admission, attach))
+        self.unknown.setdefault(host_id, []).append((admission, attach))
         self.loop.call_later(
-            self.start.handshake_timeout_s, lambda: self._too_late(home, admission)
+            self.start.handshake_timeout_s, lambda: self._too_late(host_id, admission)
         )
 
-    def let_in(self, home: int) -> None:
+    def let_in(self, host_id: int) -> None:
         """Attaches waiting connections of a node, after all rooms know it as a member."""
-        peer = self.by_home.get(home)
+        peer = self.by_host_id.get(host_id)
         if peer is not None:
-            for admission, attach in self.unknown.pop(home, ()):
+            for admission, attach in self.unknown.pop(host_id, ()):
                 attach(peer, admission)
 
-    def _too_late(self, home: int, admission: Admission) -> None:
-        waiting = self.unknown.get(home, [])
+    def _too_late(self, host_id: int, admission: Admission) -> None:
+        waiting = self.unknown.get(host_id, [])
         for one in [one for one in waiting if one[0] is admission]:
             waiting.remove(one)
             admission.stream.close()
         if not waiting:
-            self.unknown.pop(home, None)
+            self.unknown.pop(host_id, None)
 
     def _attach(self, peer: Peer, admission: Admission) -> None:
-        home = peer.member.home
+        host_id = peer.member.host_id
         wire = Wire(
             self.loop,
             admission.stream,
             Decoder(PeerMessage),
-            lambda message: self.take(home, message),
+            lambda message: self.take(host_id, message),
             lambda reason: self._ended(peer, reason),
         )
         if peer.wire is None or not peer.wire.open:
@@ -348,7 +348,7 @@ class Peers:
             wire.ready()
 
     def _ended(self, peer: Peer, reason: str) -> None:
-        if self.by_home.get(peer.member.home) is peer:
+        if self.by_host_id.get(peer.member.host_id) is peer:
             _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
             self.lose_member(peer.member)
 

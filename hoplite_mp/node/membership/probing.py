@@ -44,9 +44,9 @@ class Probing:
         """Probes the members that have joined last, because they probably have the fewest
         connections to others."""
         for member in list(members)[-PEERS_MAX:]:
-            self._ask(member.home, ())
+            self._ask(member.host_id, ())
 
-    def _ask(self, home: int, trips_ns: tuple[int, ...]) -> None:
+    def _ask(self, host_id: int, trips_ns: tuple[int, ...]) -> None:
         """Sends the next probe to that host. trips_ns: the round trips so far."""
 
         def answered(answer: Answer | None) -> None:
@@ -54,8 +54,8 @@ class Probing:
                 return  # that host is gone
             trips = *trips_ns, answer.came_ns - answer.asked_ns
             if len(trips) < ROUNDS:
-                self._ask(home, trips)
+                self._ask(host_id, trips)
             else:
                 self.tell(LinkMeasured(self.number(), answer.node, min(trips[1:]) / 2e9))
 
-        self.questions.ask(home, Probe, answered)
+        self.questions.ask(host_id, Probe, answered)

@@ -50,7 +50,7 @@ class _Search:
 class Above(Protocol):
     """What this room asks of Peers (node/membership/peers.py)."""
 
-    def send(self, home: int, message: PeerMessage) -> bool:
+    def send(self, host_id: int, message: PeerMessage) -> bool:
         """Sends to the node of that host; False: there is no such node."""
 
     def is_member(self, host: str) -> bool:
@@ -76,80 +76,80 @@ class Relays:
 
     # -- relays that this node uses ------------------------------------------------------------
 
-    def way(self, home: int) -> list[Endpoint]:
+    def way(self, host_id: int) -> list[Endpoint]:
         """The endpoints to call instead of that host's own; empty if it is called directly."""
-        return self.ways[home][1] if home in self.ways else []
+        return self.ways[host_id][1] if host_id in self.ways else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
         """Searches for a relay to a node that cannot be reached; `done` gets the relay's endpoints,
         or an empty list if there is no relay."""
-        search = self.searches.get(member.home)
+        search = self.searches.get(member.host_id)
         if search is None:
-            others = [home for home in self.roster.by_home if home != member.home]
+            others = [host_id for host_id in self.roster.by_host_id if host_id != member.host_id]
             unreached = self.ways.keys() | self.searches.keys()
-            candidates = [home for home in others if home not in unreached][:ASKED_MAX]
-            search = self.searches[member.home] = _Search(candidates, [done])
-            self._ask(member.home, search)
+            candidates = [host_id for host_id in others if host_id not in unreached][:ASKED_MAX]
+            search = self.searches[member.host_id] = _Search(candidates, [done])
+            self._ask(member.host_id, search)
         else:
             search.waiting.append(done)
 
-    def _ask(self, home: int, search: _Search) -> None:
+    def _ask(self, host_id: int, search: _Search) -> None:
         """Asks the next candidate."""
         if not search.candidates:
-            self._end(home, [])
+            self._end(host_id, [])
             return
         lender = search.candidates.pop(0)
 
         def answered(answer: Answer | None) -> None:
-            if self.searches.get(home) is not search:
+            if self.searches.get(host_id) is not search:
                 return  # that node is gone
             if answer is None or not answer.message.port:
-                self._ask(home, search)
+                self._ask(host_id, search)
             else:
-                self._opened(home, lender, answer.message.port)
+                self._opened(host_id, lender, answer.message.port)
 
-        self.questions.ask(lender, lambda number: RelayAsked(number, home), answered, ANSWER_S)
+        self.questions.ask(lender, lambda number: RelayAsked(number, host_id), answered, ANSWER_S)
 
-    def _opened(self, home: int, lender: int, port: int) -> None:
-        """The node of the host `lender` has opened a port that forwards to the host `home`."""
-        behind, peer = self.roster.by_home[home], self.roster.by_home[lender]
+    def _opened(self, host_id: int, lender: int, port: int) -> None:
+        """The node of the host `lender` has opened a port that forwards to the host `host_id`."""
+        behind, peer = self.roster.by_host_id[host_id], self.roster.by_host_id[lender]
         way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, way)))
-        self.ways[home] = lender, found
+        self.ways[host_id] = lender, found
         words = "node h%d is reached over node h%d: no connection leads there from this host"
         _log.warning(words, behind.node, peer.node)
-        self._end(home, found)
+        self._end(host_id, found)
 
-    def _end(self, home: int, found: list[Endpoint]) -> None:
-        for done in self.searches.pop(home).waiting:
+    def _end(self, host_id: int, found: list[Endpoint]) -> None:
+        for done in self.searches.pop(host_id).waiting:
             done(found)
 
     # -- relays for other nodes ----------------------------------------------------------------
 
     def asked(self, asker: int, message: RelayAsked) -> None:
         """The host `asker` cannot reach another host. A thread tries whether this node can."""
-        home, number = message.host, message.number
-        peer = self.roster.by_home.get(home)
-        if peer is None or home in self.ways or home in self.searches:
+        host_id, number = message.host, message.number
+        peer = self.roster.by_host_id.get(host_id)
+        if peer is None or host_id in self.ways or host_id in self.searches:
             self.above.send(asker, RelayOpened(number, 0))
-        elif home in self.forwards:
-            self.above.send(asker, RelayOpened(number, self.forwards[home].port))
-        elif home in self.trying:
-            self.trying[home].append((asker, number))
+        elif host_id in self.forwards:
+            self.above.send(asker, RelayOpened(number, self.forwards[host_id].port))
+        elif host_id in self.trying:
+            self.trying[host_id].append((asker, number))
         else:
             endpoints = endpoints_of(peer.addresses)
             look = partial(self.connections.is_reached, endpoints)
-            self.loop.run_in_thread(look, partial(self._tried, home))
-            self.trying[home] = [(asker, number)]  # the thread's result comes in a later turn
+            self.loop.run_in_thread(look, partial(self._tried, host_id))
+            self.trying[host_id] = [(asker, number)]  # the thread's result comes in a later turn
 
-    def _tried(self, home: int, reached: bool) -> None:
-        port = self._lend(home) if reached else 0
-        for asker, number in self.trying.pop(home, ()):
+    def _tried(self, host_id: int, reached: bool) -> None:
+        port = self._lend(host_id) if reached else 0
+        for asker, number in self.trying.pop(host_id, ()):
             self.above.send(asker, RelayOpened(number, port))
 
-    def _lend(self, home: int) -> int:
+    def _lend(self, host_id: int) -> int:
         """Opens a port that forwards to that host; 0: it is gone, or no port can be opened."""
-        peer = self.roster.by_home.get(home)
+        peer = self.roster.by_host_id.get(host_id)
         if peer is None:
             return 0
         try:
@@ -158,21 +158,21 @@ class Relays:
         except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor or thread left
             _log.error("no way can be lent to node h%d: %s", peer.node, error)
             return 0
-        self.forwards[home] = forward
+        self.forwards[host_id] = forward
         return forward.port
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """A host is gone, and with it the relays over it and to it."""
         self.ways = {
-            behind: way for behind, way in self.ways.items() if home not in (behind, way[0])
+            behind: way for behind, way in self.ways.items() if host_id not in (behind, way[0])
         }
-        forward = self.forwards.pop(home, None)
+        forward = self.forwards.pop(host_id, None)
         if forward is not None:
             forward.close()
-        if home in self.searches:
-            self._end(home, [])
+        if host_id in self.searches:
+            self._end(host_id, [])
 
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:

@@ -176,7 +176,7 @@ class Exports:
             if not self._copied:
                 self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
             self._copied[export.oid] = export
-        export.copies.update({*hosts} - {self.client.home})
+        export.copies.update({*hosts} - {self.client.host_id})
         return True
 
     def copies_of(self, oid: int) -> tuple[int, ...]:

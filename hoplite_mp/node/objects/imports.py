@@ -96,14 +96,14 @@ class Imports:
             done(holds)
 
     def _hold(self, object_id: bytes) -> tuple[Import | None, Any]:
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
             return None, self.client.hold(oid)
         known = self.by_object.get(object_id)
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                if known.kept and not known.number and known.owner != self.client.home:
+                if known.kept and not known.number and known.owner != self.client.host_id:
                     self._acquire(known)
                 return known, hold
         one = self._new(object_id)
@@ -174,7 +174,7 @@ class Imports:
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""
         one = self.by_oid.get(oid)
-        return ids.pack_id(self.client.home, oid) if one is None else one.object
+        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload of that object, if this host has it under another header than `oid`. That
@@ -190,16 +190,16 @@ class Imports:
     def own(self, object_id: bytes) -> int:
         """The local id of an object that this host owns, because it was made here or taken over.
         0: another host owns it."""
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
             return oid
         one = self.by_object.get(object_id)
-        return one.oid if one is not None and one.owner == self.client.home else 0
+        return one.oid if one is not None and one.owner == self.client.host_id else 0
 
     def local(self, object_id: bytes) -> int:
         """The local id of an object of any host; 0: it has no header here."""
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
             return oid
         one = self.by_object.get(object_id)
         return 0 if one is None else one.oid

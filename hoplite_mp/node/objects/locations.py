@@ -46,7 +46,7 @@ class Locations:
                 found = (*answer.message.holders, *here)
             reply(Reply(question, sorted(set(found))))
 
-        if one is None or one.owner == self.client.home:
+        if one is None or one.owner == self.client.host_id:
             told(None)
         else:
             self.questions.ask(one.owner, functools.partial(Locate, one.object), told)

@@ -81,7 +81,7 @@ class Replicas:
     def tell(self, object_id: bytes, nbytes: int) -> None:
         """A replica is whole: notifies the object's owner."""
         owner = self.imports.owner_of(object_id)
-        if owner != self.client.home and not self.send(owner, Kept(object_id, nbytes)):
+        if owner != self.client.host_id and not self.send(owner, Kept(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
                 self.imports.above.ask_for_owner(one)
@@ -89,13 +89,13 @@ class Replicas:
     def say(self, message: Kept) -> None:
         """Notifies the object's owner, which may be this host."""
         owner = self.imports.owner_of(message.object)
-        if owner == self.client.home:
+        if owner == self.client.host_id:
             self.exports.kept(owner, message)
         else:
             self.send(owner, message)
 
     def _is_foreign(self, object_id: bytes) -> bool:
-        return self.imports.owner_of(object_id) != self.client.home
+        return self.imports.owner_of(object_id) != self.client.host_id
 
     def _header(self, object_id: bytes) -> int:
         own = self.imports.own(object_id)

@@ -43,8 +43,8 @@ class Results:
 
     def made_here(self, object_id: bytes) -> int:
         """The local id of an object of this host; 0: it is another host's."""
-        home, oid = ids.unpack_id(object_id)
-        return oid if home == self.client.home else 0
+        host_id, oid = ids.unpack_id(object_id)
+        return oid if host_id == self.client.host_id else 0
 
     def hold(self, object_id: bytes) -> Any:
         """A hold on an object of any host; None: it has no header here, or is gone."""
@@ -52,7 +52,7 @@ class Results:
         return self.client.hold(oid) if oid else None
 
     def ref(self, oid: int) -> ObjectRef[Any]:
-        return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
+        return ObjectRef(ids.pack_id(self.client.host_id, oid), self.client.hold(oid))
 
     def pin(self, oid: int) -> memoryview | int | None:
         """The payload of an object, restored from the disk if necessary; the object is not spilled

@@ -58,12 +58,12 @@ class StreamingSources:
 
     def name(self, payload: int) -> bytes:
         """The id of such a block in plans; no object has that id."""
-        return ids.pack_id(self.client.home, payload | BLOCK)
+        return ids.pack_id(self.client.host_id, payload | BLOCK)
 
     def get(self, object_id: bytes) -> StreamingSource | None:
         """The block with that id in plans."""
-        home, payload = ids.unpack_id(object_id)
-        return self.blocks.get(payload ^ BLOCK) if home == self.client.home else None
+        host_id, payload = ids.unpack_id(object_id)
+        return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> StreamingSource:
         """A member hands over a block while it goes on writing it; the first `written` bytes are

@@ -39,9 +39,9 @@ class Speaker:
     """Another node whose workers have lines for a driver of this host."""
 
     def __init__(
-        self, home: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
+        self, host_id: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
     ) -> None:
-        self.home = home
+        self.host_id = host_id
         self.number = number
         self.audience = audience
         self.tell = tell
@@ -52,7 +52,7 @@ class Speaker:
         steps."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
-            self.tell(self.home, PrintedTaken(self.untold, self.audience))
+            self.tell(self.host_id, PrintedTaken(self.untold, self.audience))
             self.untold = 0
 
 
@@ -64,16 +64,16 @@ class FarOutput:
         output: Output,
         send: Callable[[int, PeerMessage], bool],
         number_of: Callable[[int], int | None],
-        home_of: Callable[[int], int | None],
+        host_id_of: Callable[[int], int | None],
         busy: Callable[[int], bool],
     ) -> None:
-        """number_of: the number of a host's node, None if it is gone. home_of: the host of the
-        driver with that name, None if it is gone. busy: whether the worker in that slot runs a
+        """number_of: the number of a host's node, None if it is gone. host_id_of: the host of
+        the driver with that name, None if it is gone. busy: whether the worker in that slot runs a
         task."""
         self.output = output
         self.send = send
         self.number_of = number_of
-        self.home_of = home_of
+        self.host_id_of = host_id_of
         self.busy = busy
         self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
         # By host id and the name of the driver here.
@@ -92,34 +92,34 @@ class FarOutput:
 
     def subscriber(self, name: int) -> Subscriber | None:
         """A driver of another host as a subscriber; None if it is gone."""
-        home = self.home_of(name)
-        if home is None:
+        host_id = self.host_id_of(name)
+        if host_id is None:
             return None
         known = self.subscribers.get(name)
         if known is None:
-            attached = 0 if name == home else name
+            attached = 0 if name == host_id else name
 
             def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
-                self.send(home, Printed(slot, stream, lines, attached))
+                self.send(host_id, Printed(slot, stream, lines, attached))
 
             known = Subscriber(deliver, FAR_BYTES_MAX, self.output.patience_s)
             self.subscribers[name] = known
         return known
 
-    def sent_on(self, audience: int, home: int) -> None:
+    def sent_on(self, audience: int, host_id: int) -> None:
         """Notes that a task with that audience was sent from here to another host."""
-        if self.home_of(audience) is not None:
-            self.others.setdefault(audience, set()).add(home)
+        if self.host_id_of(audience) is not None:
+            self.others.setdefault(audience, set()).add(host_id)
 
-    def taken(self, home: int, message: PrintedTaken) -> None:
+    def taken(self, host_id: int, message: PrintedTaken) -> None:
         """A driver of that host has taken some bytes."""
-        subscriber = self.subscribers.get(message.audience or home)
+        subscriber = self.subscribers.get(message.audience or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
-    def last_lines_asked(self, home: int, message: LastLinesAsked) -> None:
+    def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
         """A driver of that host is leaving and asks for its last lines."""
-        self.asked.add(message.audience or home)
+        self.asked.add(message.audience or host_id)
         self.look()
 
     def look(self) -> None:
@@ -130,40 +130,40 @@ class FarOutput:
                 self.asked.discard(name)
                 if name in self.subscribers:
                     self.subscribers[name].confess()
-                home = self.home_of(name)
+                host_id = self.host_id_of(name)
                 others = tuple(self.others.pop(name, ()))
-                if home is not None:
-                    self.send(home, LastLinesSent(others, 0 if name == home else name))
-                if name != home:  # only an attached driver leaves, not its host
+                if host_id is not None:
+                    self.send(host_id, LastLinesSent(others, 0 if name == host_id else name))
+                if name != host_id:  # only an attached driver leaves, not its host
                     self.subscribers.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
-    def printed(self, home: int, message: Printed) -> None:
+    def printed(self, host_id: int, message: Printed) -> None:
         """Sends lines of that node's workers to a driver of this host."""
         name = message.audience
         if name not in self.output.drivers:  # the driver has left
-            self.send(home, PrintedTaken(bytes_of(message.lines), name))
+            self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
             return
-        speaker = self.speakers.get((home, name))
+        speaker = self.speakers.get((host_id, name))
         if speaker is None:
-            number = self.number_of(home)
+            number = self.number_of(host_id)
             if number is None:
                 return
-            speaker = self.speakers[home, name] = Speaker(home, number, name, self.send)
+            speaker = self.speakers[host_id, name] = Speaker(host_id, number, name, self.send)
         self.output.to_driver(
             message.slot, speaker.number, message.stream, message.lines, speaker.taken, name
         )
 
-    def ask_last_lines(self, homes: Iterable[int], name: int = 0) -> None:
+    def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
         """Asks these hosts for the last lines for this host's driver, or for the attached driver of
         that name, because the driver is leaving."""
-        for home in homes:
-            if (name, home) not in self.received:
-                self.received.add((name, home))
-                self.asking.add((name, home))
-                if not self.send(home, LastLinesAsked(name)):
-                    self.asking.discard((name, home))
+        for host_id in host_ids:
+            if (name, host_id) not in self.received:
+                self.received.add((name, host_id))
+                self.asking.add((name, host_id))
+                if not self.send(host_id, LastLinesAsked(name)):
+                    self.asking.discard((name, host_id))
 
     def is_asking(self, name: int) -> bool:
         """Whether any host has not yet sent its last lines for that attached driver."""
@@ -176,26 +176,26 @@ class FarOutput:
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 
-    def last_lines_sent(self, home: int, message: LastLinesSent) -> None:
+    def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
         """All of that node's lines have arrived. The message names other hosts that may have
         some."""
-        others = [other for other in message.others if other != self.output.home]
-        if (message.audience, home) in self.asking:
+        others = [other for other in message.others if other != self.output.host_id]
+        if (message.audience, host_id) in self.asking:
             self.ask_last_lines(others, message.audience)
-            self.asking.discard((message.audience, home))
+            self.asking.discard((message.audience, host_id))
 
     # ------------------------------------------------------------------------------------------
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """Drops everything about a host that is gone, with its drivers and workers."""
-        gone = {name for name in self.subscribers if same_host(name, home)} | {home}
+        gone = {name for name in self.subscribers if same_host(name, host_id)} | {host_id}
         for name in gone:
             self.subscribers.pop(name, None)
-        for key in [key for key in self.speakers if key[0] == home]:
+        for key in [key for key in self.speakers if key[0] == host_id]:
             del self.speakers[key]
         self.asked -= gone
-        self.asking = {key for key in self.asking if key[1] != home}
-        for name in [name for name in self.others if same_host(name, home)]:
+        self.asking = {key for key in self.asking if key[1] != host_id}
+        for name in [name for name in self.others if same_host(name, host_id)]:
             del self.others[name]
         for name in gone:
             self.output.lose(name, self.busy)

@@ -18,11 +18,11 @@ Run = tuple[int, list[bytes]]
 class Lines:
     """The state of one pipe. `audience`: the audience of the bytes that are read next."""
 
-    def __init__(self, home: int, line_bytes_max: int, audience: int = 0) -> None:
+    def __init__(self, host_id: int, line_bytes_max: int, audience: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
         self.audience = audience
         self.rest = b""  # the beginning of a line whose end has not been read yet
-        self._head = mark_head(home)
+        self._head = mark_head(host_id)
 
     def feed(self, data: bytes) -> list[Run]:
         """Takes bytes of the pipe. Returns the lines that are complete now, without line ends; a

@@ -53,7 +53,7 @@ class Pipe:
 class Above(Protocol):
     """What this room asks of the rooms above it."""
 
-    def far_subscriber(self, home: int) -> Subscriber | None:
+    def far_subscriber(self, audience: int) -> Subscriber | None:
         """The subscriber for a driver of another host; None if that host is gone."""
 
 
@@ -64,7 +64,7 @@ class Output:
         self,
         sock: Socket,
         config: Config,
-        home: int,
+        host_id: int,
         number: Callable[[], int],
         loop: Loop,
         patience_s: float | None,
@@ -73,7 +73,7 @@ class Output:
         """number: this node's number, for the labels. patience_s: how long a driver may take no
         lines before its lines are dropped; None: no limit."""
         self.loop = loop
-        self.home = home
+        self.host_id = host_id
         self.number = number
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
@@ -91,7 +91,7 @@ class Output:
         """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
         output_pipes.open_for_reading(fd)
-        lines = Lines(self.home, self.line_bytes_max, audience)
+        lines = Lines(self.host_id, self.line_bytes_max, audience)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
         self._listen(pipe)
 
@@ -181,12 +181,12 @@ class Output:
                 return
         self._let_go(pipe)
 
-    def _subscriber(self, home: int) -> Subscriber | None:
-        if home in self.drivers:
-            return self.drivers[home][0]
-        if same_host(home, self.home):
+    def _subscriber(self, audience: int) -> Subscriber | None:
+        if audience in self.drivers:
+            return self.drivers[audience][0]
+        if same_host(audience, self.host_id):
             return None  # a driver that has left
-        return self.above.far_subscriber(home)
+        return self.above.far_subscriber(audience)
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:
@@ -206,9 +206,11 @@ class Output:
         for pipe in list(self.held):
             self._push(pipe)
 
-    def waits_for(self, home: int) -> bool:
+    def waits_for(self, audience: int) -> bool:
         """Whether there may be lines for that audience that cannot be sent yet."""
-        return any(pipe.fd >= 0 or any(to == home for to, _ in pipe.waiting) for pipe in self.held)
+        return any(
+            pipe.fd >= 0 or any(to == audience for to, _ in pipe.waiting) for pipe in self.held
+        )
 
     def to_driver(
         self,
@@ -278,14 +280,14 @@ class Output:
         else:
             self._watch(subscriber)
 
-    def lose(self, home: int, busy: Callable[[int], bool]) -> None:
+    def lose(self, audience: int, busy: Callable[[int], bool]) -> None:
         """Drops the lines of a driver that is gone. From now on workers that are not `busy` write
         for the driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
-            if pipe.lines.audience == home and not pipe.waiting and not busy(pipe.slot):
+            if pipe.lines.audience == audience and not pipe.waiting and not busy(pipe.slot):
                 self._empty(pipe)
-                if pipe.lines.audience == home:
+                if pipe.lines.audience == audience:
                     pipe.waiting.extend(pipe.lines.finish())
                     pipe.lines.audience = 0
                 self._push(pipe)

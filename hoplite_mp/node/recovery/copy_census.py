@@ -38,10 +38,10 @@ class CopyCensus:
         replicas: Replicas,
         questions: Questions,
         send: Callable[[int, PeerMessage], bool],
-        homes: Callable[[], Iterable[int]],
+        host_ids: Callable[[], Iterable[int]],
         doubtful: Callable[[], bool],
     ) -> None:
-        """homes: returns the ids of all other living hosts. doubtful: whether this node has lost
+        """host_ids: returns the ids of all other living hosts. doubtful: whether this node has lost
         contact with a host about which the manager has not decided yet."""
         self.imports = imports
         self.remote_objects = remote_objects
@@ -49,7 +49,7 @@ class CopyCensus:
         self.replicas = replicas
         self.questions = questions
         self.send = send
-        self.homes = homes
+        self.host_ids = host_ids
         self.doubtful = doubtful
         self._round = 1  # the number of the next `flush`
         self._objects: list[bytes] = []  # the objects of the next round
@@ -72,7 +72,7 @@ class CopyCensus:
             number, self._round = self._round, self._round + 1
             self._open.add(number)
             self.questions.ask_all(
-                self.homes(),
+                self.host_ids(),
                 functools.partial(CopiesAsked, objects),
                 lambda found: self._open.discard(number),
             )
@@ -83,7 +83,7 @@ class CopyCensus:
 
     # -- answers of this node ------------------------------------------------------------------
 
-    def asked(self, home: int, message: CopiesAsked) -> None:
+    def asked(self, host_id: int, message: CopiesAsked) -> None:
         """Answers the owner of these objects, which knows no host that has them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
@@ -91,4 +91,4 @@ class CopyCensus:
                     self.remote_objects.lost(one.oid, "all who had it are gone")
                 elif self.imports.is_whole(one):
                     self.replicas.tell(object_id, self.client.inspect(one.oid)["size"])
-        self.send(home, CopiesTold(message.number))
+        self.send(host_id, CopiesTold(message.number))

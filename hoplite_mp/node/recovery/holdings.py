@@ -26,7 +26,7 @@ __all__ = ["Holdings", "Lost", "is_kept"]
 class Lost:
     """An owner that has died, until its objects have new owners."""
 
-    home: int
+    host_id: int
     number: int
     holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
@@ -40,7 +40,7 @@ class Lost:
 class Above(Protocol):
     """What this room asks of the rooms above it."""
 
-    def spare_number(self, object_id: bytes, home: int) -> int | None:
+    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
         """If this node is the spare of that actor of that host: the number of what it was sent to
         begin the actor from, where higher is newer and 0 means incomplete. Else None."""
 
@@ -55,18 +55,18 @@ class Holdings:
         self.node = node
         self.lost: dict[int, Lost] = {}  # by host id
 
-    def begin(self, home: int, number: int) -> None:
+    def begin(self, host_id: int, number: int) -> None:
         """A host is gone. It must be called before any room releases what it had from there."""
-        lost = self.lost[home] = Lost(home, number)
-        self.hold(lost, self.of(home))
+        lost = self.lost[host_id] = Lost(host_id, number)
+        self.hold(lost, self.of(host_id))
 
     def lost_as(self, number: int) -> Lost | None:
         """The dead owner whose node had that number."""
         return next((one for one in self.lost.values() if one.number == number), None)
 
-    def of(self, home: int) -> list[Import]:
+    def of(self, host_id: int) -> list[Import]:
         """All imports that the host with this id owns."""
-        return [one for one in self.imports.by_oid.values() if one.owner == home]
+        return [one for one in self.imports.by_oid.values() if one.owner == host_id]
 
     def hold(self, lost: Lost, imports: list[Import]) -> None:
         """Keeps these imports until their new owner is known."""

@@ -106,8 +106,8 @@ class Lineage:
             if part and self._hold(part, True):
                 held[part] = None
         for object_id in self.arguments(oid):
-            home, argument = ids.unpack_id(object_id)
-            if home == self.client.home and argument not in held and self._wanted(argument):
+            host_id, argument = ids.unpack_id(object_id)
+            if host_id == self.client.host_id and argument not in held and self._wanted(argument):
                 small = argument not in self.entries
                 if self._hold(argument, small):
                     held[argument] = None
@@ -249,7 +249,7 @@ class Lineage:
             if not self.client.spill_begin(oid):
                 return
             self.client.spill_end(oid, 0)
-        object_id = ids.pack_id(self.client.home, oid)
+        object_id = ids.pack_id(self.client.host_id, oid)
         self.remote_objects.add(oid, object_id, size, (), layout)
         self.remote_objects.by_oid[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
 

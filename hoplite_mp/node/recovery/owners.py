@@ -1,11 +1,11 @@
 """Objects that outlive their owner: this node's part in finding and becoming new owners.
 
-Why it exists: the owner of an object (the host whose id is `home`) counts which hosts hold it;
-compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
-every node reports what it has and uses of that owner's objects, and the manager names a new owner
-for each object that some host has whole (planner/owners.py). Until then nothing of these objects is
-released here. The new owner starts with the counts of the reports; a host that has released an
-object since its report notifies the new owner, possibly before the manager does.
+Why it exists: the owner of an object (the host with the id `Import.owner`) counts which hosts hold
+it; compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner
+dies, every node reports what it has and uses of that owner's objects, and the manager names a new
+owner for each object that some host has whole (planner/owners.py). Until then nothing of these
+objects is released here. The new owner starts with the counts of the reports; a host that has
+released an object since its report notifies the new owner, possibly before the manager does.
 It must never know: how copies came to be, who reads them.
 """
 
@@ -43,7 +43,7 @@ __all__ = ["Owners"]
 class Above(Protocol):
     """What this room asks of the rooms above it."""
 
-    def spare_number(self, object_id: bytes, home: int) -> int | None:
+    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
         """See node/recovery/holdings.py."""
 
     def moved(self, one: Import) -> None:
@@ -68,12 +68,12 @@ class Owners:
         node: Callable[[], int],
         send_manager: Callable[[NodeToManager], None],
         send: Callable[[int, PeerMessage], bool],
-        home_at: Callable[[int], int | None],
+        host_id_at: Callable[[int], int | None],
         number_of: Callable[[int], int | None],
         above: Above,
     ) -> None:
-        """home_at: the host id of a living node's number, which may be this one's; number_of: the
-        reverse."""
+        """host_id_at: the host id of a living node's number, which may be this one's; number_of:
+        the reverse."""
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
@@ -82,7 +82,7 @@ class Owners:
         self.node = node
         self.send_manager = send_manager
         self.send = send
-        self.home_at = home_at
+        self.host_id_at = host_id_at
         self.number_of = number_of
         self.above = above
         self.holdings = Holdings(imports, node, above)
@@ -92,20 +92,20 @@ class Owners:
         # number of the first one, until the manager has answered.
         self._restated: dict[int, list[Any]] = {}
 
-    def is_open(self, home: int) -> bool:
+    def is_open(self, host_id: int) -> bool:
         """Whether that host is dead and its objects do not have new owners yet."""
-        return home in self.lost
+        return host_id in self.lost
 
-    def is_decided(self, home: int) -> bool:
+    def is_decided(self, host_id: int) -> bool:
         """Whether that host is dead and no more owners will be named for its objects."""
-        return home in self.numbers and home not in self.lost
+        return host_id in self.numbers and host_id not in self.lost
 
     # -- after a death -------------------------------------------------------------------------
 
-    def begin(self, home: int, number: int) -> None:
+    def begin(self, host_id: int, number: int) -> None:
         """A host is gone. It must be called before any room releases what it had from there."""
-        self.numbers[home] = number
-        self.holdings.begin(home, number)
+        self.numbers[host_id] = number
+        self.holdings.begin(host_id, number)
 
     def report(self, number: int) -> None:
         """Reports this node's holdings to the manager, which knows of the death now and waits for
@@ -114,7 +114,7 @@ class Owners:
         if lost is not None:
             lost.confirmed = True
         # Including objects that were first met after the death.
-        imports = [] if lost is None else self.holdings.of(lost.home)
+        imports = [] if lost is None else self.holdings.of(lost.host_id)
         self.send_manager(self.holdings.report(number, imports, lost))
         if lost is not None and not lost.reported:  # there will be no answer to an empty report
             self._close(lost)
@@ -170,27 +170,27 @@ class Owners:
             return
         for at, object_id in enumerate(message.objects):
             owner = self._named(message.owners[at])
-            ours = [one for one in self.imports.all_of(object_id) if one.owner == lost.home]
+            ours = [one for one in self.imports.all_of(object_id) if one.owner == lost.host_id]
             if owner is None:
                 for one in ours:
                     self._lose(one, lost)
-            elif owner == self.client.home:
+            elif owner == self.client.host_id:
                 self._take_over(lost, ours, message.counted[at], message.copies[at])
             else:
                 self._moved(lost, object_id, ours, owner)
         if not message.more:
             self._close(lost)
 
-    def back(self, home: int) -> None:
+    def back(self, host_id: int) -> None:
         """A host that the last manager had given up is a member again, in the same life, because a
         user has made its standby the manager (`promote --anyway`). No other owners are named for
         its objects, so this node acquires them from that host. Where the last manager had named
         another owner already, both hosts count holders; values are read from either."""
-        self._restated.pop(self.numbers.pop(home, -1), None)
-        lost = self.lost.pop(home, None)
+        self._restated.pop(self.numbers.pop(host_id, -1), None)
+        lost = self.lost.pop(host_id, None)
         if lost is None:
             return
-        for one in self.holdings.of(home):
+        for one in self.holdings.of(host_id):
             self.above.moved(one)
             # The owner counts an import once, however often it is acquired, and describes it each
             # time, which is also the answer to those who wait for an absent value.
@@ -206,7 +206,7 @@ class Owners:
     def _named(self, number: int) -> int | None:
         """The host id of a node that the manager has named, which may have died meanwhile. None:
         the manager has named no owner."""
-        owner = self.home_at(number)
+        owner = self.host_id_at(number)
         if owner is None:
             owner = next((one for one, other in self.numbers.items() if other == number), None)
         return owner
@@ -214,8 +214,8 @@ class Owners:
     def _close(self, lost: Lost) -> None:
         """Ends the search after the death of one owner: objects without a new owner are lost, and
         the holds that kept the headers for its duration are released."""
-        del self.lost[lost.home]
-        for one in self.holdings.of(lost.home):
+        del self.lost[lost.host_id]
+        for one in self.holdings.of(lost.host_id):
             if one.number not in lost.asked:
                 self._lose(one, lost)
         lost.holds.clear()
@@ -281,14 +281,14 @@ class Owners:
         object_id = mine.object
         self.imports.lead(mine)
         for one in ours:
-            one.owner, one.moved = self.client.home, lost.number
+            one.owner, one.moved = self.client.host_id, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
-            peer = self.home_at(node)
+            peer = self.host_id_at(node)
             gone = peer is None or (object_id, peer, number) in lost.pending_releases
             if node != self.node() and peer is not None and not gone:
                 self.exports.count(object_id, peer, number)
-        homes = [self.home_at(node) for node in copies]
-        self.exports.lend(object_id, [home for home in homes if home is not None])
+        host_ids = [self.host_id_at(node) for node in copies]
+        self.exports.lend(object_id, [host_id for host_id in host_ids if host_id is not None])
         self.imports.answer(mine)
         for one in ours:
             if one is not mine and one.number:
@@ -325,7 +325,7 @@ class Owners:
                 continue
             if one.owner in self.lost:
                 self.lost[one.owner].asked.discard(one.number)
-            if owner is None or owner == self.client.home:
+            if owner is None or owner == self.client.host_id:
                 self.imports.fail(one, _no_copy(self.numbers.get(one.owner)))
                 continue
             self._follow(one, owner)
@@ -339,7 +339,7 @@ class Owners:
             return
         if owner is None:
             self.replicas.let_go(one.object)
-        elif owner != self.client.home:
+        elif owner != self.client.host_id:
             self._follow(one, owner)
             if owner not in self.lost:
                 self._keep_on(one)
@@ -372,7 +372,7 @@ class Owners:
             if (is_kept(other) or not one.number) and self.imports.is_whole(other):
                 # With the freed header's Release the owner forgets that this host has a replica.
                 self._tell(other)
-        elif one.owner == self.client.home != ids.unpack_id(one.object)[0]:
+        elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
 
     def _tell(self, one: Import) -> None:

@@ -112,7 +112,9 @@ class Reconstruction:
         if one is None:
             return self._not_again(oid)
         return (
-            "" if self.owners.is_open(one.owner) or one.owner in self.roster.by_home else _NOT_KEPT
+            ""
+            if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id
+            else _NOT_KEPT
         )
 
     def _not_again(self, oid: int) -> str:

@@ -66,7 +66,7 @@ class Recovering:
             lambda: host.client.number,
             host.send_manager,
             host.send_peer,
-            self._home_at,
+            self._host_id_at,
             self._number_of,
             above,
         )
@@ -76,7 +76,7 @@ class Recovering:
             replicas,
             host.questions,
             host.send_peer,
-            lambda: host.roster.homes,
+            lambda: host.roster.host_ids,
             lambda: bool(missing.members),
         )
         self.reconstruction = Reconstruction(
@@ -96,16 +96,16 @@ class Recovering:
         host.remote_objects.maker = self.reconstruction
         host.exports.own = self.owners.own
 
-    def _home_at(self, number: int) -> int | None:
+    def _host_id_at(self, number: int) -> int | None:
         if number == self.client.number:
-            return self.client.home
+            return self.client.host_id
         member = self.roster.by_number.get(number)
-        return None if member is None else member.home
+        return None if member is None else member.host_id
 
-    def _number_of(self, home: int) -> int | None:
-        if home == self.client.home:
+    def _number_of(self, host_id: int) -> int | None:
+        if host_id == self.client.host_id:
             return self.client.number
-        return self.roster.number_of(home)
+        return self.roster.number_of(host_id)
 
     # -- lineage -------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Recovering:
     def leases(self, slot: int) -> None:
         """The process in that slot asks for a block, which may become the result of its task."""
         running = self.tasks.running(slot)
-        if running and self.roster.by_home:
+        if running and self.roster.by_host_id:
             self.keep(running)
 
     def target_of(self, oid: int) -> bytes:
@@ -126,7 +126,7 @@ class Recovering:
         guest, run = self.guests.by_oid.get(oid), self.reconstruction.by_run.get(oid)
         if guest is not None:
             return guest.target
-        return b"" if run is None else ids.pack_id(self.client.home, run.target)
+        return b"" if run is None else ids.pack_id(self.client.host_id, run.target)
 
     def is_run_here(self, oid: int) -> bool:
         """Whether this task in the node's own tables was sent by another host, or is a second run.
@@ -141,11 +141,11 @@ class Recovering:
 
     def begin(self, member: Member) -> None:
         """A host is gone. It must be called before any room releases what it had from there."""
-        self.owners.begin(member.home, member.node)
+        self.owners.begin(member.host_id, member.node)
 
-    def came(self, home: int) -> None:
+    def came(self, host_id: int) -> None:
         """A host is a member, whose loss may have begun here; all rooms know it as one already."""
-        self.owners.back(home)
+        self.owners.back(host_id)
 
     def report(self, number: int) -> None:
         """The manager knows of that node's death as well, and waits for this node's report."""

@@ -42,7 +42,7 @@ AHEAD_TASKS = 2
 class Runner:
     """A pool of workers on another host, and the tasks that were handed to it."""
 
-    home: int
+    host_id: int
     number: int
     workers: int
     pool: int = COMMON_POOL  # number of the pool on that host
@@ -71,7 +71,7 @@ class Above(Protocol):
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
 
-    def sends_on(self, audience: int, home: int) -> None:
+    def sends_on(self, audience: int, host_id: int) -> None:
         """A task whose output goes to the driver `audience` is handed to that host."""
 
     def ends_elsewhere(self, oid: int) -> None:
@@ -92,7 +92,7 @@ class Above(Protocol):
     def target_of(self, oid: int) -> bytes:
         """The lost result that the task reconstructs; see RunTask."""
 
-    def was_full(self, oid: int, home: int) -> None:
+    def was_full(self, oid: int, host_id: int) -> None:
         """The runner has refused the task, because its resources are not free there."""
 
 
@@ -128,39 +128,39 @@ class Delegation:
 
     # -- runners -------------------------------------------------------------------------------
 
-    def set_runner(self, home: int, number: int, workers: int) -> None:
+    def set_runner(self, host_id: int, number: int, workers: int) -> None:
         """A host has joined, or its number of workers has changed."""
-        known = self.runners.get(home)
+        known = self.runners.get(host_id)
         if known is None:
-            self.runners[home] = Runner(home, number, workers)
+            self.runners[host_id] = Runner(host_id, number, workers)
         else:
             known.workers = workers
         self.capacity = sum(one.workers for one in self.runners.values())
         self.look()
 
-    def lose_runner(self, home: int) -> None:
+    def lose_runner(self, host_id: int) -> None:
         """A host is gone: the tasks that it had are queued again, or fail."""
-        runner = self.runners.pop(home, None)
+        runner = self.runners.pop(host_id, None)
         if runner is None:
             return
         self.capacity -= runner.workers
         for pool, runners in list(self.far.items()):
             what = "to which it is bound" if runner in runners else "where its workers were"
-            runners[:] = [one for one in runners if one.home != home]
+            runners[:] = [one for one in runners if one.host_id != host_id]
             if not runners:
                 del self.far[pool]
                 self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
         for oid, one in list(self.where.items()):
-            if one.home == home:
+            if one.host_id == host_id:
                 self._lost(oid, one.number)
 
-    def drain(self, home: int) -> None:
+    def drain(self, host_id: int) -> None:
         """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
         that it runs."""
         for pool, runners in list(self.far.items()):
             if self.above.is_far_actor(pool):
                 continue
-            leaving = [one for one in runners if one.home == home and one.pool != COMMON_POOL]
+            leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
             for one in leaving:
                 one.workers = 0
             if leaving and len(leaving) == len(runners):
@@ -180,18 +180,24 @@ class Delegation:
     def bound_to(self, pool: int) -> int | None:
         """The id of the host to which that pool is bound; None: it is not bound."""
         runners = self.far.get(pool)
-        return runners[0].home if runners and runners[0].pool == COMMON_POOL else None
+        return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
 
     def add_far(
-        self, pool: int, home: int, there: int, workers: int, ahead: int, first: Iterable[int] = ()
+        self,
+        pool: int,
+        host_id: int,
+        there: int,
+        workers: int,
+        ahead: int,
+        first: Iterable[int] = (),
     ) -> None:
         """Adds workers on another host to a pool. there: the number of their pool on that host.
         ahead: how many tasks they get beyond those that they can run. first: queued tasks that go
         before all others."""
         if first:
             self.first[pool] = deque(first)
-        number = self.runners[home].number
-        runner = Runner(home, number, workers, there, ahead)
+        number = self.runners[host_id].number
+        runner = Runner(host_id, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
         self.look()
 
@@ -199,7 +205,7 @@ class Delegation:
         """Ends the workers that a pool has on other hosts."""
         for runner in list(self.far.get(pool, ())):
             if runner.pool != COMMON_POOL:
-                self.send(runner.home, CloseFarPool(runner.pool, kill))
+                self.send(runner.host_id, CloseFarPool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
         """A pool was closed."""
@@ -280,9 +286,9 @@ class Delegation:
             return
         audience = self.tasks.audience(oid)
         if audience:
-            self.above.sends_on(audience, runner.home)
+            self.above.sends_on(audience, runner.host_id)
         message = RunTask(
-            ids.pack_id(self.client.home, oid),
+            ids.pack_id(self.client.host_id, oid),
             self._public(function),
             args,
             self._public(args_oid) if args_oid else NO_OBJECT,
@@ -299,12 +305,12 @@ class Delegation:
         )
         runner.running[oid] = holds
         self.where[oid] = runner
-        if not self.send(runner.home, message):
-            self.lose_runner(runner.home)
+        if not self.send(runner.host_id, message):
+            self.lose_runner(runner.host_id)
 
     def _public(self, oid: int) -> bytes:
         one = self.imports.by_oid.get(oid)
-        return ids.pack_id(self.client.home, oid) if one is None else one.object
+        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
 
     def bytes_near(self, oid: int) -> dict[int, int]:
         """How many bytes of the task's arguments each other node holds, by node number."""
@@ -316,9 +322,9 @@ class Delegation:
             refs = serial.read_refs(memoryview(args))
         found: dict[int, int] = {}
         for ref in refs:
-            home, oid = ids.unpack_id(ref)
+            host_id, oid = ids.unpack_id(ref)
             one = self.imports.by_object.get(ref)
-            at = oid if home == self.client.home else (one.oid if one is not None else 0)
+            at = oid if host_id == self.client.host_id else (one.oid if one is not None else 0)
             if (remote := self.remote_objects.by_oid.get(at)) is not None:
                 for number in remote.holders:
                     found[number] = found.get(number, 0) + remote.nbytes
@@ -358,7 +364,7 @@ class Delegation:
         self.look()
 
     def _is_with(self, oid: int, peer: int) -> bool:
-        return oid in self.where and self.where[oid].home == peer
+        return oid in self.where and self.where[oid].host_id == peer
 
     def _take_back(self, oid: int) -> Runner:
         runner = self.where.pop(oid)
@@ -434,12 +440,14 @@ class Delegation:
         runner = self.where.get(oid)
         if runner is None:
             return False
-        self.send(runner.home, CancelTask(ids.pack_id(self.client.home, oid)))
+        self.send(runner.host_id, CancelTask(ids.pack_id(self.client.host_id, oid)))
         return True
 
     def recall(self, runner: Runner, most: int) -> int:
         """Asks the runner to return tasks that it has not begun; returns how many were named."""
         tasks = self._behind(runner)[-most:]
         runner.recalled = True
-        self.send(runner.home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
+        self.send(
+            runner.host_id, RecallTasks([ids.pack_id(self.client.host_id, oid) for oid in tasks])
+        )
         return len(tasks)

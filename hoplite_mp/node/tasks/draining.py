@@ -37,7 +37,7 @@ class Above(Protocol):
         """Nothing on this host is needed any more, so the node may leave the cluster. False: it
         cannot yet, because no manager has let it in."""
 
-    def has_calls(self, home: int) -> bool:
+    def has_calls(self, host_id: int) -> bool:
         """Whether calls from here to actors of that host are under way."""
 
 
@@ -78,20 +78,20 @@ class Draining:
         self.roster.leaves = True
         self.since_ns = self.loop.now_ns()
         self.above.leaves_now()
-        for home in self.roster.homes:
-            self.tell(home)
+        for host_id in self.roster.host_ids:
+            self.tell(host_id)
         self._look()
 
-    def tell(self, home: int) -> None:
+    def tell(self, host_id: int) -> None:
         """Announces to another node that this one leaves, at once or after the other has joined."""
         if self.roster.leaves:
-            self.waiting.add(home)
-            self.send(home, Leaving())
-            self.guests.recall_all(home)
+            self.waiting.add(host_id)
+            self.send(host_id, Leaving())
+            self.guests.recall_all(host_id)
 
-    def evacuated(self, home: int) -> None:
+    def evacuated(self, host_id: int) -> None:
         """Another node needs nothing of this one any more."""
-        self.waiting.discard(home)
+        self.waiting.discard(host_id)
 
     def _look(self) -> None:
         waits = self.waiting or self.guests.by_task or self._works()
@@ -123,18 +123,18 @@ class Draining:
 
     # -- if another node leaves ----------------------------------------------------------------
 
-    def leaves(self, home: int) -> None:
+    def leaves(self, host_id: int) -> None:
         """Another node has announced that it leaves."""
-        if home not in self.leaving:
-            self.leaving[home] = False
-            self.roster.leaving.add(home)
+        if host_id not in self.leaving:
+            self.leaving[host_id] = False
+            self.roster.leaving.add(host_id)
             if not self._evacuating:
                 self._evacuate()
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """Forgets a host that is gone, drained or not."""
-        self.leaving.pop(home, None)
-        self.waiting.discard(home)
+        self.leaving.pop(host_id, None)
+        self.waiting.discard(host_id)
 
     def _evacuate(self) -> None:
         """Fetches what only leaving nodes hold. It goes on until they are gone, because their last
@@ -142,8 +142,8 @@ class Draining:
         self._evacuating = bool(self.leaving)
         if not self._evacuating:
             return
-        by_home = self.roster.by_home
-        going = {by_home[home].node for home in self.leaving if home in by_home}
+        by_host_id = self.roster.by_host_id
+        going = {by_host_id[host_id].node for host_id in self.leaving if host_id in by_host_id}
         needed: set[int] = set()
         for oid, remote in list(self.remote_objects.by_oid.items()):
             if not remote.holders or not going.issuperset(remote.holders):
@@ -155,12 +155,12 @@ class Draining:
             needed.update(remote.holders)
             if not remote.payload:
                 self.remote_objects.want(oid, _nothing)  # without room it is tried again
-        for home, told in list(self.leaving.items()):
-            if told or home not in by_home or by_home[home].node in needed:
+        for host_id, told in list(self.leaving.items()):
+            if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
                 continue
-            if not self.above.has_calls(home):
-                self.leaving[home] = True
-                self.send(home, Evacuated())
+            if not self.above.has_calls(host_id):
+                self.leaving[host_id] = True
+                self.send(host_id, Evacuated())
         self.loop.call_later(LOOK_S, self._evacuate)
 
 

@@ -253,7 +253,7 @@ class Guests:
         """Translates an audience (which driver gets the output) that another host has sent. 0 is
         the driver of the host that names it."""
         audience = audience or peer
-        return 0 if audience == self.client.home else audience
+        return 0 if audience == self.client.host_id else audience
 
     def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
         """Fetches the task's arguments while the workers are busy with tasks before it."""

@@ -148,9 +148,9 @@ class PoolRequests:
             self.workers.close(pool, True)
             done(f"node h{gone} is gone", True)
             return
-        setup = ids.pack_id(self.client.home, ask.setup) if ask.setup else NO_OBJECT
+        setup = ids.pack_id(self.client.host_id, ask.setup) if ask.setup else NO_OBJECT
         about = ask.max_tasks, setup, local.audience, ask.env, ask.demand
-        wanted = {members[number].home: workers for number, workers in ask.far}
+        wanted = {members[number].host_id: workers for number, workers in ask.far}
 
         def make(workers: int, number: int) -> OpenFarPool:
             return OpenFarPool(number, workers, *about)
@@ -158,16 +158,18 @@ class PoolRequests:
         def opened(found: dict[int, Answer]) -> None:
             error = ""
             is_open = self.workers.pools.get(pool) is local and not local.closing
-            for home, answer in found.items():
+            for host_id, answer in found.items():
                 there: FarPoolOpened = answer.message
                 if there.error:
                     error = there.error
                 elif not is_open:  # the pool's owner has died, or has closed it
-                    self.send_peer(home, CloseFarPool(there.pool, True))
-                elif home in self.delegation.runners:
+                    self.send_peer(host_id, CloseFarPool(there.pool, True))
+                elif host_id in self.delegation.runners:
                     ahead = 0 if ask.exact else AHEAD_TASKS
-                    self.delegation.add_far(pool, home, there.pool, wanted[home], ahead)
-            lost = any(home not in found or home not in self.delegation.runners for home in wanted)
+                    self.delegation.add_far(pool, host_id, there.pool, wanted[host_id], ahead)
+            lost = any(
+                host_id not in found or host_id not in self.delegation.runners for host_id in wanted
+            )
             if lost:
                 error = "a node was lost while its workers were started"
             elif not is_open:
@@ -176,7 +178,7 @@ class PoolRequests:
                 self.workers.close(pool, True)
             done(error, lost)
 
-        makes = {home: functools.partial(make, workers) for home, workers in wanted.items()}
+        makes = {host_id: functools.partial(make, workers) for host_id, workers in wanted.items()}
         self.questions.ask_each(makes, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
@@ -239,28 +241,28 @@ class PoolRequests:
 
     # -- requests of other nodes ---------------------------------------------------------------
 
-    def asked(self, home: int, message: OpenFarPool) -> None:
+    def asked(self, host_id: int, message: OpenFarPool) -> None:
         """Another node asks for a pool here that only runs its tasks."""
         if message.setup == NO_OBJECT:
-            self._start(home, message, 0)
+            self._start(host_id, message, 0)
             return
 
         def ready(holds: list[Any]) -> None:
             if holds[0] is None:
                 answer = FarPoolOpened(message.number, 0, "its initializer is gone")
-                self.send_peer(home, answer)
+                self.send_peer(host_id, answer)
             else:
-                self._start(home, message, holds[0].oid)
+                self._start(host_id, message, holds[0].oid)
 
         self.imports.ask([message.setup], ready)
 
-    def _start(self, home: int, message: OpenFarPool, setup: int) -> None:
-        if home not in self.roster.by_home:
+    def _start(self, host_id: int, message: OpenFarPool, setup: int) -> None:
+        if host_id not in self.roster.by_host_id:
             return
         pool = None
         able = self.resources.ledger.could_ever(message.demand)
         if able and not self.roster.leaves:
-            audience = self.guests.audience_here(home, message.audience)
+            audience = self.guests.audience_here(host_id, message.audience)
             about = audience, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
             pool = opened.number if self.workers.open(opened) else None
@@ -268,5 +270,5 @@ class PoolRequests:
         if pool is None and self.workers.pauses():
             error += f": {self.workers.trouble}"
         if pool is not None:
-            self.guests.pools[pool] = home
-        self.send_peer(home, FarPoolOpened(message.number, pool or 0, error))
+            self.guests.pools[pool] = host_id
+        self.send_peer(host_id, FarPoolOpened(message.number, pool or 0, error))

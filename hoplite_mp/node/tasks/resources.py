@@ -50,7 +50,7 @@ class Held:
     """What was given to a task that runs here, or to one of this host that runs elsewhere."""
 
     demand: Demand
-    home: int  # id of the host where the task runs
+    host_id: int  # id of the host where the task runs
     token: Any  # its key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
     slot: int = 0  # of a generator's worker, which goes on after the task itself is done
@@ -115,9 +115,9 @@ class Resources:
         demand = request.ask.demand  # type: ignore[union-attr]
         mine = self.workers.pools[COMMON_POOL].target
         found = [(self.client.number, mine, *_times(self.ledger, demand))]
-        for member in self.roster.by_home.values():
-            ledger = self.others.get(member.home)
-            if ledger is not None and member.home not in self.roster.leaving:
+        for member in self.roster.by_host_id.values():
+            ledger = self.others.get(member.host_id)
+            if ledger is not None and member.host_id not in self.roster.leaving:
                 found.append((member.node, member.workers, *_times(ledger, demand)))
         self.reply(slot, Reply(request.number, found))
 
@@ -140,21 +140,21 @@ class Resources:
 
     def came(self, member: Member) -> None:
         """Another host has joined, or its number of workers has changed."""
-        if member.home not in self.others:
-            self.others[member.home] = Ledger(member.resources)
+        if member.host_id not in self.others:
+            self.others[member.host_id] = Ledger(member.resources)
         self.ranked.resources_changed()
         self.serve()
 
-    def went(self, home: int) -> None:
-        self.others.pop(home, None)
-        self.full.pop(home, None)
-        self.refused.discard(home)
+    def went(self, host_id: int) -> None:
+        self.others.pop(host_id, None)
+        self.full.pop(host_id, None)
+        self.refused.discard(host_id)
         self.ranked.resources_changed()
         self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
 
-    def freed_there(self, home: int) -> None:
+    def freed_there(self, host_id: int) -> None:
         """A host that had refused a task of this host has free resources again."""
-        self.full.pop(home, None)
+        self.full.pop(host_id, None)
         self.serve()
 
     def demand_of(self, oid: int) -> Demand:
@@ -168,7 +168,7 @@ class Resources:
         held = self.held.pop(oid, None)
         if held is None:
             return
-        ledger = self.others.get(held.home)
+        ledger = self.others.get(held.host_id)
         if ledger is not None:
             ledger.give_back(held.token)
         if refused_by:
@@ -192,7 +192,7 @@ class Resources:
         """Whether some of these are reserved for a task or worker that waits on this host."""
         names = {name for name, _ in demand}
         return any(
-            (row.where in (ANYWHERE, self.client.home) or isinstance(row.where, tuple))
+            (row.where in (ANYWHERE, self.client.host_id) or isinstance(row.where, tuple))
             and not names.isdisjoint(name for name, _ in row.demand)
             and self.ledger.could_ever(row.demand)
             and not self.ledger.fits(row.demand)
@@ -201,7 +201,7 @@ class Resources:
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
         """Records the header of a task of another host that was accepted."""
-        self.held[oid] = Held(demand, self.client.home, task, self.ledger.assigned(task))
+        self.held[oid] = Held(demand, self.client.host_id, task, self.ledger.assigned(task))
 
     def dropped(self, task: bytes) -> None:
         """A task of another host that was accepted will not run here. Its header may remain, and
@@ -264,7 +264,7 @@ class Resources:
     def _where(self, oid: int) -> int:
         """The id of the host to which the task is bound; or ANYWHERE, or GONE."""
         if self.tasks.task(oid)[3] & FLAG_HERE:
-            return self.client.home
+            return self.client.host_id
         pool = self.tasks.pool_of(oid)
         if pool == COMMON_POOL:
             return ANYWHERE
@@ -280,11 +280,11 @@ class Resources:
 
     def _release(self, oid: int) -> None:
         held = self.held.pop(oid)
-        if held.home == self.client.home:
+        if held.host_id == self.client.host_id:
             self._give_back_here(held.token)
-        elif held.home in self.others:
-            self.others[held.home].give_back(held.token)
-            self.full.pop(held.home, None)
+        elif held.host_id in self.others:
+            self.others[held.host_id].give_back(held.token)
+            self.full.pop(held.host_id, None)
 
     def serve(self) -> None:
         """Grants free resources by rank, then in order. A task or worker must not take what one
@@ -300,8 +300,8 @@ class Resources:
             self._freed = False
             if self.refused and any(units for _, units in self.ledger.free()):
                 refused, self.refused = self.refused, set()
-                for home in refused:
-                    self.send_peer(home, ResourcesFreed())
+                for host_id in refused:
+                    self.send_peer(host_id, ResourcesFreed())
 
     def _serve(self) -> None:
         turn = _Turn(self)
@@ -341,21 +341,21 @@ class Resources:
         assigned = self.ledger.take(oid, demand)
         if assigned is None:
             return False
-        self.held[oid] = Held(demand, self.client.home, oid, assigned)
+        self.held[oid] = Held(demand, self.client.host_id, oid, assigned)
         self.rows.remove(oid)
         self.workers.announce(oid, True)
         return True
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
         """Hands a task to another host."""
-        ledger = self.others[runner.home]
+        ledger = self.others[runner.host_id]
         if ledger.take(oid, demand) is None:
             return False
         self._waits_no_more(oid)
         if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
             ledger.give_back(oid)
             return True
-        self.held[oid] = Held(demand, runner.home, oid)
+        self.held[oid] = Held(demand, runner.host_id, oid)
         self.delegation.delegate(oid, [runner])
         return True
 
@@ -398,11 +398,11 @@ class _Turn:
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
-        self.own = resources.client.home
+        self.own = resources.client.host_id
         pool = resources.workers.pools.get(COMMON_POOL)
         self.has_workers = pool is not None and (pool.target > 0 or bool(pool.workers))
         self.waiting = sum(
-            held.home == self.own and resources.client.state(oid) == STATE["QUEUED"]
+            held.host_id == self.own and resources.client.state(oid) == STATE["QUEUED"]
             for oid, held in resources.held.items()
         )
         self.idle = resources.tasks.idle(COMMON_POOL)
@@ -412,26 +412,28 @@ class _Turn:
     def reserve(self, row: Row) -> None:
         """Reserves what this row waits for, so that later rows do not take it."""
         names = {name for name, _ in row.demand}
-        for home in self._hosts(row):
-            ledger = self.of.ledger if home == self.own else self.of.others[home]
+        for host_id in self._hosts(row):
+            ledger = self.of.ledger if host_id == self.own else self.of.others[host_id]
             if ledger.could_ever(row.demand) and not ledger.fits(row.demand):
-                self.kept.setdefault(home, set()).update(names)
+                self.kept.setdefault(host_id, set()).update(names)
 
     def _hosts(self, row: Row) -> list[int]:
         """Ids of the hosts where it may run."""
         if isinstance(row.where, tuple):
             return [self.own]
         runners = self.of.delegation.runners
-        able = [home for home, one in runners.items() if one.workers and home in self.of.others]
+        able = [
+            host_id for host_id, one in runners.items() if one.workers and host_id in self.of.others
+        ]
         if row.where == ANYWHERE:
             return [self.own, *able] if self.has_workers else able
-        return [home for home in (self.own, *able) if home == row.where]
+        return [host_id for host_id in (self.own, *able) if host_id == row.where]
 
     def begin(self, row: Row, oid: int) -> bool:
         """Starts the first task of that row on a host that has room; False: it goes on waiting."""
         of, names = self.of, {name for name, _ in row.demand}
         hosts = self._hosts(row)
-        able = [home for home in hosts if self._ledger(home).could_ever(row.demand)]
+        able = [host_id for host_id in hosts if self._ledger(host_id).could_ever(row.demand)]
         if not able:
             where = (
                 "no node" if row.where == ANYWHERE else "the node to which it is bound no longer"
@@ -439,12 +441,12 @@ class _Turn:
             return of.lost(row, where)
         row.lost, row.given_up = None, False
         found = []
-        for home in able:
-            kept = set() if row.needed else self.kept.get(home, set())
-            if names & (kept | of.full.get(home, set())):
+        for host_id in able:
+            kept = set() if row.needed else self.kept.get(host_id, set())
+            if names & (kept | of.full.get(host_id, set())):
                 continue
-            if self._ledger(home).fits(row.demand) and (room := self._room(home)) is not None:
-                found.append((room, home))
+            if self._ledger(host_id).fits(row.demand) and (room := self._room(host_id)) is not None:
+                found.append((room, host_id))
         if not found:
             return False
         best = found[0][1] if len(found) == 1 else self._best(oid, found)
@@ -453,13 +455,13 @@ class _Turn:
             return of.give_here(oid, row.demand)
         return of.give_there(oid, row.demand, of.delegation.runners[best])
 
-    def _ledger(self, home: int) -> Ledger:
-        return self.of.ledger if home == self.own else self.of.others[home]
+    def _ledger(self, host_id: int) -> Ledger:
+        return self.of.ledger if host_id == self.own else self.of.others[host_id]
 
-    def _room(self, home: int) -> bool | None:
+    def _room(self, host_id: int) -> bool | None:
         """Whether a worker of that host is idle; None: too many tasks wait for one already."""
-        if home != self.own:
-            runner = self.of.delegation.runners[home]
+        if host_id != self.own:
+            runner = self.of.delegation.runners[host_id]
             return None if runner.room <= 0 else runner.free > 0
         if self.waiting >= self.idle + AHEAD_TASKS:
             return None
@@ -473,10 +475,10 @@ class _Turn:
         runners = self.of.delegation.runners
 
         def worth(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
-            free, home = one
-            is_own = home == self.own
-            at = self.of.client.number if is_own else number(home)
-            ended = 0 if is_own else runners[home].ended
+            free, host_id = one
+            is_own = host_id == self.own
+            at = self.of.client.number if is_own else number(host_id)
+            ended = 0 if is_own else runners[host_id].ended
             return free, near.get(-1 if at is None else at, 0), is_own, -ended
 
         return max(found, key=worth)[1]

@@ -110,16 +110,18 @@ class Rounds:
         here = not ask.nodes or self.client.number in ask.nodes
         round = self.by_pool[number] = Round(number, self._roster() if here else set())
         others = [
-            member.home
-            for member in self.roster.by_home.values()
+            member.host_id
+            for member in self.roster.by_host_id.values()
             if member.workers and (not ask.nodes or member.node in ask.nodes)
         ]
         patience = ask.timeout_s
         deadline = math.inf if patience is None else self.loop.now() + patience
 
         def opened(found: dict[int, Answer]) -> None:
-            there = {home: answer.message for home, answer in found.items()}
-            round.far = {home: (one.pool, one.workers) for home, one in there.items() if one.pool}
+            there = {host_id: answer.message for host_id, answer in found.items()}
+            round.far = {
+                host_id: (one.pool, one.workers) for host_id, one in there.items() if one.pool
+            }
             if self.by_pool.get(number) is not round:  # the caller has died
                 self._close_there(round)
             elif len(found) < len(others) and self.loop.now() >= deadline:
@@ -131,16 +133,16 @@ class Rounds:
 
         self.questions.ask_all(others, OpenFarRound, opened, patience)
 
-    def opened(self, home: int, message: FarRoundOpened) -> None:
+    def opened(self, host_id: int, message: FarRoundOpened) -> None:
         """Another node has opened its pool."""
-        if not self.questions.answered(home, message) and message.pool:  # the answer is too late
-            self.send_peer(home, CloseFarPool(message.pool, False))
+        if not self.questions.answered(host_id, message) and message.pool:  # the answer is too late
+            self.send_peer(host_id, CloseFarPool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
         """The caller has submitted all tasks: each node gets its share of them."""
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         if round is not None:
-            round.unsent = {home: workers for home, (_, workers) in round.far.items()}
+            round.unsent = {host_id: workers for host_id, (_, workers) in round.far.items()}
             self._share_out(round)
 
     def _share_out(self, round: Round) -> None:
@@ -148,20 +150,20 @@ class Rounds:
         if self.by_pool.get(round.pool) is not round:
             return
         while round.unsent:
-            home = next(iter(round.unsent))
-            runner = self.delegation.runners.get(home)
+            host_id = next(iter(round.unsent))
+            runner = self.delegation.runners.get(host_id)
             if runner is None:  # the host was lost, so no worker runs its tasks
-                round.surplus += round.unsent.pop(home)
+                round.surplus += round.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(round.pool)
             if not oid:  # there are more tasks than the ring of hints holds
                 self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
                 return
-            there, workers = round.far[home]
-            self.delegation.delegate(oid, [Runner(home, runner.number, workers, there, 0)])
-            round.unsent[home] -= 1
-            if not round.unsent[home]:
-                del round.unsent[home]
+            there, workers = round.far[host_id]
+            self.delegation.delegate(oid, [Runner(host_id, runner.number, workers, there, 0)])
+            round.unsent[host_id] -= 1
+            if not round.unsent[host_id]:
+                del round.unsent[host_id]
         round.begun = True
         self._call(round)
         self._shed(round)
@@ -171,28 +173,30 @@ class Rounds:
         reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         far = {} if round is None else round.far
-        ends = {home: functools.partial(EndFarRound, pool=pool) for home, (pool, _) in far.items()}
+        ends = {
+            host_id: functools.partial(EndFarRound, pool=pool) for host_id, (pool, _) in far.items()
+        }
         if round is not None:
             self.workers.close(round.pool, False)
         self.questions.ask_each(ends, lambda _: reply(Reply(request.number)), END_PATIENCE_S)
 
     # -- on the workers' nodes -------------------------------------------------------------------
 
-    def asked(self, home: int, message: OpenFarRound) -> None:
+    def asked(self, host_id: int, message: OpenFarRound) -> None:
         """Another node opens a round with the workers of this host."""
         number, roster = None, self._roster()
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
         if number is not None:
             self.by_pool[number] = Round(number, roster, begun=True)
-            self.guests.pools[number] = home
+            self.guests.pools[number] = host_id
         workers = len(roster) if number is not None else 0
-        self.send_peer(home, FarRoundOpened(message.number, number or 0, workers))
+        self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
 
-    def end_here(self, home: int, message: EndFarRound) -> None:
+    def end_here(self, host_id: int, message: EndFarRound) -> None:
         """Ends a round that its caller on the other node has given up."""
-        self.workers.close_lent(home, message.pool, False)
-        self.send_peer(home, FarRoundEnded(message.number))
+        self.workers.close_lent(host_id, message.pool, False)
+        self.send_peer(host_id, FarRoundEnded(message.number))
 
     def arrived(self, pool: int) -> None:
         """Calls the workers of a round, because a task of another node is queued in its pool."""
@@ -273,5 +277,5 @@ class Rounds:
         self._close_there(round)
 
     def _close_there(self, round: Round) -> None:
-        for home, (pool, _) in round.far.items():
-            self.send_peer(home, CloseFarPool(pool, False))
+        for host_id, (pool, _) in round.far.items():
+            self.send_peer(host_id, CloseFarPool(pool, False))

@@ -164,16 +164,16 @@ class Workers(Hints):
                 self.kill(worker, "closing")
         self.forget_if_empty(pool)
 
-    def close_lent(self, home: int, number: int, kill: bool) -> None:
+    def close_lent(self, host_id: int, number: int, kill: bool) -> None:
         """Closes a pool that was opened for another host."""
-        if self.guests.pools.get(number) == home:
+        if self.guests.pools.get(number) == host_id:
             del self.guests.pools[number]
             self.close(number, kill)
 
-    def lose_peer(self, home: int) -> None:
+    def lose_peer(self, host_id: int) -> None:
         """A host is gone: closes the pools that were opened for it."""
-        for number in [pool for pool, owner in self.guests.pools.items() if owner == home]:
-            self.close_lent(home, number, True)
+        for number in [pool for pool, owner in self.guests.pools.items() if owner == host_id]:
+            self.close_lent(host_id, number, True)
 
     def close_owned(self, owner: int) -> None:
         """Closes the pools of a process that has ended."""

@@ -40,7 +40,7 @@ class Listener:
 
     host: int
     loop: Any
-    home: int
+    host_id: int
     cluster: bytes
     introduction: Introduction
     admit: Callable[[Admission], None]
@@ -103,7 +103,7 @@ class VirtualCalling:
         role: str,
         mine: Introduction,
         timeout_s: float,
-        home: int | None,
+        host_id: int | None,
         rounds_max: int,
     ) -> None:
         self._board = board
@@ -114,7 +114,7 @@ class VirtualCalling:
         self._mine = mine
         now: float = loop.now()
         self._ends = now + timeout_s
-        self._home = home
+        self._host_id = host_id
         self._rounds_max = rounds_max
         self._rounds_lost = 0
         self._arrived = False  # something answered in this round
@@ -192,7 +192,7 @@ class VirtualCalling:
             network.timeline.after(ACCEPT_S, self._reach, attempt, there)
         elif listener is None:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
-        elif self._home is not None and listener.home != self._home:
+        elif self._host_id is not None and listener.host_id != self._host_id:
             why = "another host answers there"
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         elif listener.refuses(self._role):
@@ -265,11 +265,11 @@ class VirtualPort:
 class VirtualConnections:
     """The connections of one node; see Connections in node/ports.py."""
 
-    def __init__(self, board: Switchboard, loop: Any, host: int, home: int, at: Address) -> None:
+    def __init__(self, board: Switchboard, loop: Any, host: int, host_id: int, at: Address) -> None:
         self._board = board
         self._loop = loop
         self._host = host
-        self._home = home
+        self._host_id = host_id
         self._at = at
 
     def call(
@@ -297,7 +297,7 @@ class VirtualConnections:
         def admit(admission: Admission) -> None:
             roles[admission.role](admission)
 
-        where = self._host, self._loop, self._home, cluster, mine, admit
+        where = self._host, self._loop, self._host_id, cluster, mine, admit
         self._board.listeners[self._at.host, self._at.port] = Listener(*where)
         return self._at.host
 

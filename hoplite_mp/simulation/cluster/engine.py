@@ -156,13 +156,18 @@ class VirtualEngine:
     """The engine of one host; see hoplite_mp/_engine.pyi."""
 
     def __init__(
-        self, network: Network, loop: VirtualLoop, descriptors: Descriptors, home: int, block: int
+        self,
+        network: Network,
+        loop: VirtualLoop,
+        descriptors: Descriptors,
+        host_id: int,
+        block: int,
     ) -> None:
         self.network = network
         self.loop = loop
         self.links: dict[int, VirtualLink] = {}
         self._descriptors = descriptors
-        self._engine = _engine.Engine(home, block, threaded=False)
+        self._engine = _engine.Engine(host_id, block, threaded=False)
         self._fd = descriptors.add(self)
         self._looks = False  # a look has been scheduled
         self._is_over = False

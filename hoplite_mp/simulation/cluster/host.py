@@ -75,19 +75,19 @@ class Host:
         self,
         around: Surroundings,
         place: int,
-        home: int,
+        host_id: int,
         ended: Callable[[Host, str], None],
         standby: Callable[[Host, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
-        """place: number of the machine. home: id of this life. ended: called when the node has
+        """place: number of the machine. host_id: of this life. ended: called when the node has
         ended, with the reason. standby: called when a standby is to run here. manager: the
         connection to a manager on the same machine."""
         self.around = around
         self.ended = ended
         self.standby = standby
         self.place = place
-        self.home = home
+        self.host_id = host_id
         self.config = config = around.config_of(place)
         self.alive = True
         self.processes: list[Process] = []
@@ -99,25 +99,25 @@ class Host:
         sizes = config.small_object_bytes_max, config.span_bytes
         spin_us = 0  # spinning in virtual time would never end
         memory = around.sizes.store
-        _shm.create(self.control_fd, self.store_fd, home, memory, 2, spin_us, *sizes)
+        _shm.create(self.control_fd, self.store_fd, host_id, memory, 2, spin_us, *sizes)
         self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
         self.tasks = _tasks.Tasks(self.client)
-        around.processes.map(self.client, home)
+        around.processes.map(self.client, host_id)
         self.loop = VirtualLoop(around.timeline, network, place, descriptors, self._turn)
         if manager is not None:
             manager.loop = self.loop
         self.lines = VirtualLines(around.timeline)
         self.workers = VirtualWorkers(around.timeline, self)
         self.disk = VirtualDisk(around.sizes.disk)
-        self.engine = VirtualEngine(network, self.loop, descriptors, home, around.sizes.block)
-        where = self.loop, place, home, address_of(place)
+        self.engine = VirtualEngine(network, self.loop, descriptors, host_id, around.sizes.block)
+        where = self.loop, place, host_id, address_of(place)
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
         upward = LanUpward()
         output = Output(
             theirs,
             config,
-            home,
+            host_id,
             lambda: self.client.number,
             self.loop,
             config.output_wait_s,
@@ -146,7 +146,7 @@ class Host:
         managers = [around.manager_at, *around.standby_at]
         lan = LanStart(
             key=KEY,
-            home=self.home,
+            host_id=self.host_id,
             host=f"host{self.place}",
             peer_fd=-1,
             addresses=[str(address)],
@@ -176,7 +176,7 @@ class Host:
             cores=2,
             memory_bytes=around.sizes.store,
             config=asdict(config),
-            home=self.home,
+            host_id=self.host_id,
             birth=birth,
             lan=lan,
             first_workers=[
@@ -196,7 +196,7 @@ class Host:
         arena.free = watched  # type: ignore[method-assign]
 
     def _begin(self) -> None:
-        self.node.begin(self.home, self.channel(DRIVER_SLOT))
+        self.node.begin(self.host_id, self.channel(DRIVER_SLOT))
         for slot in range(FIRST_SLOT, FIRST_SLOT + self.around.workers):
             self.workers.start(Spawn(slot, 0, 0, 0))
 
@@ -209,7 +209,7 @@ class Host:
         memory = self.control_fd, self.store_fd, self.event_fd
         line: Any = channel
         runtime = Runtime(*memory, slot, line, self.config, label)
-        self.around.processes.map(runtime.client, self.home)
+        self.around.processes.map(runtime.client, self.host_id)
         runtime.submitter.collector.stay_away()
         return runtime
 

@@ -123,12 +123,12 @@ class VirtualManager:
         self._manager.open(door, b"", Beats(beat_s, silence_s))
         if leadership is not None:
             self._manager.share(leadership)
-        home, cluster, introduction = about
+        host_id, cluster, introduction = about
 
         def admit(admission: Admission) -> None:
             door.waiting.append(admission)
 
-        where = host, self.loop, home, cluster, introduction, admit
+        where = host, self.loop, host_id, cluster, introduction, admit
         board.listeners[at] = Listener(*where, lambda role: role in door.not_now)
         self.loop.run_soon(lambda: None)  # its first turn
 

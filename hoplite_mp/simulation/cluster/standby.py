@@ -36,7 +36,7 @@ __all__ = ["Promotion", "Superseding", "candidate_leadership", "first_leadership
 
 IDENTITIES = 1 << 48
 PROMOTE_S = 5.0  # how long a tool tries to reach the standby
-TOOL_HOME = 1  # a tool does not belong to a host
+TOOL_HOST_ID = 1  # a tool does not belong to a host
 
 
 def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | None:
@@ -70,11 +70,13 @@ class _Calls:
     """Calls from one process to one address."""
 
     def __init__(
-        self, around: Surroundings, loop: VirtualLoop, place: int, home: int, to: tuple[str, int]
+        self, around: Surroundings, loop: VirtualLoop, place: int, host_id: int, to: tuple[str, int]
     ) -> None:
         self.loop = loop
-        self._connections = VirtualConnections(around.board, loop, place, home, address_of(place))
-        self._mine = Introduction(home, software_versions())
+        self._connections = VirtualConnections(
+            around.board, loop, place, host_id, address_of(place)
+        )
+        self._mine = Introduction(host_id, software_versions())
         self._to = [endpoint_of(Address(*to))]
 
     def call(self, role: str, seconds: float, done: Callable[[Admission | None], None]) -> None:
@@ -108,7 +110,7 @@ class Promotion(_Calls):
 
     def __init__(self, around: Surroundings, place: int, to: tuple[str, int]) -> None:
         loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)
-        super().__init__(around, loop, place, TOOL_HOME, to)
+        super().__init__(around, loop, place, TOOL_HOST_ID, to)
         self._stream: Any = None
 
     def begin(self) -> None:

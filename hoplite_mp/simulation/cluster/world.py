@@ -33,7 +33,8 @@ __all__ = ["World"]
 # Time after which the kernel ends a connection whose data is not acknowledged; see
 # transport/listen.py.
 UNACKNOWLEDGED_S = 40.0
-HOME_BASE = 1000  # in a cluster host ids are random; here they are consecutive from this number on
+# In a cluster host ids are random; here they are consecutive from this number on.
+HOST_ID_BASE = 1000
 MANAGER_PLACE = 0
 PROMOTED_S = 5.0  # how often an operator looks whether to promote a standby
 RESTART_S = 0.001  # the least time in which a supervisor forks another manager
@@ -64,13 +65,13 @@ class World:
         self.struck: set[int] = set()  # machines at which any fault has struck
         # Lives whose node ended because it learned that it had been given up.
         self.gave_up: list[Host] = []
-        self._introduction = Introduction(HOME_BASE, software_versions())
+        self._introduction = Introduction(HOST_ID_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
 
     def _start_manager(self, again: bool) -> VirtualManager:
         around = self.around
-        about = HOME_BASE, around.cluster, self._introduction
+        about = HOST_ID_BASE, around.cluster, self._introduction
         return VirtualManager(
             self.board,
             MANAGER_PLACE,
@@ -86,13 +87,13 @@ class World:
     def _start_standby(self, host: Host, ask: StartStandby) -> None:
         around = self.around
         (at,) = around.standby_at
-        home, place = host.home, host.place
+        host_id, place = host.host_id, host.place
         leadership = candidate_leadership(around, ask.node)
         standby = VirtualManager(
             self.board,
             place,
             at,
-            (home, around.cluster, Introduction(home, software_versions())),
+            (host_id, around.cluster, Introduction(host_id, software_versions())),
             beat_s=around.config.beat_interval_s,
             silence_s=around.config.silence_s,
             again=True,
@@ -107,7 +108,7 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.taken_over += 1
-            Superseding(around, standby.loop, place, home, around.manager_at).begin(term)
+            Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
 
         leadership.won = won
 
@@ -118,13 +119,13 @@ class World:
         return self.hosts[-1]
 
     def _begin(self, place: int) -> Host:
-        home = HOME_BASE + len(self.lives)
+        host_id = HOST_ID_BASE + len(self.lives)
         near = None
         if not self.lives:
             self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
             near = self.manager.near(self.manager.loop)  # Host replaces this loop by its node's
-        host = Host(self.around, place, home, self.end, self._start_standby, near)
+        host = Host(self.around, place, host_id, self.end, self._start_standby, near)
         self.lives.append(host)
         return host
 
@@ -238,7 +239,7 @@ class World:
         """Asks a node to leave in order; the node of the manager's host is not asked."""
         host = self.hosts[place]
         lan = host.lan
-        if lan is not None and host.node.rooms.management.home != host.home:
+        if lan is not None and host.node.rooms.management.host_id != host.host_id:
             self.left.add(host)
             self.struck.add(place)
             host.loop.run(lan.draining.begin)
