@@ -146,7 +146,7 @@ class Arena:
     def tend(self) -> None:
         """What the node does between two messages."""
         self.host.sweeper.completed(self.host.node_tasks.drain())
-        self.host.results.look()
+        self.host.results.poll()
         self.host.sweeper.collect()
         while self.host.node.news():  # what went held the last ref of something else
             self.host.sweeper.collect()

@@ -63,7 +63,7 @@ class ActorSide(LossSide):
         up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls
         up.far_begin, up.far_end = lan.far_actors.begin, lan.far_actors.end
         up.far_restarts, up.far_bind = lan.far_actors.ask_restarts, lan.far_actors.bind
-        up.moved, up.all_heard = lan.actor_moves.moved, lan.actor_moves.look
+        up.moved, up.all_heard = lan.actor_moves.moved, lan.actor_moves.run_ready
         up.ownerless = lan.actor_moves.ownerless
         up.spare_number = lan.spares.number_of
 
@@ -98,9 +98,9 @@ class ActorSide(LossSide):
         super().gone(number)
         self.lan.spares.are_gone([number])
 
-    def look(self) -> None:
-        super().look()
-        self.lan.far_actors.look()
+    def poll(self) -> None:
+        super().poll()
+        self.lan.far_actors.poll()
 
     def _freed(self, oid: int) -> None:
         self.rooms.actors.freed(oid)

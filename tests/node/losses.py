@@ -198,9 +198,9 @@ class LossSide(Side):
         """The manager has said so."""
         self.recovering.report(number)
 
-    def look(self) -> None:
-        super().look()
-        self.recovering.look()
+    def poll(self) -> None:
+        super().poll()
+        self.recovering.poll()
 
     def bring(self) -> None:
         """What is being fetched comes from the first holder that has it; without one it is lost."""

@@ -125,13 +125,13 @@ class Side(Host):
             case Described():
                 self.imports.described(message)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         done = self.node_tasks.drain()
         self.sweeper.completed(done)
         self.guests.completed(done)
-        self.delegation.look()
-        self.results.look()
-        self.exports.look()
+        self.delegation.hand_out()
+        self.results.poll()
+        self.exports.poll()
         for oid in self.node.collect():
             self.sweeper.inner.pop(oid, None)
             self.imports.freed(oid)
@@ -307,7 +307,7 @@ class Network:
         while True:
             for side in self.sides:
                 if side.host_id not in self.dead:
-                    side.look()
+                    side.poll()
             if not any([self.deliver(*line) for line in list(self.lines)]):
                 return
 

@@ -130,12 +130,12 @@ def test_tasks_that_members_wait_for(world: World) -> None:
     assert world.ask(ran, runs, returns, far) == [ran, far]
     assert world.ask(runs) == []
     assert sorted(world.parked) == [2, 3]
-    world.groups.look()
+    world.groups.poll()
     assert world.told() == []
     world.over.add(2)
     assert world.ask(runs) == [runs]
     world.again.clear()
-    world.groups.look()
+    world.groups.poll()
     assert world.told() == [returns]
     assert not world.parked
 

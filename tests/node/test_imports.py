@@ -114,7 +114,7 @@ def test_a_payload_for_which_there_is_no_room(
     (hold,) = away_hold(network, away, object_id)
     owner.finish(object_id, ValueError("x" * 1000) if failed else "x" * 1000)
     lease, away.results.lease = away.results.lease, lambda *about: None  # type: ignore[method-assign]
-    owner.look()
+    owner.poll()
     network.pump()
     away.results.lease = lease  # type: ignore[method-assign]
     if failed:
@@ -278,7 +278,7 @@ def test_many_in_random_order(network: Network) -> None:
                 lines = list(network.lines)
                 network.deliver(*lines[rng.integers(len(lines))])
             case _:
-                side.look()
+                side.poll()
         for holder, found, value in held[-3:]:
             if found:
                 assert holder.value(found[0]) == value

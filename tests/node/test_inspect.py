@@ -89,7 +89,7 @@ def test_a_dump_goes_to_the_process_that_has_asked(died: bool) -> None:
     """Which hosts have answered, with how much, and which have not."""
     world = World()
     room = waits(world)
-    room.look = lambda stacks, done: done(b"own")  # type: ignore[method-assign]
+    room.collect = lambda stacks, done: done(b"own")  # type: ignore[method-assign]
     room.ask(SLOT, Request(4, 0, Dump(False)))
     asked = dict(world.said())
     assert asked == {host_id: DumpAsked(asked[host_id].number, False) for host_id in (OWNER, OTHER)}

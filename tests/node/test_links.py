@@ -91,7 +91,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
         time.sleep(0.001)
     other.stop()
     links.engine = Late(links.engine)  # type: ignore[assignment]
-    links.look()
+    links.on_ready()
     assert part.heard == [("filled", cells[0]), ("failed", cells[1], "the node is gone")]
     links.stop()
 

@@ -16,7 +16,7 @@ class Beside:
     def begin(self) -> None:
         self.bursts.append("")
 
-    def look(self) -> None:
+    def sample(self) -> None:
         self.bursts[-1] += "."
 
     def end(self) -> None:

@@ -48,7 +48,7 @@ def test_who_has_asked_for_what_is_made_again_is_answered_in_order() -> None:
     for one in OBJECTS:
         Exports.make_again(room, 1001, MakeAgain(one, 5))
     making.clear()
-    Exports.look(room)
+    Exports.poll(room)
     assert answered == OBJECTS
 
 

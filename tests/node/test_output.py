@@ -83,7 +83,7 @@ class Side:
         """One round of a loop that never waits."""
         self.loop.call_due()
         self.loop.serve(self.loop.wait(0))
-        self.far.look()
+        self.far.poll()
 
     def read(self, nbytes: int = 1 << 20) -> list[tuple[int, str, bytes]]:
         """What the driver reads now: whole lines."""

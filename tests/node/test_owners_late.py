@@ -149,7 +149,7 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     assert oid != waits.oid
     if done:
         runner.answer(oid, BIG)
-        runner.look()  # the word of it does not reach anybody
+        runner.poll()  # the word of it does not reach anybody
     network.lose(owner)
     network.settle()
     if not done:
@@ -209,7 +209,7 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     assert found[0].oid != waits.oid
     assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
     reader.answer(reader.take_task(), BIG)
-    reader.look()
+    reader.poll()
     network.lose(owner)
     network.settle()
     for side, hold in ((runner, waits), (runner, found[0]), (reader, far)):

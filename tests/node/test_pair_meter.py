@@ -44,7 +44,7 @@ class Wire:
                     one.backlogged_ns + int(backlogged * LOOK_S * 1e9),
                 )
             self.loop.pass_time(LOOK_S)
-            self.pairs.look()
+            self.pairs.sample()
 
     def burst(self, rates: dict[int, float], *held: int, seconds: float = 0.3) -> None:
         """Bytes arrive at these rates, and those nodes say that theirs are held up."""

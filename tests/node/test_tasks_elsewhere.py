@@ -112,7 +112,7 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
     task_of_third = third.take_task()
     assert third.tasks.audience(task_of_third) == first.host_id
     third.answer(task_of_third, "ended")
-    third.look()
+    third.poll()
     assert events == [(third.party.slot, [])]
     network.pump()
     assert "ended" in [value(second, oid) for oid in inner if second.tasks.done(oid)]

@@ -83,7 +83,7 @@ class Side:
         self.number, self.world = number, world
         self.member: Any = SimpleNamespace(node=1 - number)
         client: Any = SimpleNamespace(host_id=number, number=number)
-        loop: Any = SimpleNamespace(watch=lambda fd, look: None)
+        loop: Any = SimpleNamespace(watch=lambda fd, call: None)
         host: Any = SimpleNamespace(client=client, loop=loop, notes=SimpleNamespace(on=False))
         peers: Any = SimpleNamespace(
             start=SimpleNamespace(tls=True), is_near=lambda number: False, call=self.call

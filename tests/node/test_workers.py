@@ -82,12 +82,12 @@ def test_each_deadline_is_met(host: Host) -> None:
     begun = world.loop.time
     for due, passes in ((5.0, 0.0), (3.0, 4.0), (9.0, 0.0), (8.0, 8.5)):
         world.infos[5] = {"deadline_ns": round((begun + due) * 1e9)}
-        world.workers.look()
+        world.workers.poll()
         assert any(abs(at - begun - due) < 0.001 for at in world.timers())
         world.loop.pass_to(max(world.loop.time, begun + passes))
     assert not world.killed
     world.loop.pass_to(begun + 10.0)
-    world.workers.look()
+    world.workers.poll()
     assert world.killed == [1005]
 
 
@@ -102,7 +102,7 @@ def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked
         world.infos[5] = {"blocked": 1}
     else:
         world.pool.target = 0
-    world.workers.look()
+    world.workers.poll()
     (at,) = world.timers()
     assert at == pytest.approx(world.loop.time + LOOK_AGAIN_S, abs=1e-6)
 

@@ -83,7 +83,7 @@ class ActorMoves:
         one = self.imports.by_object.get(identity)
         return one is not None and self.owners.is_open(one.owner)
 
-    def look(self) -> None:
+    def run_ready(self) -> None:
         """Runs actions that need not wait any more, after the manager has named new owners or an
         actor has restarted."""
         for identity in [one for one in self.waiting if not self._is_open(one)]:
@@ -141,7 +141,7 @@ class ActorMoves:
             nonlocal hold
             self.beginning.discard(one.object)
             self._begin_again(one, spare)
-            self.look()
+            self.run_ready()
             hold = None
 
         self.spares.bring(spare.holds, here).bring(named)

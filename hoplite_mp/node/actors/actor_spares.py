@@ -325,11 +325,11 @@ class Bringing:
     def _bring_bytes(self, oid: int) -> None:
         remote_objects = self.remote_objects
         if oid not in remote_objects:
-            self._look(oid)
+            self._bring_named(oid)
             return
 
         def here() -> None:
-            self._look(oid)
+            self._bring_named(oid)
             self._one_less()
 
         self.left += 1
@@ -345,7 +345,7 @@ class Bringing:
 
         self.loop.call_later(ROOM_LOOK_S, again)  # no room now
 
-    def _look(self, oid: int) -> None:
+    def _bring_named(self, oid: int) -> None:
         """Fetches what an object names. A pending object is skipped, because what it will name is
         not known yet; its readers fetch that later."""
         client = self.client

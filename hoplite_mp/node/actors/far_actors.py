@@ -224,9 +224,9 @@ class FarActors:
             self.client.open_pool(pool, POOL_CLOSING)  # first, so that later calls are refused
             calls = self.client.queued_in(pool, True)
         self.closing.append(Closing(one.owner, one.object, calls))
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Forwards the end of closed actors once all earlier calls have been sent."""
         for one in list(self.closing):
             one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]

@@ -119,7 +119,7 @@ class Operations:
         self.operations[number] = operation
         for message in self._request(operation):
             self.send(message)
-        self.look()
+        self.poll()
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """Yields what a manager that knows of no operation must be told."""
@@ -196,7 +196,7 @@ class Operations:
             return "it was cancelled"
         return "it was deleted" if state == STATE["DELETED"] else "it is gone"
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reports sources that have become done, and operations whose results nobody wants any
         more."""
         for operation in list(self.operations.values()):

@@ -237,7 +237,7 @@ class PlanExecutor:
         execution.begun = True
         execution.carryover.discard(self.links, self.client.give_back)
         self.cells.begin(execution)
-        self._look(execution)
+        self._maybe_finish(execution)
 
     def _make_room(self, execution: PlanExecution) -> None:
         """Frees what earlier plans have received and this one cannot use, although its cells are
@@ -335,7 +335,7 @@ class PlanExecutor:
         """Called when the other execution that was filling the object has ended."""
         execution.waiting -= 1
         if self.client.state(oid) != STATE["FAILED"]:
-            self._look(execution)
+            self._maybe_finish(execution)
         elif self.executions.get(execution.plan.operation) is execution:
             self._fail(execution, "a copy that was on its way is lost", (), "lost")
 
@@ -353,7 +353,7 @@ class PlanExecutor:
     def _go_on(self, execution: PlanExecution) -> None:
         """Starts further pulls after one has ended, and reports if it was the last."""
         self.cells.pull_more(execution)
-        self._look(execution)
+        self._maybe_finish(execution)
 
     def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
         """Reports that a cell will not be filled, unless its node is gone, because then a new plan
@@ -369,7 +369,7 @@ class PlanExecutor:
             return None
         return execution.arrived(execution.copied.object, self.cells.engine.watermark)
 
-    def _look(self, execution: PlanExecution) -> None:
+    def _maybe_finish(self, execution: PlanExecution) -> None:
         plan = execution.plan
         if (
             execution.missing
@@ -380,7 +380,7 @@ class PlanExecutor:
             return
         # An earlier plan may still be writing into the buffer; wait until that has ended.
         if execution.engine_buffer.closing:
-            execution.engine_buffer.when_free(lambda: self._look(execution))
+            execution.engine_buffer.when_free(lambda: self._maybe_finish(execution))
             return
         if execution.done is not None:
             done, execution.done = execution.done, _heard

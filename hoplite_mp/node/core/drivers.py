@@ -53,7 +53,7 @@ class Driver:
     close: Callable[[], None]
     left: bool = False
     output_until: float = 0.0  # deadline for the last lines of its tasks
-    looked_at: bool = False  # a timer for `_look_again` is running
+    is_polled: bool = False  # a timer for `_poll_again` is running
 
 
 class Drivers:
@@ -71,9 +71,9 @@ class Drivers:
         workers: Workers,
         delegation: Delegation,
         streaming_sources: StreamingSources,
-        look: Callable[[], None],
+        poll: Callable[[], None],
     ) -> None:
-        """look: called after words in shared memory have changed."""
+        """poll: called after words in shared memory have changed."""
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
@@ -87,7 +87,7 @@ class Drivers:
         self.workers = workers
         self.delegation = delegation
         self.streaming_sources = streaming_sources
-        self.look = look
+        self.poll = poll
         self.by_slot: dict[int, Driver] = {}
         self._ever = 0  # number of drivers that have ever attached
 
@@ -147,7 +147,7 @@ class Drivers:
         driver = self.by_slot.get(slot)
         if driver is not None and not driver.left:
             self._settle(driver, reads_on=True)
-            self.look()
+            self.poll()
 
     def gone(self, slot: int) -> None:
         """The driver does not read shared memory any more."""
@@ -160,7 +160,7 @@ class Drivers:
         self.streaming_sources.lose(slot)
         del self.by_slot[slot]
         self.client.unregister(slot)
-        self.look()
+        self.poll()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
         """Keeps the driver's objects that others need, and releases all else that it had. reads_on:
@@ -177,7 +177,7 @@ class Drivers:
         driver.output_until = self.loop.now() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
 
-    def look_at_leaving(self) -> None:
+    def poll_leaving(self) -> None:
         """Another node has sent its last lines for a driver. Closes the output of each driver that
         has left and whose lines are complete now."""
         for driver in list(self.by_slot.values()):
@@ -193,15 +193,15 @@ class Drivers:
         if self.loop.now() < until and (
             not output.has_all(driver.name) or far.is_asking(driver.name)
         ):
-            if not driver.looked_at:
-                driver.looked_at = True
-                self.loop.call_later(OUTPUT_LOOK_S, lambda: self._look_again(driver))
+            if not driver.is_polled:
+                driver.is_polled = True
+                self.loop.call_later(OUTPUT_LOOK_S, lambda: self._poll_again(driver))
             return
         output.detach(driver.name, far.busy)
         far.forget(driver.name)
 
-    def _look_again(self, driver: Driver) -> None:
-        driver.looked_at = False
+    def _poll_again(self, driver: Driver) -> None:
+        driver.is_polled = False
         self._finish_output(driver, driver.output_until)
 
     def _stop_tasks(self, slot: int) -> None:

@@ -103,7 +103,7 @@ class Failover:
         # This node wants another manager only when this failure detector has fired, because the
         # lease alone runs out earlier for a manager that is merely late.
         self._silence = Silence(now, network.silence_s)
-        self._look_at = now
+        self._poll_at = now
         self.wire: Wire | None = None  # to the standby, until it leads
         self._host = 0  # id of the standby's host
         self._offered = False
@@ -118,7 +118,7 @@ class Failover:
         self._is_unled = False  # nobody has led for long since this node voted
         self._asking = False
         if not management.is_near:
-            self._look()
+            self._poll()
 
     # -- messages of the manager ---------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Failover:
             return
         voter, now = self.voter, self.loop.now()
         # A late loop reads the message late, and its own delay is not the manager's silence.
-        self._silence.heard(min(now, self._look_at))
+        self._silence.heard(min(now, self._poll_at))
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
             self.management.drop("its term is over")
@@ -197,14 +197,14 @@ class Failover:
         if self._alone_since is not None and not self.has_voted:
             self._call_manager()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Runs once per beat interval."""
         if self.life.stopping:
             return
         now = self.loop.now()
         interval_s = self.network.beat_interval_s
-        if now - self._look_at > interval_s:  # the loop is late, and beats may still be unread
-            self._silence.excuse(now - self._look_at)
+        if now - self._poll_at > interval_s:  # the loop is late, and beats may still be unread
+            self._silence.excuse(now - self._poll_at)
         wanted = self._wants_another(now)
         if not wanted and self.wire is not None:
             self.wire.close("the manager is there again")
@@ -230,8 +230,8 @@ class Failover:
                 return
         free_in = self.voter.free_at - now
         next_in = free_in if 0 < free_in < interval_s else interval_s
-        self._look_at = now + next_in
-        self.loop.call_later(next_in, self._look)
+        self._poll_at = now + next_in
+        self.loop.call_later(next_in, self._poll)
 
     def _wants_another(self, now: float) -> bool:
         """Whether the manager is lost, as far as this node can tell."""

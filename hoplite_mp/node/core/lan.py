@@ -99,9 +99,9 @@ class Lan:
         driver_door: DriverDoor,
         upward: LanUpward,
         lines: Lines,
-        look: Callable[[], None],
+        poll: Callable[[], None],
     ) -> None:
-        """upward: is told the rooms to which it passes calls. look: called after words in shared
+        """upward: is told the rooms to which it passes calls. poll: called after words in shared
         memory have changed."""
         self.local = local
         self.host = host = local.host
@@ -111,7 +111,7 @@ class Lan:
         self.missing = Missing(
             network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
-        self._stealing = False  # a timer for `_look_for_idle` is running
+        self._stealing = False  # a timer for `_steal_again` is running
         mine = Introduction(host.client.host_id, software_versions())
         self.peers = Peers(host, network, connections, self.take, self.lost, mine)
         self.far_output = FarOutput(
@@ -151,7 +151,7 @@ class Lan:
             local.workers,
             local.delegation,
             self.streaming_sources,
-            look,
+            poll,
         )
         self.locations = Locations(host)
         self.probing = Probing(local.number, local.questions, host.send_manager)
@@ -179,7 +179,7 @@ class Lan:
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
         self.line_ended = self.drivers.line_ended
         self.worker_exited = self.streaming_sources.lose
-        self.look_at_output = self.far_output.look
+        self.poll_output = self.far_output.poll
         self.close_door = driver_door.close
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
@@ -426,7 +426,7 @@ class Lan:
 
     def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
         self.far_output.last_lines_sent(host_id, message)
-        self.drivers.look_at_leaving()
+        self.drivers.poll_leaving()
 
     def _leaves(self, host_id: int, message: Leaving) -> None:
         self._have_workers(host_id, 0)
@@ -466,22 +466,22 @@ class Lan:
             self.peers.send(member.host_id, RemoveNode())
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
-    def look(self, done: list[int]) -> None:
+    def poll(self, done: list[int]) -> None:
         """Polls these rooms, because words in shared memory may have changed. done: tasks in the
         node's own tables that have ended."""
         local = self.local
         local.guests.completed(done)
-        local.delegation.look()
+        local.delegation.hand_out()
         if self.far_actors.closing:
-            self.far_actors.look()
+            self.far_actors.poll()
         if local.delegation.steal() and not self._stealing:
             self._stealing = True
-            self.host.loop.call_later(STEAL_LOOK_S, self._look_for_idle)
-        self.far_output.look()
+            self.host.loop.call_later(STEAL_LOOK_S, self._steal_again)
+        self.far_output.poll()
         local.remote_objects.purge()
-        self.recovering.look()
+        self.recovering.poll()
 
-    def _look_for_idle(self) -> None:
+    def _steal_again(self) -> None:
         """Wakes the loop so that its next turn steals, because no message tells this node that a
         worker has become idle."""
         self._stealing = False

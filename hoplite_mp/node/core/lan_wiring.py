@@ -183,7 +183,7 @@ class LanUpward(Upward):
         self.actor_moves.ownerless(one)
 
     def all_heard(self) -> None:
-        self.actor_moves.look()
+        self.actor_moves.run_ready()
 
     def leaves_now(self) -> None:
         self.membership.workers_now = 0

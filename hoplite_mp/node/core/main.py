@@ -149,7 +149,7 @@ class Process:
             if left <= 0:
                 return
             self.serve(left)
-            other_hosts.look_at_output()
+            other_hosts.poll_output()
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -158,7 +158,7 @@ class Process:
             pulse.turned_at = self.loop.now()
         self.loop.call_due()
         self.client.set_sleeping(True)
-        self.node.look()
+        self.node.poll()
         due = self.loop.due
         self.serve(None if due is None else max(0.0, due - self.loop.now()))
 

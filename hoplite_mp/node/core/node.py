@@ -35,10 +35,10 @@ class NoOtherHosts:
 
     def line_ended(self, slot: int) -> None: ...
     def worker_exited(self, slot: int) -> None: ...
-    def look(self, done: list[int]) -> None: ...
+    def poll(self, done: list[int]) -> None: ...
     def close_door(self) -> None: ...
     def ask_last_lines(self) -> None: ...
-    def look_at_output(self) -> None: ...
+    def poll_output(self) -> None: ...
 
 
 class Node:
@@ -83,7 +83,7 @@ class Node:
             assert ports.engine is not None
             assert ports.driver_door is not None
             to_hosts = ports.connections, ports.engine, ports.driver_door
-            ends = ports.lines, self.look
+            ends = ports.lines, self.poll
             self.other_hosts = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
         else:
             at_start = start.workers, ports.hostname
@@ -137,12 +137,12 @@ class Node:
         rooms.rounds.exited(slot)
         rooms.workers.close_owned(slot)
         self.client.unregister(slot)
-        self.look()
+        self.poll()
 
     # -- one turn ------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Runs one turn of all rooms, because words in shared memory may have changed."""
+    def poll(self) -> None:
+        """Polls all rooms for one turn, because words in shared memory may have changed."""
         done = self.rooms.begin_turn()
-        self.other_hosts.look(done)
+        self.other_hosts.poll(done)
         self.rooms.end_turn()

@@ -47,14 +47,14 @@ class Pulse:
         now = loop.now()
         self.turned_at = now
         self._silence = Silence(now, patience_s)
-        self._look_at = now + interval_s
+        self._poll_at = now + interval_s
         self._end = loop.repeat_in_thread(interval_s, self._beat, "hoplite_mp pulse")
-        loop.call_later(interval_s, self._look)
+        loop.call_later(interval_s, self._poll)
 
     def received(self) -> None:
         """Something has arrived from the manager."""
         # A late loop reads the message late, and its own delay is not the manager's silence.
-        self._silence.heard(min(self._loop.now(), self._look_at))
+        self._silence.heard(min(self._loop.now(), self._poll_at))
 
     def stop(self) -> None:
         """Stops the beats and the failure detector."""
@@ -65,17 +65,17 @@ class Pulse:
         if self._loop.now() - self.turned_at < HUNG_S:
             self._send(BEAT)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Checks for silence, in the loop. A late loop reads the beats that have arrived meanwhile
         only after this timer, so its delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()
-        late = now - self._look_at
+        late = now - self._poll_at
         if late > self._interval_s:
             self._silence.excuse(late)
         elif self._silence.deadline <= now:
             self._lost(now - self._silence.heard_at)
             return
-        self._look_at = now + self._interval_s
-        self._loop.call_later(self._interval_s, self._look)
+        self._poll_at = now + self._interval_s
+        self._loop.call_later(self._interval_s, self._poll)

@@ -194,21 +194,21 @@ class Rooms:
         if done:
             self.sweeper.completed(done)
         if self.resources.held or self.resources.rows.rows:
-            self.resources.look()
+            self.resources.poll()
         return done
 
     def end_turn(self) -> None:
         """Polls the rooms that also depend on what Lan's rooms have changed in this turn."""
         loop = self.host.loop
-        self.exports.look()
-        self.operations.look()
+        self.exports.poll()
+        self.operations.poll()
         again, now = self.operations.execute_again(), loop.now()
         if again is not None and not now < self._next_turn_at <= again:  # one timer at a time
             self._next_turn_at = again
             loop.call_later(max(0.0, again - now), lambda: None)
-        self.results.look()
-        self.groups.look()
-        self.workers.look()
-        self.recording.look()
+        self.results.poll()
+        self.groups.poll()
+        self.workers.poll()
+        self.recording.poll()
         if self.host.client.news():
             self.sweeper.collect()

@@ -254,7 +254,7 @@ class Groups:
         if over:
             self.send(GroupTasksOver(self.client.number, tuple(over)))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reports tasks that are over, and releases a held result once all members have begun the
         next call, because by then they have read it."""
         self._say_over([])

@@ -76,7 +76,7 @@ class Recording:
         """The tasks that a process runs at present, as EVENTs; maintained even without a trace."""
         return self._trace.open(slot)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Empties the rings that are filling up."""
         if self.on:
             for slot in self.clients:

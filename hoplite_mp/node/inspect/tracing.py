@@ -102,7 +102,7 @@ class Tracing:
                 return
             for host_id in owned.host_ids - found.keys():
                 self._lose(owned, host_id)
-            self._look_at_clocks(found, clocks_known)
+            self._compare_clocks(found, clocks_known)
 
         def clocks_known(clocks: dict[int, Clock]) -> None:
             owned.before = clocks
@@ -125,7 +125,7 @@ class Tracing:
             for host_id in owned.host_ids - found.keys():
                 self._lose(owned, host_id)
             owned.nodes = {answer.node: host_id for host_id, answer in found.items()}
-            self._look_at_clocks(found, lambda clocks: clocks_known(found, clocks))
+            self._compare_clocks(found, lambda clocks: clocks_known(found, clocks))
 
         def clocks_known(found: dict[int, Answer], clocks: dict[int, Clock]) -> None:
             rows: list[tuple[int, int, list[Clock]]] = [(self.client.number, size, [])]
@@ -208,7 +208,7 @@ class Tracing:
 
         def begun(found: dict[int, Answer]) -> None:
             if self.owned is owned and host_id in found and not found[host_id].message.error:
-                self._look_at_clocks(found, owned.before.update)
+                self._compare_clocks(found, owned.before.update)
             else:
                 self._lose(owned, host_id)
 
@@ -276,7 +276,7 @@ class Tracing:
         reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 
-    def _look_at_clocks(
+    def _compare_clocks(
         self, host_ids: Iterable[int], done: Callable[[dict[int, Clock]], None]
     ) -> None:
         """Compares clocks in several rounds of messages; `done` gets the best comparison by

@@ -113,7 +113,7 @@ class Waits:
                     sizes = sorted((number, len(data)) for number, data in answers.items())
                     self.reply(slot, Reply(request.number, (sizes, silent)))
 
-            self.look(stacks, told)
+            self.collect(stacks, told)
 
         def make(number: int) -> DumpAsked:
             return DumpAsked(number, stacks)
@@ -137,9 +137,9 @@ class Waits:
         def told(data: bytes) -> None:
             self.send_peer(host_id, LookTold(message.number, data=data))
 
-        self.look(message.stacks, told)
+        self.collect(message.stacks, told)
 
-    def look(self, stacks: bool, done: Callable[[bytes], None]) -> None:
+    def collect(self, stacks: bool, done: Callable[[bytes], None]) -> None:
         """Collects this host's waits, and its workers' stacks if `stacks`; `done` gets them
         packed."""
         found = self.gather()

@@ -89,7 +89,7 @@ class Links:
         self.notes = host.notes
         self._takes_small: Callable[[tuple[Any, ...]], None] | None = None
         self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
-        host.loop.watch(engine.fileno(), self.look)
+        host.loop.watch(engine.fileno(), self.on_ready)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Links:
         if engine_buffer is not None:
             engine_buffer.let_go()
 
-    def look(self) -> None:
+    def on_ready(self) -> None:
         """Handles the engine's events. Lost links come first, because the engine has forgotten them
         already, and a room that is notified of a cell may at once pull from the same node."""
         events = self.engine.events()

@@ -49,7 +49,7 @@ class Beside(Protocol):
     def begin(self) -> None:
         """A burst begins."""
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Called at each sample of a burst."""
 
     def end(self) -> None:
@@ -84,19 +84,19 @@ class Meter:
         self._slower = 0.0  # the last burst's peak upwards, if it was below the estimate
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
-        self._looking = False
+        self._polling = False
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
         """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
         self.users += 1
-        if not self._looking:
-            self._looking = True
+        if not self._polling:
+            self._polling = True
             self._samples.clear()
             self.peaks, self.full = [0.0, 0.0], [False, False]
             self._moved_at = self.loop.now()
             if self.beside is not None:
                 self.beside.begin()
-            self._look()
+            self._poll()
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
@@ -109,14 +109,14 @@ class Meter:
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._sample()
         if self.beside is not None:
-            self.beside.look()
+            self.beside.sample()
         if self.users and self.loop.now() - self._moved_at < QUIET_S:
-            self.loop.call_later(LOOK_S, self._look)
+            self.loop.call_later(LOOK_S, self._poll)
             return
-        self._looking = False
+        self._polling = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
                 # The first estimate must come from a full link; any other one would be too low.

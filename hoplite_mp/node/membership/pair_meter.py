@@ -119,7 +119,7 @@ class PairMeter:
         self.backlogged_s = 0.0
         self.held.clear()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Called every few hundredths of a second during a burst."""
         now = self.loop.now()
         self._samples.append((now, self.flows()))
@@ -134,7 +134,7 @@ class PairMeter:
             old = before.get(node, Flow(0, 0, 0))
             # The figures of a link that has ended are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
-        self._look_up(now, took, moved)
+        self._say_held_up(now, took, moved)
         self._received = {
             node: flow.received / took
             for node, flow in moved.items()
@@ -143,7 +143,7 @@ class PairMeter:
         for node, rate in self._received.items():
             self.peaks[node] = max(self.peaks.get(node, 0.0), rate)
 
-    def _look_up(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+    def _say_held_up(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
         """Sends HeldUp for flows that are held up, unless this host's own link is full."""
         backlogged = {
             node: flow.sent / took

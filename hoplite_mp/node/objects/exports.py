@@ -174,7 +174,7 @@ class Exports:
                 self._forget_if_unused(export)
                 return False
             if not self._copied:
-                self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
+                self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
             self._copied[export.oid] = export
         export.copies.update({*hosts} - {self.client.host_id})
         return True
@@ -185,7 +185,7 @@ class Exports:
         found = map(self.roster.number_of, () if export is None else export.copies)
         return tuple(number for number in found if number is not None)
 
-    def _look_at_copies(self) -> None:
+    def _poll_copies(self) -> None:
         for oid, export in list(self._copied.items()):
             wanted = export.importers or not self.only_ours(oid)
             if wanted and export.copies and self.client.state(oid) not in DROPPED:
@@ -196,7 +196,7 @@ class Exports:
                 self.send(peer, LetGo(export.object))
             self._forget_if_unused(export)
         if self._copied:
-            self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
+            self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
         """Whether only one hold of the node keeps the object, besides the holds of lineage."""
@@ -220,7 +220,7 @@ class Exports:
             self._watched[bucket].discard(export.oid)
         self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Describes objects that have become done to the hosts that wait for them."""
         found: list[int] = []
         for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):

@@ -82,7 +82,7 @@ class ForeignHolds:
         self._reply = reply
         self.holds: dict[int, Any] = {}
         self._deadlines = Deadlines()
-        self._looks_at: float | None = None  # when the timer fires
+        self._expires_at: float | None = None  # when the timer fires
 
     def asked(self, slot: int, request: Request) -> None:
         """A process has pickled a ref to an object."""
@@ -91,20 +91,20 @@ class ForeignHolds:
             self.holds[oid] = hold
         if oid in self.holds:
             self._deadlines.put_off(oid, self._loop.now() + self._seconds)
-            self._look_later()
+            self._expire_later()
         if request.number:
             seconds = self._seconds if oid in self.holds else 0.0
             self._reply(slot, Reply(request.number, seconds))
 
-    def _look_later(self) -> None:
+    def _expire_later(self) -> None:
         due = self._deadlines.next()
-        if due is None or (self._looks_at is not None and self._looks_at <= due + SLACK_S):
+        if due is None or (self._expires_at is not None and self._expires_at <= due + SLACK_S):
             return
-        self._looks_at = due + SLACK_S
-        self._loop.call_later(max(0.0, self._looks_at - self._loop.now()), self._look)
+        self._expires_at = due + SLACK_S
+        self._loop.call_later(max(0.0, self._expires_at - self._loop.now()), self._expire)
 
-    def _look(self) -> None:
+    def _expire(self) -> None:
         for oid in self._deadlines.ended(self._loop.now()):
             del self.holds[oid]
-        self._looks_at = None
-        self._look_later()
+        self._expires_at = None
+        self._expire_later()

@@ -49,7 +49,7 @@ class Replicas:
         self.loop = loop
         self.exports = exports
         self.holds: dict[bytes, Any] = {}
-        self._looking = False
+        self._polling = False
 
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
@@ -103,7 +103,7 @@ class Replicas:
             return own
         if object_id not in self.holds:
             self.holds[object_id] = self.imports.keep(object_id)
-            self._look_later()
+            self._poll_later()
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
@@ -124,16 +124,16 @@ class Replicas:
     def keep_on(self, object_id: bytes, hold: Any) -> None:
         """Keeps a replica whose owner is gone, because there is a new one."""
         self.holds[object_id] = hold
-        self._look_later()
+        self._poll_later()
 
     # -- polling -------------------------------------------------------------------------------
 
-    def _look_later(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.loop.call_later(KEPT_LOOK_S, self._look)
+    def _poll_later(self) -> None:
+        if not self._polling:
+            self._polling = True
+            self.loop.call_later(KEPT_LOOK_S, self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
                 continue  # a send in this loop has failed, which has dropped the replica
@@ -144,9 +144,9 @@ class Replicas:
                 del self.holds[object_id]
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
-        self._looking = bool(self.holds)
-        if self._looking:
-            self.loop.call_later(KEPT_LOOK_S, self._look)
+        self._polling = bool(self.holds)
+        if self._polling:
+            self.loop.call_later(KEPT_LOOK_S, self._poll)
 
     def _never_came(self, oid: int) -> bool:
         """Whether the value will not come any more: it is lost, an error, or its task was

@@ -158,7 +158,7 @@ class Results:
         ]
         return serial.Encoded(data, [], [], len(data), refs)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Releases the refs in results whose owners have taken holds of their own."""
         for oid in list(self.untaken):
             if self.tasks.taken(oid):

@@ -92,7 +92,7 @@ class StreamingSources:
             actions, source.then = source.then, []
             for action in actions:
                 action()
-        self.look(source)
+        self.maybe_free(source)
 
     def when_whole(self, source: list[StreamingSource], action: Callable[[], None]) -> None:
         """Calls `action` when all of these blocks are whole."""
@@ -106,25 +106,25 @@ class StreamingSources:
         """A process is gone, so the rest of its blocks will never be written."""
         for source in [one for one in self.blocks.values() if one.slot == slot]:
             source.slot = NODE_SLOT
-            self.look(source)
+            self.maybe_free(source)
 
     def let_go(self, source: StreamingSource) -> None:
         """No call needs the block any more."""
         source.needed = False
         source.then = []
-        self.look(source)
+        self.maybe_free(source)
 
     def leave(self, source: StreamingSource) -> None:
         """One plan execution has no cells in the block any more."""
         source.users -= 1
-        self.look(source)
+        self.maybe_free(source)
 
     def keep(self, source: StreamingSource) -> tuple[int, int]:
         """Removes a whole block that becomes an object; returns (payload, bytes)."""
         self.blocks.pop(source.payload, None)
         return source.payload, source.nbytes
 
-    def look(self, source: StreamingSource) -> None:
+    def maybe_free(self, source: StreamingSource) -> None:
         """Frees the block if nothing needs it any more."""
         written = source.whole or source.slot == NODE_SLOT
         over = written and not source.needed and not source.users

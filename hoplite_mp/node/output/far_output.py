@@ -120,9 +120,9 @@ class FarOutput:
     def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
         """A driver of that host is leaving and asks for its last lines."""
         self.asked.add(message.audience or host_id)
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answers drivers that have asked for their last lines, once all of those are sent."""
         for name in list(self.asked):
             self.output.last_lines(name)

@@ -271,9 +271,11 @@ class Output:
         due = subscriber.due()
         if due is not None and subscriber not in self._watched:
             self._watched.add(subscriber)
-            self.loop.call_later(max(0.0, due - self.loop.now()), lambda: self._look(subscriber))
+            self.loop.call_later(
+                max(0.0, due - self.loop.now()), lambda: self._maybe_give_up(subscriber)
+            )
 
-    def _look(self, subscriber: Subscriber) -> None:
+    def _maybe_give_up(self, subscriber: Subscriber) -> None:
         self._watched.discard(subscriber)
         if subscriber.give_up(self.loop.now()):
             self.push_held()

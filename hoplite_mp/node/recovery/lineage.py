@@ -87,8 +87,8 @@ class Lineage:
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
         self.demand_of = demand_of
-        self._looking = False  # a timer for the next check is running
-        self._looked = 0.0
+        self._sweeping = False  # a timer for the next check is running
+        self._swept_at = 0.0
         self._let_go = False  # an entry was dropped since the last check
 
     # -- what is kept --------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Lineage:
         self.nbytes += ENTRY_BYTES
         while self.nbytes > self.bytes_max:
             self._forget(next(iter(self.entries)))
-        self._look_later(LOOK_S)
+        self._sweep_later(LOOK_S)
 
     def _wanted(self, argument: int) -> bool:
         """Whether to hold an argument, which must be a small result, or one that can be
@@ -189,23 +189,23 @@ class Lineage:
         """How many holds lineage has on the object."""
         return 1 if oid in self.held else 0
 
-    def _look_later(self, seconds: float) -> None:
-        if not self._looking and (self.entries or self._let_go):
-            self._looking = True
-            self.loop.call_later(seconds, self._look_again)
+    def _sweep_later(self, seconds: float) -> None:
+        if not self._sweeping and (self.entries or self._let_go):
+            self._sweeping = True
+            self.loop.call_later(seconds, self._sweep_again)
 
-    def _look_again(self) -> None:
-        self._looking = False
-        took = self.look()
-        self._look_later(max(LOOK_S, LOOK_SHARE * took))
+    def _sweep_again(self) -> None:
+        self._sweeping = False
+        took = self.sweep()
+        self._sweep_later(max(LOOK_S, LOOK_SHARE * took))
 
     def make_room(self) -> None:
         """Drops at once what nobody wants. It is called when the store is full, and before its use
         is counted."""
-        if self.entries and self.loop.now() - self._looked >= FULL_LOOK_S:
-            self.look()
+        if self.entries and self.loop.now() - self._swept_at >= FULL_LOOK_S:
+            self.sweep()
 
-    def look(self) -> float:
+    def sweep(self) -> float:
         """Drops entries of results that are gone, and bytes that nobody else wants. Returns how
         long that took."""
         begun = self.loop.now()
@@ -220,8 +220,8 @@ class Lineage:
         for oid in list(self.held):
             if oid in self.entries and self._only_ours(oid) and self.retries(oid):
                 self._let_bytes_go(oid)
-        self._looked = self.loop.now()
-        return self._looked - begun
+        self._swept_at = self.loop.now()
+        return self._swept_at - begun
 
     def _only_ours(self, oid: int) -> bool:
         """Whether lineage has the last hold on the object."""

@@ -136,7 +136,7 @@ class Reconstruction:
         """Begins a reconstruction in a later turn, because chains of lost results may be too long
         for recursion."""
         self._new.append(oid)
-        self.loop.call_later(0.0, self.look)
+        self.loop.call_later(0.0, self.poll)
 
     def forget(self, oid: int) -> None:
         """Ends a reconstruction that nobody wants any more."""
@@ -152,7 +152,7 @@ class Reconstruction:
 
     # -- polling -------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begins the reconstructions that were asked for, and continues those under way."""
         while self._new:
             oid = self._new.popleft()
@@ -161,7 +161,7 @@ class Reconstruction:
         # The latest run first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
-                self._look_at(run)
+                self._go_on(run)
             elif run.holds and not any(self.remote_objects.absent(need) for need in run.needs):
                 self._needs_are_there(run)
         self.copy_census.flush()
@@ -236,7 +236,7 @@ class Reconstruction:
                 run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
                 for one in run.needs:
                     self.remote_objects.make(one)
-                self.loop.call_later(0.0, self.look)
+                self.loop.call_later(0.0, self.poll)
 
         self.imports.ask(named, held)
 
@@ -255,7 +255,7 @@ class Reconstruction:
         self.runs.pop(run.target, None)
         self.remote_objects.replace(run.target, data)
         self._end(run)
-        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
 
     def _start(self, run: _Run) -> None:
         oid = run.target
@@ -297,9 +297,9 @@ class Reconstruction:
     def _post(self, run: _Run) -> None:
         run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & FLAG_HERE))
         if not run.posted:  # there is no room for the hint
-            self.loop.call_later(ASK_S, self.look)
+            self.loop.call_later(ASK_S, self.poll)
 
-    def _look_at(self, run: _Run) -> None:
+    def _go_on(self, run: _Run) -> None:
         """Continues a run that was submitted."""
         state = self.client.state(run.oid)
         if not run.posted:
@@ -327,7 +327,7 @@ class Reconstruction:
         oid = run.target
         got = self.client.view(run.oid)
         if isinstance(got, int) or not self.copy_census.answered(run.question):
-            return  # `look` tries again in the next turn
+            return  # `poll` tries again in the next turn
         self._count(run)
         if self._is_kept(run):
             return
@@ -342,12 +342,12 @@ class Reconstruction:
             return
         del mem, got  # they pin the block
         if not self.client.hand_over(run.oid, oid):
-            self.loop.call_later(ASK_S, self.look)  # the block is still pinned
+            self.loop.call_later(ASK_S, self.poll)  # the block is still pinned
             return
         del self.runs[oid]
         self.remote_objects.settled(oid)
         self._end(run)
-        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
 
     def _is_kept(self, run: _Run) -> bool:
         """Whether the census has found a host that still has the first value. If so, the first
@@ -359,7 +359,7 @@ class Reconstruction:
         del self.runs[run.target]
         self._end(run)
         self.remote_objects.found(run.target, copies, copied=True)
-        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
         return True
 
     def _count(self, run: _Run) -> None:
@@ -384,7 +384,7 @@ class Reconstruction:
             self.remote_objects.fail(oid, ObjectLostError(f"{remote.why or named(remote)}; {why}"))
         if run is not None:
             self._end(run)
-            self.loop.call_later(0.0, self.look)  # it may be an argument of another run
+            self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
 
 
 def named(remote: RemoteObject) -> str:

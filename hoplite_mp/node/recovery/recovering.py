@@ -133,9 +133,9 @@ class Recovering:
         Then it is needed although no process of this host has submitted it."""
         return oid in self.guests or oid in self.reconstruction.by_run
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Called once in each turn of the loop."""
-        self.reconstruction.look()
+        self.reconstruction.poll()
 
     # -- deaths --------------------------------------------------------------------------------
 

@@ -54,13 +54,13 @@ class Stacks:
         sizes: dict[int, int] = {}
         left = round(STACKS_PATIENCE_S / LOOK_S)
 
-        def look() -> None:
+        def poll() -> None:
             nonlocal left, sizes
             left -= 1
             now = {slot: _size(path) for slot, path in files.items()}
             if left and not (all(now.values()) and now == sizes):
                 sizes = now
-                self.loop.call_later(LOOK_S, look)
+                self.loop.call_later(LOOK_S, poll)
                 return
             done(
                 [
@@ -74,7 +74,7 @@ class Stacks:
                 ]
             )
 
-        look()
+        poll()
 
 
 def _file_of(pid: int) -> str:

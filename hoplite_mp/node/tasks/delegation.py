@@ -136,7 +136,7 @@ class Delegation:
         else:
             known.workers = workers
         self.capacity = sum(one.workers for one in self.runners.values())
-        self.look()
+        self.hand_out()
 
     def lose_runner(self, host_id: int) -> None:
         """A host is gone: the tasks that it had are queued again, or fail."""
@@ -173,7 +173,7 @@ class Delegation:
         for runner in self.runners.values():
             if runner.number == number:
                 self.far[pool] = [runner]
-                self.look()
+                self.hand_out()
                 return True
         return False
 
@@ -199,7 +199,7 @@ class Delegation:
         number = self.runners[host_id].number
         runner = Runner(host_id, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
-        self.look()
+        self.hand_out()
 
     def close_far(self, pool: int, kill: bool) -> None:
         """Ends the workers that a pool has on other hosts."""
@@ -215,7 +215,7 @@ class Delegation:
             self._offered.discard(pool)
             self.tasks.offer(pool, False)
 
-    def look(self) -> None:
+    def hand_out(self) -> None:
         """Hands queued tasks to runners that have room."""
         if not (self.capacity or self._offered or self.far):
             return
@@ -361,7 +361,7 @@ class Delegation:
             self._ask(refs, lambda holds: self._store(oid, peer, message, holds))
         else:
             self._store(oid, peer, message, [])
-        self.look()
+        self.hand_out()
 
     def _is_with(self, oid: int, peer: int) -> bool:
         return oid in self.where and self.where[oid].host_id == peer

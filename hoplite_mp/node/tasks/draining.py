@@ -80,7 +80,7 @@ class Draining:
         self.above.leaves_now()
         for host_id in self.roster.host_ids:
             self.tell(host_id)
-        self._look()
+        self._poll()
 
     def tell(self, host_id: int) -> None:
         """Announces to another node that this one leaves, at once or after the other has joined."""
@@ -93,10 +93,10 @@ class Draining:
         """Another node needs nothing of this one any more."""
         self.waiting.discard(host_id)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         waits = self.waiting or self.guests.by_task or self._works()
         if waits or not self.above.drained():
-            self.loop.call_later(LOOK_S, self._look)
+            self.loop.call_later(LOOK_S, self._poll)
 
     def _works(self) -> bool:
         """Whether tasks of this host's processes are not done yet."""

@@ -271,7 +271,7 @@ class Resources:
         bound = self.delegation.bound_to(pool)
         return GONE if bound is None else bound
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Polls for tasks that have ended, and workers that have become idle."""
         for oid, held in list(self.held.items()):
             if not held.slot and self.client.state(oid) not in UNFINISHED:

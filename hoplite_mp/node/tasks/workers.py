@@ -428,14 +428,14 @@ class Workers(Hints):
         """Kills a worker that cannot work because its line has ended, unless it is exiting."""
         worker = self.all.get(slot)
 
-        def look() -> None:
+        def poll() -> None:
             if worker is not None and self.all.get(slot) is worker and not worker.verdict:
                 if worker.pid and not is_ending(worker.pid):
                     self.kill(worker, "line")
                 else:
-                    self.loop.call_later(LINE_GRACE_S, look)
+                    self.loop.call_later(LINE_GRACE_S, poll)
 
-        self.loop.call_later(LINE_GRACE_S, look)
+        self.loop.call_later(LINE_GRACE_S, poll)
 
     def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
         worker.verdict, worker.verdict_oid = verdict, oid
@@ -444,7 +444,7 @@ class Workers(Hints):
 
     # -- polling the workers' slots ------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Polls for deadlines that have passed, blocked workers, and surplus workers."""
         now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None

@@ -325,7 +325,7 @@ class Host:
         if not self.alive:
             return
         self.client.set_sleeping(True)
-        self.node.look()
+        self.node.poll()
         pulse = self.node.rooms.management.pulse
         if pulse is not None:
             pulse.turned_at = self.loop.now()
