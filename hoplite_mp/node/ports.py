@@ -207,7 +207,7 @@ class Connections(Protocol):
         mine: Introduction,
         timeout_s: float,
         cluster: bytes = b"",
-        host: int | None = None,
+        host_id: int | None = None,
         rounds_max: int = 0,
     ) -> Calling:
         """Begins to connect; the arguments are those of transport/caller.py. OSError: this process

@@ -146,18 +146,18 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
 
 
 class Introduction(Message, frozen=True, tag=True, array_like=True):
-    """The sender's identity, after both proofs. host: its id; node: its number, None if it has
+    """The sender's identity, after both proofs. host_id: its host; node: its number, None if it has
     none. link, answers: for a data connection under TLS, the number of the calling node's own link
     that will send over it, and that of the called node's link that it answers (0: none)."""
 
-    host: int
+    host_id: int
     versions: dict[str, str]
     node: int | None = None
     link: int = 0
     answers: int = 0
 
     def __post_init__(self) -> None:
-        between("host", self.host, 1, _U64_MAX)
+        between("host_id", self.host_id, 1, _U64_MAX)
         if self.node is not None:
             between("node", self.node, 0, (1 << 31) - 1)
         between("link", self.link, 0, _U64_MAX)

@@ -5,8 +5,8 @@
                                                <-     Challenge(service, nonce, cluster)
     Proof(HMAC "client" over the transcript)   ->     compared in constant time
                                                <-     Welcome(HMAC "server" over the same)
-    Introduction(host, versions)               ->     compared
-                                               <-     Introduction(host, versions)
+    Introduction(host_id, versions)            ->     compared
+                                               <-     Introduction(host_id, versions)
 
 The transcript holds all that the two sides have sent, and the certificate: the preamble with the
 protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the server's

@@ -223,10 +223,10 @@ class RelayAsked(Message, frozen=True):
     can. Answered by RelayOpened."""
 
     number: int
-    host: int
+    host_id: int
 
     def __post_init__(self) -> None:
-        counts(number=self.number, host=self.host)
+        counts(number=self.number, host_id=self.host_id)
 
 
 class RelayOpened(Message, frozen=True):

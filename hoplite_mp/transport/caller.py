@@ -60,12 +60,12 @@ class Caller:
         timeout_s: float,
         handshake_timeout_s: float,
         cluster: bytes = b"",
-        host: int | None = None,
+        host_id: int | None = None,
         rounds_max: int = 0,
     ) -> None:
-        """endpoints: best first. cluster, host: ids that the other side must have. rounds_max: the
-        call fails after so many consecutive rounds in which no address accepted a connection; 0:
-        only when the time is over."""
+        """endpoints: best first. cluster, host_id: ids that the other side must have. rounds_max:
+        the call fails after so many consecutive rounds in which no address accepted a connection;
+        0: only when the time is over."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -77,7 +77,7 @@ class Caller:
         self._timeout_s = timeout_s
         self._handshake_timeout_s = handshake_timeout_s
         self._cluster = cluster
-        self._host = host
+        self._host_id = host_id
         self._rounds_max = rounds_max
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
         self.starved = False  # no attempt could be made for want of descriptors or memory here
@@ -187,7 +187,7 @@ class Caller:
             if self._attempt_ends <= now:
                 raise TimeoutError(NO_HANDSHAKE)
             self._poll.modify(self._stream.fileno(), self._events(self._stream))
-        elif self._host is not None and outcome.peer.host != self._host:
+        elif self._host_id is not None and outcome.peer.host_id != self._host_id:
             raise ConnectionError("another host answers there")
         return outcome
 

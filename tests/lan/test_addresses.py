@@ -52,7 +52,7 @@ from hoplite_mp.transport.caller import Caller
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]
 began = time.monotonic()
 admission = Caller(endpoints, key=b"k" * 32, role="data", mine=Introduction(1, {}), tls=True,
-    host=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
+    host_id=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
 seconds = time.monotonic() - began
 sock = admission.stream.detach()
 sock.setblocking(True)

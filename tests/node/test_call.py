@@ -98,7 +98,7 @@ def test_who_advertises_an_address_of_this_host_is_near() -> None:
     nobody: Any = None
     host: Any = SimpleNamespace(loop=ManualLoop(), roster=Roster(), questions=None)
     lan: Any = SimpleNamespace(cluster=b"")
-    mine: Any = SimpleNamespace(host=77)
+    mine: Any = SimpleNamespace(host_id=77)
     peers = Peers(host, lan, nobody, nobody, nobody, mine)
     for number, host_id, addresses in (
         (0, 77, ("10.0.0.1:5000", "192.168.0.1:5000")),

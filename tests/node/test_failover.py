@@ -134,7 +134,7 @@ class Stage:
         membership: Any = SimpleNamespace(start=LAN, members={}, manager_is_at=lambda at: None)
         self.management.network = StageNetwork(self, membership, peers)
         self.manager = self.open()
-        self.management.host = 4
+        self.management.other_host_id = 4
         self.management._speak(TcpStream(self.manager.nodes_end), [])
         self.manager.say(t.StandbyNamed(("10.0.0.2:7001",), LEASE_US))
         self.turn()
@@ -159,8 +159,10 @@ class Stage:
         self.opened.append(Other())
         return self.opened[-1]
 
-    def admission(self, who: Other, host: int) -> Any:
-        return SimpleNamespace(stream=TcpStream(who.nodes_end), peer=SimpleNamespace(host=host))
+    def admission(self, who: Other, host_id: int) -> Any:
+        return SimpleNamespace(
+            stream=TcpStream(who.nodes_end), peer=SimpleNamespace(host_id=host_id)
+        )
 
     def close(self) -> None:
         if self.management.pulse is not None:

@@ -105,7 +105,7 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
     opened += [door, with_other_id, silent]
     places = [silent.getsockname(), with_other_id.address, door.address]
     caller = make_caller(
-        (), False, endpoints=[endpoint(place) for place in places], now=0.0, host=SERVER.host
+        (), False, endpoints=[endpoint(place) for place in places], now=0.0, host_id=SERVER.host_id
     )
     called, let_in = [], []
     clock = 0.0
@@ -121,7 +121,7 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
     until(lambda: caller._conversation, lambda: caller.turn(0.0))
     assert caller.deadline == 5.0
     until(lambda: called and let_in, turn)
-    assert called[0].peer.host == SERVER.host
+    assert called[0].peer.host_id == SERVER.host_id
     opened += [called[0].stream, let_in[0].stream]
 
 

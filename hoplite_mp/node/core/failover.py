@@ -105,7 +105,7 @@ class Failover:
         self._silence = Silence(now, network.silence_s)
         self._poll_at = now
         self.wire: Wire | None = None  # to the standby, until it leads
-        self._host = 0  # id of the standby's host
+        self._host_id = 0  # id of the standby's host
         self._offered = False
         self._calling = False
         self._alone_since: float | None = None
@@ -261,7 +261,7 @@ class Failover:
         self._calling = False
         if admission is None:
             return
-        self._offered, self._host = False, admission.peer.host
+        self._offered, self._host_id = False, admission.peer.host_id
         latest = self.voter.knowledge.latest
         if self._alone_since is not None and latest is not None and len(latest.nodes) <= ALONE_MAX:
             words = (
@@ -298,7 +298,7 @@ class Failover:
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.membership.manager_is_at(where)
         self.management.follow(
-            wire, Voted(self.management.client.number, message.term, before), self._host
+            wire, Voted(self.management.client.number, message.term, before), self._host_id
         )
 
     def _ask_former(self) -> None:

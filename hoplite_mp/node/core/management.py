@@ -164,7 +164,7 @@ class Management:
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
         self.failover: Failover | None = None  # set if there is a standby
-        self.host: int | None = None  # id of the manager's host; None: this host
+        self.other_host_id: int | None = None  # of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
         self._incarnation = 0  # counts attempts to join
@@ -227,7 +227,7 @@ class Management:
                 self.join_error = type(error).__name__, str(error)
                 self.above.answer_standing()
                 return
-            self.host, stream = admission.peer.host, admission.stream
+            self.other_host_id, stream = admission.peer.host_id, admission.stream
         self._speak(stream, [self.above.joining(self._incarnation)])
 
     def announce_leaving(self) -> bool:
@@ -250,7 +250,7 @@ class Management:
             if admission is None:
                 self._not_let_in(reason)
             else:
-                self.host = admission.peer.host
+                self.other_host_id = admission.peer.host_id
                 self._speak(admission.stream, [self.above.joining(self._incarnation)])
 
         network.call(called, left)
@@ -269,7 +269,7 @@ class Management:
     @property
     def host_id(self) -> int:
         """The id of the manager's host."""
-        return self.client.host_id if self.host is None else self.host
+        return self.client.host_id if self.other_host_id is None else self.other_host_id
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
@@ -355,13 +355,13 @@ class Management:
 
     def found(self, admission: Admission) -> None:
         """Reports to a manager that was restarted."""
-        self.host = admission.peer.host
+        self.other_host_id = admission.peer.host_id
         self._return(admission.stream)
 
-    def follow(self, wire: Wire, vote: Voted, host: int) -> None:
+    def follow(self, wire: Wire, vote: Voted, host_id: int) -> None:
         """Makes the standby, which is at the other end of this wire, the manager of this node.
-        host: the id of its host."""
-        self.host = host
+        host_id: of its host."""
+        self.other_host_id = host_id
         self.drop("another one leads")
         wire.hand_over(self._take, self._lost)
         self._use(wire, [vote, *self._report()])

@@ -164,7 +164,7 @@ class Peers:
 
     def came(self, member: Member) -> None:
         """A node has joined, which may be this one itself."""
-        if member.host_id == self.mine.host:
+        if member.host_id == self.mine.host_id:
             self.own = _hosts(member)
             return
         peer = Peer(member)
@@ -282,7 +282,7 @@ class Peers:
             mine=msgspec.structs.replace(self.mine, link=link[0], answers=link[1]),
             timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
             cluster=self.cluster,
-            host=member.host_id,
+            host_id=member.host_id,
             rounds_max=rounds_max,
         )
         Call(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
@@ -303,7 +303,7 @@ class Peers:
         """Another node has connected. If it is unknown, it may have joined although the manager's
         message about it has not arrived here, so the connection waits for that message as long as a
         handshake may take. attach: takes the connection; None: it becomes a wire for messages."""
-        host_id, attach = admission.peer.host, attach or self._attach
+        host_id, attach = admission.peer.host_id, attach or self._attach
         peer = self.by_host_id.get(host_id)
         if peer is not None:
             attach(peer, admission)

@@ -128,7 +128,7 @@ class Relays:
 
     def asked(self, asker: int, message: RelayAsked) -> None:
         """The host `asker` cannot reach another host. A thread tries whether this node can."""
-        host_id, number = message.host, message.number
+        host_id, number = message.host_id, message.number
         peer = self.roster.by_host_id.get(host_id)
         if peer is None or host_id in self.ways or host_id in self.searches:
             self.above.send(asker, RelayOpened(number, 0))

@@ -45,7 +45,7 @@ class TcpConnections:
         mine: Introduction,
         timeout_s: float,
         cluster: bytes = b"",
-        host: int | None = None,
+        host_id: int | None = None,
         rounds_max: int = 0,
     ) -> Caller:
         start = self._start
@@ -59,7 +59,7 @@ class TcpConnections:
             timeout_s=timeout_s,
             handshake_timeout_s=start.handshake_timeout_s,
             cluster=cluster,
-            host=host,
+            host_id=host_id,
             rounds_max=rounds_max,
         )
 

@@ -280,10 +280,10 @@ class VirtualConnections:
         mine: Introduction,
         timeout_s: float,
         cluster: bytes = b"",
-        host: int | None = None,
+        host_id: int | None = None,
         rounds_max: int = 0,
     ) -> VirtualCalling:
-        whom = host, rounds_max
+        whom = host_id, rounds_max
         who = self._board, self._loop, self._host
         return VirtualCalling(*who, endpoints, role, mine, timeout_s, *whom)
 
