@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ActorLostError, HopliteTimeoutError
 from hoplite_mp.node.recovery import holdings
-from hoplite_mp.protocol.homes import HOLDINGS_MAX
+from hoplite_mp.protocol.owners import HOLDINGS_MAX
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 
