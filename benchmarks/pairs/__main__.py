@@ -104,11 +104,21 @@ def answered(process: subprocess.Popen[str]) -> float:
     """The seconds that it has taken, as it writes them."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], ANSWER_S)[0]:  # it writes one line at a time
+        process.kill()
         raise RuntimeError(f"{process.args} has not answered for {ANSWER_S:.0f} s")
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"{process.args} ended with exit code {process.wait()}")
     return float(line)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends a process, which ends by itself at the end of its input unless it hangs."""
+    try:
+        process.communicate(timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 @contextlib.contextmanager
@@ -131,7 +141,7 @@ def here(trees: dict[str, Path]) -> Iterator[Callable[[str, str, int], float]]:
         yield timed
     finally:
         for process in processes.values():
-            process.communicate()
+            end(process)
 
 
 @contextlib.contextmanager
@@ -158,7 +168,7 @@ def over(
                 for rank, host in enumerate(lan)
             ]  # fmt: skip
             for process in ranks[build]:
-                stack.callback(process.communicate)
+                stack.callback(end, process)
 
         def once(build: str, kind: str, nbytes: int, turn: int) -> float:
             for process in ranks[build]:

@@ -242,4 +242,4 @@ async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -
     try:
         return found.result()
     finally:
-        del found  # avoids a reference cycle through the traceback
+        del found, call, args  # avoids reference cycles through the traceback

@@ -85,10 +85,11 @@ class Queues:
     def close(self, pool: int) -> None:
         """Closes the queues to that pool, to which nothing more is sent."""
         with self.lock:
+            closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
+            # Only now: a thread that sees the new number must not find one of these queues.
             self.closings += 1
             self._closed[pool] = self.closings
-            for queues in (self._queues, self._bags):
-                queue = queues.pop(pool, None)
+            for queue in closed:
                 if queue is None:
                     continue
                 self.overflow.pop(queue, None)  # these tasks are all cancelled

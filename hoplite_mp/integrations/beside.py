@@ -64,8 +64,9 @@ LOOK_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer outages of a host
 # are bridged. Lower: threads stop earlier to try what cannot succeed.
 REJOIN_S = 60.0
-# How long a keeper may take to end after SIGTERM; then it is killed. Higher: an orderly end is
-# possible on a loaded machine. Lower: a shutdown takes no longer.
+# How long a keeper may take to end after SIGTERM; then it is killed. Also how long the end of a
+# membership waits for its thread, which may just be connecting. Higher: an orderly end is possible
+# on a loaded machine. Lower: a shutdown takes no longer.
 END_S = 15.0
 # The keeper reads the place from its standard input, because other users could read its arguments.
 # The process that was started ends at once, so that the keeper is no child of this one.
@@ -189,6 +190,8 @@ class Member:
             # Of any class: the system may refuse a process or a descriptor. The next call of
             # `take_part` tries anew.
             except Exception as error:
+                if self._left.is_set():
+                    return
                 with self._changed, _lock:
                     self.lost = error if isinstance(error, HopliteError) else _no_node(error)
                     if _members.get(self.place.name) is self:
@@ -322,6 +325,7 @@ def member_of(place: Place) -> Member | None:
         member = _members.get(place.name)
         if member is not None and not member.cluster._runtime.client.usable:
             del _members[place.name]  # its Cluster has been shut down
+            member._left.set()
             return None
         return member
 
@@ -331,7 +335,7 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
     member = Member(place, cluster, passes_on)
     with _lock:
         _members[place.name] = member
-    member._follows.start()
+        member._follows.start()
     return member
 
 
@@ -354,10 +358,12 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
         except NoNodeHere:
             pass
         rest_s = deadline - time.monotonic()
-        error = _find_keeper(place, max(rest_s, LOOK_S), left) if rest_s > 0 else None
+        error = None
+        if rest_s > 0 and not left.is_set():
+            error = _find_keeper(place, max(rest_s, LOOK_S), left)
         if isinstance(error, _FINAL):
             raise error
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline and not left.is_set():
             if error is not None:
                 raise error
             # For example, there is no directory for names. Starts a node for this process alone.
@@ -394,20 +400,23 @@ def _start_keeper(
         "place": dataclasses.asdict(place),
     }
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # signals of a terminal are for the engine only
-        )
+        # A file in memory, because a pipe may take less than all at once.
+        with os.fdopen(os.memfd_create("keeper"), "w+b") as given:
+            given.write(json.dumps(told).encode() + b"\n")
+            given.seek(0)
+            process = subprocess.Popen(
+                [sys.executable, "-c", BOOT],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # signals of a terminal are for the engine only
+            )
     except OSError as error:  # no memory or no descriptor is free
         return {"error": "NodeLostError", "text": str(_no_node(error))}
     with process:
         try:
             patience_s = wait_s + place.config.start_timeout_s
-            answer = _answer(process, json.dumps(told).encode() + b"\n", patience_s, left)
-            said: dict[str, Any] = json.loads(answer)
+            said: dict[str, Any] = json.loads(_answer(process, patience_s, left))
         except (subprocess.TimeoutExpired, ValueError):
             text = (
                 "a node beside this process could not be started: the process that was to keep it "
@@ -417,18 +426,14 @@ def _start_keeper(
     return said
 
 
-def _answer(
-    process: subprocess.Popen[bytes], told: bytes, wait_s: float, left: threading.Event | None
-) -> bytes:
+def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
     """What the process writes until it closes its output. subprocess.TimeoutExpired: it has not
     closed it within wait_s, or before `left` was set."""
     deadline = time.monotonic() + wait_s
-    rest: bytes | None = told  # only the first call of `communicate` takes it; it sends all of it
     while True:
         try:
-            return process.communicate(rest, LOOK_S)[0]
+            return process.communicate(timeout=LOOK_S)[0]
         except subprocess.TimeoutExpired:  # a further call loses nothing
-            rest = None
             if time.monotonic() >= deadline or (left is not None and left.is_set()):
                 raise
 

@@ -1,16 +1,16 @@
 """Copies of immutable objects: which node sends to which, while receivers arrive and parents die.
 
 There are two kinds of plans. **A spread** is for receivers that are known at once (a broadcast).
-They share one forest, from `forest`; every receiver waits only for a source or, stripe by stripe,
-for an owner that waits for a source. **A single** is for one receiver that asked by itself (a get).
-Its parents are the holders with the most of their up rate to spare, whether they hold the object
-whole or are still receiving it. So the first receiver streams from the object's owner, the next one
-from the first, and that owner sends little more than one copy however many nodes ask.
+They share one forest, from `forest`; every receiver waits only for a source, or for the owner of a
+stripe, which waits for a source. **A single** is for one receiver that asked by itself (a get). Its
+parents are the holders with the most of their up rate to spare, whether they hold the object whole
+or are still receiving it. So the first receiver streams from the object's owner, the next one from
+the first, and the object's owner sends little more than one copy however many nodes ask.
 
-Invariant: no nodes wait for each other in a circle. The owners of a spread wait for nodes that hold
-the object whole. A single's parents are never nodes that wait for its receiver, over however many
-steps. No node waits for a new receiver; for a receiver that gets new parents, the nodes that wait
-for it are looked up.
+Invariant: no nodes wait for each other in a circle. Owners of a spread's stripes wait for nodes
+that hold the object whole. A single's parents are never nodes that wait for its receiver, over
+however many steps. No node waits for a new receiver; for a receiver that gets new parents, the
+nodes that wait for it are looked up.
 
 When a parent is lost, or a receiver reports that a parent failed it, all receivers that were
 pulling by that plan get a new one under a new epoch, and keep their bytes. A receiver for which no

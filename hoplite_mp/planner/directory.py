@@ -1,10 +1,10 @@
 """Which node holds which object, as far as transfers need to know.
 
-An entry exists while a plan that moves the object runs, or while a node other than its owner has
-reported a copy, because that node will also report the end of its copy. Then the entry is dropped,
-and an object that is requested again gets a new one (so an object that was lost and put again is
-not taken for its former self). A holder that only a request has named does not keep the entry,
-because that node does not know that it is listed here, and would never report the end.
+An entry exists while a plan that moves the object runs, or while a node other than its first owner
+has reported a copy, because that node will also report the end of its copy. Then the entry is
+dropped, and an object that is requested again gets a new one (so an object that was lost and put
+again is not taken for its former self). A holder that only a request has named does not keep the
+entry, because that node does not know that it is listed here, and would never report the end.
 
 Holders are the nodes that a request has named, which its sender knows from the object's owner, and
 the nodes that have reported a copy. Nothing is assumed: a parent that failed one receiver stays
@@ -92,11 +92,11 @@ class Directory:
         return entry
 
     def forget_if_over(self, entry: Entry) -> None:
-        """Drops the entry if no transfer runs and no node but the owner has reported a copy."""
+        """Drops the entry if no transfer runs and only the first owner has reported a copy."""
         if entry.transfers:
             return
-        owner = self._membership.node_of(unpack_id(entry.object)[0])
-        if not any(reported and node != owner for node, reported in entry.whole.items()):
+        first = self._membership.node_of(unpack_id(entry.object)[0])
+        if not any(reported and node != first for node, reported in entry.whole.items()):
             self.entries.pop(entry.object, None)
         elif not entry.receiving:
             entry.failed.clear()

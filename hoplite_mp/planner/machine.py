@@ -120,14 +120,14 @@ class Planner:
         buried: set[int] = set()
         if restoring.returned:
             self.membership.restore(restoring.members, restoring.numbers)
-            for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
-                if not (message.by_spare and message.node in restoring.returned):
-                    self.actor_names.claim(message)
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
             copied_again = self.copies.restore(restoring.held, restoring.copies, now)
             buried = restoring.bury()
+            for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
+                if not (message.by_spare and message.node in restoring.returned):
+                    self.actor_names.claim(message)
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             # Ends come first, because a result may already be copied from a node that has not

@@ -43,14 +43,17 @@ def run_aimed(name: str, seed: int) -> Outcome:
         aims.append(Aim(work, Random(f"aimed {seed}")))
         ALL[name](aims[0])
 
-    outcome = run_seed(
-        seed,
-        nodes=NODES_OF.get(name, NODES),
-        faults=False,
-        begin=begin,
-        store=STORE_OF.get(name),
-        standby=name in WITH_STANDBY,
-    )
+    try:
+        outcome = run_seed(
+            seed,
+            nodes=NODES_OF.get(name, NODES),
+            faults=False,
+            begin=begin,
+            store=STORE_OF.get(name),
+            standby=name in WITH_STANDBY,
+        )
+    finally:
+        aims[0].changes.close()
     if not outcome.failure and aims[0].missed:
         return dataclasses.replace(outcome, failure=f"missed: {', '.join(aims[0].missed)}")
     return outcome

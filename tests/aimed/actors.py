@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ActorLostError, HopliteTimeoutError
 from hoplite_mp.node.recovery import holdings
-from hoplite_mp.protocol.owners import HOLDINGS_MAX
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 
@@ -29,7 +28,7 @@ def ownerless(a: Aim) -> None:
     identity. Here hosts hold more of the dead one than their reports can name."""
     a.must(die=1, nobody=1)
     A, C = a.some(2)
-    holdings.HOLDINGS_MAX = 1
+    a.limit(holdings, "HOLDINGS_MAX", 1)
 
     def make(c: Any) -> None:
         sleeper = c.options(name="sleeper", restarts=1, retries=1).actor(Sleeper)
@@ -51,8 +50,6 @@ def ownerless(a: Aim) -> None:
             a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].owner == A.host_id
         except HopliteTimeoutError as error:
             raise WrongEnd("a call of an actor that nobody owns hangs") from error
-        finally:
-            holdings.HOLDINGS_MAX = HOLDINGS_MAX
         del held
 
     a.offer(A, a.leaf(100), "further", strict=False)

@@ -9,9 +9,11 @@ It must never know: which mistakes these runs show (tests/mutants/seen.json does
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.traps import Trap
@@ -38,6 +40,7 @@ class Aim:
         self.unsprung: dict[str, None] = {}  # messages whose traps have not struck
         self.struck: Counter[str] = Counter()  # faults that have happened, by kind
         self._must: Counter[str] = Counter()
+        self.changes = contextlib.ExitStack()  # of limits, until the run is over
 
     def some(self, count: int) -> list[Any]:
         """So many hosts, of which none has the manager."""
@@ -106,6 +109,10 @@ class Aim:
     def hear(self, name: str) -> None:
         """Waits until a program has said that."""
         self.work.board.find(name, HANGS_S)
+
+    def limit(self, module: Any, name: str, value: int) -> None:
+        """Sets a constant of a module for this run."""
+        self.changes.enter_context(mock.patch.object(module, name, value))
 
     # -- faults --------------------------------------------------------------------------------
 

@@ -69,13 +69,14 @@ def test_values_and_errors(cluster: Cluster, run: Run) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_its_error_does_not_keep_the_future(cluster: Cluster, run: Run, threads: bool) -> None:
+@pytest.mark.parametrize("kind", ["at hand", "large", "of a thread"])
+def test_its_error_does_not_keep_the_future(cluster: Cluster, run: Run, kind: str) -> None:
     """A reference cycle through the traceback would keep its objects until the next collection."""
+    nbytes = 2 * cluster._runtime.config.await_read_bytes_max if kind == "large" else 1
 
     async def main() -> Any:
-        future: Any = cluster.submit(fail, ValueError("z"))
-        if threads:
+        future: Any = cluster.submit(fail, ValueError("z" * nbytes))
+        if kind == "of a thread":
             future = ThreadFuture()
             future.set_exception(ValueError("z"))
         kept = weakref.ref(future)

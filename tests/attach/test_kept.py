@@ -22,7 +22,6 @@ from tests.attach.conftest import PATIENCE_S, ROOT
 BEGINS = """
 import dataclasses, json, os, signal, sys
 import hoplite_mp
-from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.integrations import beside
 config = hoplite_mp.Config(beside_idle_s=float(sys.argv[1]))
 place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, config=config)
@@ -118,7 +117,10 @@ def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -
         raise NoNodeHere
 
     monkeypatch.setattr(beside, "_Attached", nobody_here)
-    silent = "import os, time; os.fork() and os._exit(0); time.sleep(20)"
+    silent = (
+        "import os, select; os.fork() and os._exit(0); poll = select.poll(); "
+        "poll.register(1, 0); poll.poll(60_000)"  # until nobody reads its output any more
+    )
     monkeypatch.setattr(beside, "BOOT", silent)
     pid = Sole.holder(beside.lock_name(place))
     assert pid

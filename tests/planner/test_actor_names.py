@@ -120,6 +120,20 @@ def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives:
     assert holder(planner) == (IDENTITY if lives else None)
 
 
+def test_what_a_spare_says_counts_if_the_actors_node_dies_before_it_has_reported() -> None:
+    members: tuple[Member, ...] = joined(3).membership.members
+    planner = Planner(again=True, own=1)
+    for node in (0, 1, 2):
+        planner.step(NodeReturned(node, 0, 3, members), 0.0)
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)  # node 2
+    planner.step(Reported(1), 0.0)
+    planner.step(Reported(2), 0.0)
+    planner.step(NodeLost(0, 0), 0.0)
+    planner.tick(60.0)
+    (refused,) = planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 61.0).sends
+    assert refused[1] == ActorNameHeld(4, "ps", IDENTITY)
+
+
 def test_of_several_spares_the_one_with_the_newest_state() -> None:
     planner = joined(4)
     planner.step(NodeLost(0, 0), 0.0)

@@ -136,10 +136,7 @@ class Owners:
         for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
             yield OwnersKnown(self.node(), tuple(owners)[part], tuple(owners.values())[part])
-        # The new manager may name this node as the owner, if the present one is dead by then.
-        self._restated = {
-            number: [self.client.hold(one.oid) for one in found] for number, found in moved.items()
-        }
+        restated: dict[int, list[Any]] = {}
         open_ = {lost.number: lost for lost in self.lost.values()}
         for number in {**moved, **open_}:
             lost = open_.get(number)
@@ -147,12 +144,16 @@ class Owners:
                 lost.reported.clear()
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
             told = self.holdings.report(number, moved.get(number, []), lost)
+            if told.objects:
+                # The manager may name this node as the owner, if the present one is dead by then.
+                restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
             if told.objects or lost is not None:
                 yield told
             # A manager that does not know of the death may name that host as an owner, and gives it
             # up later; then `report` follows.
             if lost is not None and lost.confirmed and not told.objects:
                 self._close(lost)
+        self._restated = restated
 
     def receive(self, message: OwnersNamed | OwnerTold) -> None:
         """Handles a message of the manager about owners."""
