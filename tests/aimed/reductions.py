@@ -19,7 +19,9 @@ from hoplite_mp.simulation.cluster.values import (
 )
 from tests.aimed.aim import BIG, Aim, with_resource
 
-__all__ = ["commit_once", "left_behind", "left_out", "moved", "spared", "tree", "two_holders"]
+__all__ = [
+    "commit_once", "halfway", "left_behind", "left_out", "moved", "spared", "tree", "two_holders",
+]  # fmt: skip
 
 
 def spared(a: Aim) -> None:
@@ -73,6 +75,31 @@ def spared(a: Aim) -> None:
     a.offer(F, leaves[3], "s3")
     a.run(N, "s2", partial(late, 2))
     a.run(D, "ask", ask)
+
+
+def halfway(a: Aim) -> None:
+    """A manager that begins anew while the bytes of a reduction move commits it only when every
+    host has its part."""
+    a.must(crawl=2, manager=1)
+    A, B, C = a.some(3)
+    salt = a.work.salt()
+    leaves = tuple(Leaf(salt, i, BIG) for i in range(2))
+    op = Operation(1, "reduce", leaves, 2, 2)
+
+    def ask(c: Any) -> None:
+        refs = [a.work.ref(c, f"s{i}") for i in range(2)]
+        a.crawl(A)
+        a.crawl(B)
+        total = c.reduce(refs)
+        time.sleep(0.3)
+        a.lose_manager()
+        value = a.work.value(c, total, "halfway")
+        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.say("over")
+
+    a.offer(A, leaves[0], "s0")
+    a.offer(B, leaves[1], "s1")
+    a.run(C, "ask", ask)
 
 
 def left_behind(a: Aim) -> None:
