@@ -334,8 +334,8 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
     _adapt(cluster, passes_on)
     member = Member(place, cluster, passes_on)
     with _lock:
+        member._follows.start()  # raises if the system has no thread left
         _members[place.name] = member
-        member._follows.start()
     return member
 
 
