@@ -61,37 +61,7 @@ cdef void after_fork_in_child() noexcept nogil:
 pthread_atfork(NULL, NULL, after_fork_in_child)
 
 
-cdef int number_in(tuple names, str name, str what) except -1:
-    try:
-        return names.index(name)
-    except ValueError:
-        raise ValueError(f"unknown {what} {name!r}; one of {', '.join(names)}") from None
-
-
-cdef size_t item_bytes_of(str op, str dtype, bint accumulated, bint is_result) except 0:
-    cdef size_t found = fold_item_bytes(number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"),
-                                        accumulated, is_result)
-    if not found:
-        raise ValueError(f"no reduction kernel for {op!r} of {dtype!r}")
-    return found
-
-
-def accumulator_dtype(op: str, dtype: str) -> str:
-    """The dtype in which partial results of this reduction travel."""
-    item_bytes_of(op, dtype, False, False)
-    return DTYPES[fold_accumulator(number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"))]
-
-
-def crc32c(data, crc: int = 0, by_table: bool = False) -> int:
-    """The checksum of blocks; `by_table`: as on a CPU without an instruction for it."""
-    cdef const unsigned char[::1] view = memoryview(data).cast("B")
-    cdef size_t nbytes = view.shape[0]
-    cdef uint32_t start = crc
-    if nbytes == 0:
-        return start
-    if by_table:
-        return crc32c_by_table(start, &view[0], nbytes)
-    return crc32c_c(start, &view[0], nbytes)
+include "engine_kernels.pxi"
 
 
 cdef int read_key(object key, frame_key *into) except -1:
@@ -434,6 +404,31 @@ cdef class Engine(_SmallCalls):
         if held.key is not None:
             del self.keys[held.key]
         self.post(COMMAND_CLOSE, held.cell, NULL)
+
+    # ---- Many at once ----
+
+    def hold(self) -> None:
+        """What is asked about cells from now on may wait until release(), so that the thread is
+        woken once for all of it. Holds may be nested; each needs its release()."""
+        self.check()
+        engine_hold(self.engine, True)
+
+    def release(self) -> None:
+        """See hold()."""
+        self.check()
+        engine_hold(self.engine, False)
+
+    def together(self, cells) -> None:
+        """FILLED of these cells comes when all of them are full, or at once for those that are when
+        one of them is closed or put together with others. A cell alone is told by itself."""
+        self.check()
+        cdef list held = [self.open_cell(number) for number in set(cells)]
+        cdef size_t count = len(held)
+        cdef batch_t *batch = <batch_t *> engine_memory(sizeof(batch_t) + count * sizeof(cell_t *))
+        batch.count = count
+        for i in range(count):
+            batch.cells[i] = (<_Held> held[i]).cell
+        engine_post_batch(self.engine, batch)
 
     # ---- Events ----
 

@@ -137,11 +137,38 @@ void cell_open(struct engine *engine, struct cell *cell) {
     }
 }
 
+/* All that is held back is told, and its cells are on their own from now on. */
+static void batch_end(struct engine *engine, struct batch *batch) {
+    for (size_t i = 0; i < batch->count; i++) {
+        struct cell *cell = batch->cells[i];
+        cell->batch = NULL;
+        if (cell->told) engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+    }
+    free(batch);
+}
+
+/* A cell that is in another batch leaves it, which ends that one. Invariant: no cell of a batch was
+ * told before, and a batch has at least one cell that is not full. */
+void batch_begin(struct engine *engine, struct batch *batch) {
+    size_t kept = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        struct cell *cell = batch->cells[i];
+        if (cell->batch) batch_end(engine, cell->batch);
+        if (!cell->told) batch->cells[kept++] = cell;
+    }
+    for (size_t i = 0; i < kept; i++) batch->cells[i]->batch = batch;
+    batch->count = batch->unfilled = kept;
+    if (!kept) free(batch);
+}
+
 /* Once: when the last byte has come, or when somebody asks to fill what is full. */
 void cell_tell_filled(struct engine *engine, struct cell *cell) {
     if (cell->told) return;
     cell->told = true;
-    engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+    if (!cell->batch)
+        engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+    else if (!--cell->batch->unfilled)
+        batch_end(engine, cell->batch);
 }
 
 /* The bytes before the new watermark are written; whoever reads it sees them. */
@@ -167,6 +194,7 @@ void cell_let_go(struct engine *engine, struct cell *cell) {
 
 void cell_close(struct engine *engine, struct cell *cell) {
     cell->closing = true;
+    if (cell->batch) batch_end(engine, cell->batch);
     if (cell->pull) pull_cancel(engine, cell->pull);
     if (cell->fold) fold_end(cell->fold);
     while (!chain_empty(&cell->feeds))

@@ -61,6 +61,10 @@ cdef extern from "engine_state.h" nogil:
         uint64_t number, nbytes
         atomic watermark
 
+    struct batch_t "batch":
+        size_t count
+        cell_t **cells
+
     struct link_t "link":
         atomic bytes_sent, bytes_received, backlogged_bytes, backlogged_ns
 
@@ -80,11 +84,14 @@ cdef extern from "engine_state.h" nogil:
     uint64_t atomic_load_explicit(atomic *word, int order)
     int memory_order_acquire
     uint32_t crc32c_c "crc32c" (uint32_t crc, const void *data, size_t nbytes)
+    uint32_t crc32c_by_instruction(uint32_t crc, const void *data, size_t nbytes)
     uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t nbytes)
     engine_t *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
                          uint32_t waiting_requests_max, bint threaded)
     void engine_post(engine_t *engine, int kind, cell_t *cell, link_t *link, fold_t *fold,
                      const frame_key *key, uint64_t amount)
+    void engine_hold(engine_t *engine, bint hold)
+    void engine_post_batch(engine_t *engine, batch_t *batch)
     event_t *engine_take(engine_t *engine)
     bint engine_step(engine_t *engine)
     void engine_stop(engine_t *engine)

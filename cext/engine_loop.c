@@ -37,18 +37,38 @@ static void clear_fd(int fd) {
     while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
+/* Under the lock: is the thread to be woken now? */
+static bool wakes(struct engine *engine) {
+    if (engine->woken || !engine->commands) return false;
+    engine->woken = true;
+    return engine->threaded;
+}
+
+static bool may_be_held(int kind) {
+    return kind == COMMAND_CELL || kind == COMMAND_ADVANCE || kind == COMMAND_PULL ||
+           kind == COMMAND_FOLD || kind == COMMAND_CLOSE || kind == COMMAND_BATCH;
+}
+
 static void post(struct engine *engine, const struct command *command) {
     struct command *posted = engine_memory(sizeof *posted);
     *posted = *command;
     pthread_mutex_lock(&engine->lock);
-    const bool first = !engine->commands;
-    if (first)
+    if (!engine->commands)
         engine->commands = posted;
     else
         engine->last_command->next = posted;
     engine->last_command = posted;
+    const bool wake = !(engine->held && may_be_held(posted->kind)) && wakes(engine);
     pthread_mutex_unlock(&engine->lock);
-    if (first && engine->threaded) signal_fd(engine->command_fd);
+    if (wake) signal_fd(engine->command_fd);
+}
+
+void engine_hold(struct engine *engine, bool hold) {
+    pthread_mutex_lock(&engine->lock);
+    engine->held += hold ? 1 : -1;
+    const bool wake = !engine->held && wakes(engine);
+    pthread_mutex_unlock(&engine->lock);
+    if (wake) signal_fd(engine->command_fd);
 }
 
 void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
@@ -57,6 +77,10 @@ void engine_post(struct engine *engine, int kind, struct cell *cell, struct link
         .kind = kind, .cell = cell, .link = link, .fold = fold, .amount = amount};
     if (key) command.key = *key;
     post(engine, &command);
+}
+
+void engine_post_batch(struct engine *engine, struct batch *batch) {
+    post(engine, &(struct command){.kind = COMMAND_BATCH, .batch = batch});
 }
 
 void engine_post_small(struct engine *engine, struct small_request *asked) {
@@ -130,6 +154,7 @@ static void execute(struct engine *engine, const struct command *command) {
     case COMMAND_PULL: pull_begin(engine, command->cell, command->link, &command->key); break;
     case COMMAND_FOLD: fold_begin(engine, command->fold); break;
     case COMMAND_CLOSE: cell_close(engine, command->cell); break;
+    case COMMAND_BATCH: batch_begin(engine, command->batch); break;
     case COMMAND_CONNECT: connect_link(engine, command->link); break;
     case COMMAND_DISCONNECT: link_lose(engine, command->link, "disconnected"); break;
     case COMMAND_FREE: link_free(command->link); break;
@@ -146,6 +171,7 @@ static void execute_all(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     struct command *command = engine->commands;
     engine->commands = NULL;
+    engine->woken = false;
     pthread_mutex_unlock(&engine->lock);
     while (command) {
         struct command *next = command->next;

@@ -113,6 +113,7 @@ struct cell {
     uint32_t holds;      /* threads that drive a link and have its memory in their hands */
     uint64_t *checksums; /* of its blocks; 0: not known. NULL: of none */
     struct spot *spot;   /* if it has a key */
+    struct batch *batch; /* NULL: it is told by itself when it is full */
     struct pull *pull;   /* what fills it now; not both */
     struct fold *fold;
     struct chain serves; /* struct serve.in_source */
@@ -124,6 +125,12 @@ struct spot {
     struct frame_key key;
     struct cell *cell;    /* NULL: nobody has made it yet */
     struct chain waiting; /* struct serve.in_source */
+};
+
+/* Cells of which is told together: who waits for all of them is woken once. */
+struct batch {
+    size_t unfilled, count;
+    struct cell *cells[];
 };
 
 /* ---- Pulls and serves ------------------------------------------------------------------------ */
@@ -227,7 +234,7 @@ struct fold {
 
 /* ---- Events and commands --------------------------------------------------------------------- */
 enum engine_event_kind {
-    EVENT_FILLED = 1,  /* cell */
+    EVENT_FILLED = 1,  /* cell; of a batch at once, when the last of its cells is full */
     EVENT_PULL_FAILED, /* cell, reason */
     EVENT_FOLD_FAILED, /* cell, reason */
     EVENT_CLOSED,      /* cell */
@@ -256,6 +263,7 @@ enum command_kind {
     COMMAND_PULL,    /* cell, link, key */
     COMMAND_FOLD,    /* fold */
     COMMAND_CLOSE,   /* cell */
+    COMMAND_BATCH,   /* batch */
     COMMAND_CONNECT, /* link */
     COMMAND_DISCONNECT,
     COMMAND_FREE,
@@ -271,6 +279,7 @@ struct command {
     struct cell *cell;
     struct link *link;
     struct fold *fold;
+    struct batch *batch;
     struct frame_key key;
     uint64_t amount;
     struct small_request *small;
@@ -284,9 +293,11 @@ struct engine {
     bool stopping;
     bool threaded; /* else it has no thread and no descriptors, and engine_step() is its loop */
 
-    pthread_mutex_t lock; /* the next six, and what a link says it is for */
+    pthread_mutex_t lock; /* the next eight, and what a link says it is for */
     pthread_cond_t undriven; /* no thread waits for a link, or is about to */
     uint32_t drivers;
+    uint32_t held; /* by engine_hold(): commands that are about cells do not wake the thread */
+    bool woken;    /* the thread has been woken for commands, and has not taken them yet */
     struct command *commands, *last_command;
     struct event *events, *last_event;
 
@@ -306,6 +317,10 @@ struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
 void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
                  struct fold *fold, const struct frame_key *key, uint64_t amount);
 struct event *engine_take(struct engine *engine); /* a list, to be freed one by one */
+/* Begins (true) and ends a time in which commands about cells are collected; they are executed soon
+ * after its end, or earlier. These times may be nested. */
+void engine_hold(struct engine *engine, bool hold);
+void engine_post_batch(struct engine *engine, struct batch *batch); /* takes it over */
 bool engine_step(struct engine *engine); /* without a thread: whether there is more to do */
 void engine_stop(struct engine *engine); /* joins the thread, frees all but cells */
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
@@ -326,6 +341,7 @@ void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark);
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark);
 void cell_tell_filled(struct engine *engine, struct cell *cell);
 void cell_close(struct engine *engine, struct cell *cell);
+void batch_begin(struct engine *engine, struct batch *batch);
 void cell_let_go(struct engine *engine, struct cell *cell);
 struct spot *spot_at(struct engine *engine, const struct frame_key *key);
 void spot_drop_if_unused(struct engine *engine, struct spot *spot);

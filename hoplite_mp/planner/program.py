@@ -29,12 +29,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp.protocol.fields import FOLDING, SHARES
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
-from hoplite_mp.protocol.operations import GROUP_OPERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hoplite_mp.protocol.messages import GroupMembers
+    from collections.abc import Hashable, Iterable, Sequence
 
 RESULT = 0
 CONTRIBUTION = 1
@@ -44,6 +41,7 @@ MEMBER = 2
 # Higher: more senders meet at one switch port, which then drops frames (incast). Lower: a slow
 # parent delays more of the others.
 INBOUND_PARENTS_MAX = 4
+PROGRAMS_MAX = 32
 
 
 class Cell(NamedTuple):
@@ -91,8 +89,6 @@ class Serve:
 class Program:
     """What one node does for one plan."""
 
-    operation: int
-    epoch: int
     node: int
     pulls: tuple[Pull, ...] = ()  # to be begun in this order
     folds: tuple[Fold, ...] = ()
@@ -121,38 +117,27 @@ def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
     return _stripes(plan, node)
 
 
-def group_call(
-    members: GroupMembers, call: int, kind: str, op: str, *, root: int = 0, nbytes: int = 0
-) -> ExecuteReduce:
-    """The plan of call number `call` of a Group. Every node derives it without asking the manager.
+class Programs:
+    """The programs of a few plans, for calls that are made again and again by plans that differ
+    only in what they are called."""
 
-    Member indices are ranks; `root` is the rank that gets the result of a "reduce". Raises
-    ValueError if no rank is alive, or the root is not.
-    """
-    ranks = tuple(rank for rank in range(members.size) if members.alive >> rank & 1)
-    if not ranks or (kind == "reduce" and root not in ranks):
-        raise ValueError(f"group {members.name!r} has no living rank {root}")
-    nodes = [members.nodes[rank] for rank in ranks]
-    holders = tuple(node for node in nodes if node is not None)
-    if kind == "reduce":
-        destinations: tuple[int, ...] = (holders[ranks.index(root)],)
-    else:
-        destinations = tuple(dict.fromkeys(holders))
-    return ExecuteReduce(
-        operation=GROUP_OPERATION | (members.generation & 0x3FFFFFFF) << 32 | call & 0xFFFFFFFF,
-        epoch=members.version,
-        members=ranks,
-        order=ranks,
-        stripes=members.stripes if kind in FOLDING else (),
-        rule="any",
-        kind=kind,
-        op=op,
-        requester=destinations[0],
-        objects=(bytes(16),) * len(ranks),
-        holders=holders,
-        destinations=destinations,
-        nbytes=nbytes,
-    )
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Program] = {}
+
+    def of(self, plan: Distribute | ExecuteReduce, node: int) -> Program:
+        """As `program_of`."""
+        key: Hashable
+        if isinstance(plan, Distribute):
+            key = node, plan.rule, plan.sources, plan.receivers, plan.stripes, plan.parents
+        else:
+            shape = plan.kind, plan.rule, plan.shape, plan.stripes
+            key = node, *shape, plan.members, plan.order, plan.holders, plan.destinations
+        known = self._known.get(key)
+        if known is None:
+            while len(self._known) >= PROGRAMS_MAX:
+                del self._known[next(iter(self._known))]
+            known = self._known[key] = program_of(plan, node)
+        return known
 
 
 def participants(plan: Distribute | ExecuteReduce) -> list[int]:
@@ -213,8 +198,6 @@ def _distribute(plan: Distribute, node: int) -> Program:
         if feeds:
             serves.append(Serve(cell, begin, end))
     return Program(
-        plan.operation,
-        plan.epoch,
         node,
         pulls=_rotated(pulls, node),
         folds=tuple(folds),
@@ -281,8 +264,6 @@ def _copies(plan: ExecuteReduce, node: int) -> Program:
             result.append(cell)
     ordered = sorted(pulls, key=lambda pull: (pull.parent <= node, pull.parent, pull.cell.stripe))
     return Program(
-        plan.operation,
-        plan.epoch,
         node,
         pulls=tuple(ordered),
         serves=tuple(serves),
@@ -345,8 +326,6 @@ class _Builder:
     def program(self) -> Program:
         cells = range(len(self.plan.stripes))
         return Program(
-            self.plan.operation,
-            self.plan.epoch,
             self.node,
             pulls=_rotated(self.pulls, self.node),
             folds=tuple(self.folds),

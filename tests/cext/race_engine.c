@@ -197,6 +197,7 @@ static void play(struct host *hosts, struct link *at_1, struct link *at_2, struc
                  int round) {
     static int32_t memory[5][WORDS];
     const uint64_t n = (uint64_t)round * 8 + 1;
+    engine_hold(hosts[2].engine, true);
     memset(memory, 0, sizeof memory);
     struct cell *source = open_cell(&hosts[0], n, memory[0], n);
     know(&ways[0], source);
@@ -212,6 +213,12 @@ static void play(struct host *hosts, struct link *at_1, struct link *at_2, struc
     struct cell *const sources[2] = {one, other};
     struct fold *fold = fold_new(total, REDUCE_SUM, REDUCE_INT32, 0, true, sources, partial, 2);
     engine_post(hosts[2].engine, COMMAND_FOLD, NULL, NULL, fold, NULL, 0);
+    struct batch *batch = engine_memory(sizeof *batch + 2 * sizeof *batch->cells);
+    batch->count = 2;
+    batch->cells[0] = total;
+    batch->cells[1] = other;
+    engine_post_batch(hosts[2].engine, batch);
+    engine_hold(hosts[2].engine, false);
     struct reader behind[2] = {{relay, 1}, {total, 2}};
     pthread_t readers[2];
     const bool given_up = round % 4 == 3; /* closed half way, with bytes in everybody's hands */

@@ -36,6 +36,14 @@ class FakeEngine:
         self.made.append((key, begin, nbytes, filled))
         return len(self.made)
 
+    def hold(self) -> None:
+        """It has no thread."""
+
+    release = hold
+
+    def together(self, cells: Any) -> None:
+        """Each cell of the test is filled by itself."""
+
     def watermark(self, cell: int) -> int:
         return 0
 
@@ -93,6 +101,7 @@ class OneNode:
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,
+            notes=SimpleNamespace(on=False),
             close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
             flows=dict,

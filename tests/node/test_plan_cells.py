@@ -37,6 +37,14 @@ class Engine:
         self.come[number] = nbytes if filled is True else int(filled)
         return number
 
+    def hold(self) -> None:
+        """It has no thread."""
+
+    release = hold
+
+    def together(self, cells: Any) -> None:
+        """Each cell of the test is filled by itself."""
+
     def watermark(self, cell: int) -> int:
         return self.come[cell]
 
@@ -69,6 +77,7 @@ class Node1:
         self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes: 3)
         links: Any = SimpleNamespace(
             engine=self.engine,
+            notes=SimpleNamespace(on=False),
             close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
             flows=dict,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from hoplite_mp.planner import forest
 from hoplite_mp.planner.program import (
     INBOUND_PARENTS_MAX,
-    group_call,
+    PROGRAMS_MAX,
+    Programs,
     participants,
     program_of,
     tree_children,
@@ -19,7 +21,6 @@ from hoplite_mp.planner.program import (
 from hoplite_mp.planner.repair import repaired, widest
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.operations import GROUP_OPERATION
 from tests.planner.edges import check_edges
 
 ID = bytes(16)
@@ -147,30 +148,26 @@ def test_gathering_is_rotated_and_bounded() -> None:
     assert all(program_of(plan, node).inbound_max == INBOUND_PARENTS_MAX for node in nodes)
 
 
-def test_calls_of_groups_need_no_manager() -> None:
-    stripes = forest.cut([(0, 1), (2, 1)])
-    members = m.GroupMembers("g", 5, 0, 4, 0b1011, 0b0100, True, 3, (0, 0, 1, 2), stripes)
-    assert members.leader == 0
-    for kind in ("allreduce", "reduce", "allgather"):
-        plan = group_call(members, 17, kind, "sum", root=3)
-        assert plan.members == (0, 1, 3)
-        assert plan.holders == (0, 0, 2)
-        assert plan.epoch == 3
-        check_edges(plan)
-        assert plan.operation != group_call(members, 18, kind, "sum", root=3).operation
-    assert group_call(members, 17, "reduce", "sum", root=3).destinations == (2,)
-    with pytest.raises(ValueError, match="no living rank 2"):
-        group_call(members, 17, "reduce", "sum", root=2)
-    # Of a call without a root it does not matter who has died.
-    assert group_call(members, 17, "allreduce", "sum", root=2).members == (0, 1, 3)
+@given(st.lists(plans() | spreads(), min_size=1, max_size=6), st.integers(0, 11))
+def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
+    found: list[m.ExecuteReduce | m.Distribute], node: int
+) -> None:
+    programs = Programs()
+    for plan in found:
+        known = programs.of(plan, node)
+        assert known == program_of(plan, node)
+        assert programs.of(msgspec.structs.replace(plan, operation=99, epoch=7), node) is known
 
 
-def test_the_number_of_a_groups_call() -> None:
-    """What the nodes of its members compute without asking: the generation, and the call."""
-    members = m.GroupMembers("g", (1 << 30) + 5, 0, 1, 1, 0, True, 3, (0,), forest.cut([(0, 1)]))
-    for call in (17, (1 << 32) + 17):  # both are cut to what there is room for
-        plan = group_call(members, call, "allreduce", "sum")
-        assert plan.operation == GROUP_OPERATION + (5 << 32) + 17
+def test_few_programs_are_kept() -> None:
+    programs = Programs()
+    plan = m.Distribute(1, ID, 1, 8, (0,), (1, 2), forest.cut([(1, 1), (2, 1)]), "stripes")
+    first = programs.of(plan, 1)
+    for share in range(2, PROGRAMS_MAX + 2):
+        other = msgspec.structs.replace(plan, stripes=forest.cut([(1, share), (2, 1)]))
+        assert programs.of(other, 1) == program_of(other, 1) != first
+    assert programs.of(plan, 1) == first
+    assert programs.of(plan, 1) is not first
 
 
 def test_the_widest_owner_may_own_several_stripes() -> None:

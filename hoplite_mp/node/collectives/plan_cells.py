@@ -144,6 +144,8 @@ class PlanCells:
         if execution.pulls or execution.program.serves:
             execution.measured = True
             self.meter.begin(filled_links(execution.plan, self.client.number))
+        if not execution.copies and not execution.program.inbound_max and not self.links.notes.on:
+            self.engine.together(execution.missing)  # only the last one is waited for
         self.pull_more(execution)
         if execution.followed:
             self.loop.call_later(0.0, lambda: self._advance(execution))
@@ -179,10 +181,16 @@ class PlanCells:
         """Ends an execution, and returns what the next one can take over."""
         stay = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
-        for cell, engine_buffer in execution.cells.items():
-            if cell not in stay:
-                self.links.close(cell, engine_buffer)
-            self.by_cell.pop(cell, None)
+        self.engine.hold()
+        try:
+            if stay:
+                self.engine.together(stay)  # and no longer with those that are closed
+            for cell, engine_buffer in execution.cells.items():
+                if cell not in stay:
+                    self.links.close(cell, engine_buffer)
+                self.by_cell.pop(cell, None)
+        finally:
+            self.engine.release()
         execution.cells = {}
         if execution.measured:
             self.meter.end()

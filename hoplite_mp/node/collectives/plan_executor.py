@@ -21,7 +21,7 @@ from hoplite_mp.node.collectives.folding import Folding, slots_of
 from hoplite_mp.node.collectives.plan_cells import NOBODY
 from hoplite_mp.node.collectives.plan_execution import NotNow, PlanExecution
 from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
-from hoplite_mp.planner.program import program_of
+from hoplite_mp.planner.program import Programs, program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Distribute,
@@ -73,6 +73,7 @@ class PlanExecutor:
         self.streaming_sources = streaming_sources
         self.meter = cells.meter
         self.executions: dict[int, PlanExecution] = {}  # by operation
+        self.programs = Programs()
 
     # -- plans ---------------------------------------------------------------------------------
 
@@ -87,8 +88,9 @@ class PlanExecutor:
     def execute_privately(self, plan: Plan, done: Callable[[str, str], None]) -> bool:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
         `done` is called with "" when this node has everything it should receive, or with a reason
-        why it cannot; `take` or `drop` must follow. Returns whether this node receives anything."""
-        program = program_of(plan, self.client.number)
+        why it cannot; `drop` must follow, perhaps
+        after `take`. Returns whether this node receives anything."""
+        program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
             return False
@@ -118,13 +120,12 @@ class PlanExecutor:
         return any(execution.makes(object_id) for execution in self.executions.values())
 
     def take(self, operation: int) -> dict[int, tuple[int, int]]:
-        """Ends a private execution, and returns the blocks that it has filled: index -> (payload,
-        bytes)."""
+        """Takes the blocks that a private execution has filled: index -> (payload, bytes). `drop`
+        must follow."""
         execution = self.executions.get(operation)
         if execution is None:
             return {}
         blocks, execution.blocks = execution.blocks, {}
-        self.drop(operation)
         return blocks
 
     def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
@@ -154,7 +155,11 @@ class PlanExecutor:
 
     def drop(self, operation: int) -> None:
         """Ends an execution that nobody needs any more, and frees what it had."""
-        self._end(operation).discard(self.links, self.client.give_back)
+        self.cells.engine.hold()
+        try:
+            self._end(operation).discard(self.links, self.client.give_back)
+        finally:
+            self.cells.engine.release()
 
     def _end(self, operation: int) -> Carryover:
         """Ends an execution, and returns what the next one can take over."""
@@ -210,9 +215,16 @@ class PlanExecutor:
     # -- beginning -----------------------------------------------------------------------------
 
     def _begin(self, execution: PlanExecution) -> None:
-        plan = execution.plan
-        if self.executions.get(plan.operation) is not execution:
+        if self.executions.get(execution.plan.operation) is not execution:
             return
+        self.cells.engine.hold()  # the engine's thread begins with all cells at once
+        try:
+            self._make_cells(execution)
+        finally:
+            self.cells.engine.release()
+
+    def _make_cells(self, execution: PlanExecution) -> None:
+        plan = execution.plan
         try:
             self._pin(execution)
             if isinstance(plan, Distribute) or (execution.done and plan.kind not in FOLDING):

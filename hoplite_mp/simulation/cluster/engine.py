@@ -297,6 +297,16 @@ class VirtualEngine:
         self._engine.close(cell)
         self.look_soon()
 
+    def hold(self) -> None:
+        """Does nothing: without a thread nothing is asked before the engine's next turn."""
+
+    def release(self) -> None:
+        """See `hold`."""
+
+    def together(self, cells: Collection[int]) -> None:
+        self._engine.together(cells)
+        self.look_soon()
+
     def events(self) -> list[tuple[Any, ...]]:
         self.step()
         events = self._engine.events()
