@@ -101,7 +101,8 @@ class Piece(Message, frozen=True):
 
 class GroupPart(Message, frozen=True):
     """All living members of the sender's node have made that call. `mistake`: why one of them could
-    not, and `error` the kind of the error; then there are no pieces."""
+    not, and `error` the kind of the error; then there are no pieces. `repeats`: 1 + the number of
+    the call by whose plan the sender has begun to move the bytes; 0: it waits for a plan."""
 
     generation: int
     version: int
@@ -113,9 +114,11 @@ class GroupPart(Message, frozen=True):
     pieces: tuple[Piece, ...]
     mistake: str = ""
     error: str = "value"
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version, call=self.call)
+        counts(repeats=self.repeats)
         one_of("error", self.error, ERRORS)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
         text("kind", self.kind, OP_CHARS_MAX)
@@ -171,7 +174,7 @@ class GroupCommit(Message, frozen=True):
 
     `opens`: a node whose members are of that version gives the calls after this one to its engine,
     because all living ranks take part in them, and all nodes know the decisions before; 0: it does
-    not.
+    not. `keeps`: a later call may begin by this one's plan.
     """
 
     generation: int
@@ -188,12 +191,13 @@ class GroupCommit(Message, frozen=True):
     to: int = 0
     whole: bool = True
     opens: int = 0
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
         counts(leader=self.leader, to=self.to, opens=self.opens)
         one_of("error", self.error, ERRORS)
-        flags(whole=self.whole)
+        flags(whole=self.whole, keeps=self.keeps)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
         text("message", self.message, 2 * TEXT_CHARS_MAX)
 

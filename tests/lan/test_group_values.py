@@ -52,6 +52,52 @@ def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host
     assert found == [["all True"]] * SIZE * per_host
 
 
+# Three calls of one kind and size: the nodes begin the second one and the third one by the plan of
+# the first. The fourth is as long as that of the others only on some ranks, or has another root.
+REPEATED = """
+    def total(of, ranks):
+        return sum(of(r) for r in ranks)
+    for kind in ("allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather",
+                 "alltoall", "scan", "exscan"):
+        for turn, n in enumerate((30_000, 30_000, 30_000, 60_000, 30_000, 30_000, 90_000)):
+            def given(r):
+                return np.arange(n) % 100 + 1000.0 * r + 10_000 * turn
+            mine, root, every = given(rank), turn % 2 if turn > 3 else 0, range(size)
+            if kind == "broadcast":
+                got, expected = g.broadcast(mine if rank == root else None, root=root), given(root)
+            elif kind in ("reduce", "gather"):
+                got = getattr(g, kind)(mine, root=root)
+                expected = total(given, every) if kind == "reduce" else list(map(given, every))
+                expected = expected if rank == root else None
+            elif kind == "alltoall":
+                got = g.alltoall([mine + to for to in every])
+                expected = [given(r) + rank for r in every]
+            else:
+                got = getattr(g, kind)(mine)
+                below = range(rank + (kind == "scan"))
+                mine_of = lambda: np.array_split(total(given, every), size)[rank]
+                expected = {"allreduce": lambda: total(given, every),
+                            "reduce_scatter": mine_of,
+                            "allgather": lambda: list(map(given, every)),
+                            "scan": lambda: total(given, below),
+                            "exscan": lambda: total(given, below) if below else None}[kind]()
+            mine[:] = -1  # what is given and what is got belongs to this rank alone
+            pairs = zip(got, expected, strict=True) if type(expected) is list else [(got, expected)]
+            for one, other in pairs:
+                if not (one is other if other is None else np.array_equal(one, other)):
+                    say(kind, turn, "rank", rank)
+                elif one is not None and one.flags.writeable:
+                    one[:] = -2
+    say("all", g.calls)
+"""
+
+
+@pytest.mark.parametrize("per_host", PER_HOST)
+def test_calls_are_repeated(cluster: UpCluster, lan: Lan, per_host: int) -> None:
+    found = members(cluster, lan, f"repeated {per_host}", REPEATED, per_host)
+    assert found == [["all 63"]] * SIZE * per_host
+
+
 def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
     program = """
         from tests.collectives.group_values import reducible, samples

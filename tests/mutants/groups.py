@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-overlooks-the-last-commit",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/node/groups/group_leading.py",
         "if message.committed > state.calls:",
         "if message.committed > state.calls + 1:",
         (
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-leads-without-the-former",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/node/groups/group_leading.py",
         (
             "if not state.synced >= state.knowing or not state.members.formed or "
             "state.owed is not None:"
@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-newcomer-one-call-early",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/node/groups/group_leading.py",
         "start = GroupStart(members.generation, members.version, rank, state.calls + 1)",
         "start = GroupStart(members.generation, members.version, rank, state.calls)",
         (
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-failure-waits-for-all",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/node/groups/group_leading.py",
         "            moving.waiting.clear()\n",
         "",
         (

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.contributions import TARGETED
 from hoplite_mp.node.groups.group_calls import GroupCalls
+from hoplite_mp.node.groups.repeated_plans import is_repeated
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
+from hoplite_mp.planner.program import participants
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.local import GroupCall
@@ -45,6 +48,8 @@ KINDS = (
     "scan",
 )  # fmt: skip
 LARGE = 1 << 20  # bytes of a part that does not travel in messages
+# Of worlds in which the same large calls are made again and again: the nodes repeat their plans.
+REPEATED_KINDS = ("allreduce", "allgather", "alltoall", "reduce", "broadcast", "gather", "scan")
 
 
 def share(call: int, rank: int, target: int = 0) -> np.ndarray[Any, Any]:
@@ -55,6 +60,12 @@ def share(call: int, rank: int, target: int = 0) -> np.ndarray[Any, Any]:
 def bits(payload: bytes) -> int:
     """What a payload says."""
     return int(serial.decode(memoryview(payload), make_ref=lambda _: None)[0])  # type: ignore[arg-type, return-value]
+
+
+def _shape(plan: Any) -> Any:
+    """All of a plan but the names of objects."""
+    fields = msgspec.structs.asdict(plan)
+    return {name: fields[name] for name in fields if name not in ("objects", "object")}
 
 
 @dataclass(eq=False)
@@ -78,6 +89,10 @@ class World:
     size: int
     count: int
     large: bool
+    repeats: int = 0  # so many different calls; 0: all differ
+    # (generation, call, attempt) -> the shape of the plans by which nodes have begun
+    shapes: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    repeated: int = 0  # calls that were committed by a repeated plan
     queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
     nodes: dict[int, OneNode] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
@@ -97,6 +112,10 @@ class World:
 
     def kind(self, generation: int, call: int) -> tuple[str, int, bool]:
         """(kind, root, are parts large) of a call: everybody makes the same."""
+        if self.repeats:
+            at = generation + call % self.repeats
+            # Now and then one has other bytes, which receivers of a broadcast cannot know.
+            return REPEATED_KINDS[at % len(REPEATED_KINDS)], at % self.size, call % 7 != 5
         at = generation * 7919 + call * 31
         return KINDS[at % len(KINDS)], at // 7 % self.size, self.large and at % 3 == 0
 
@@ -112,7 +131,8 @@ class World:
 
     def come(self) -> None:
         node = self.random.choice(sorted(self.nodes))
-        member = Member(node, 1 + len(self.members), wants=self.random.randint(1, 4))
+        most = 12 if self.repeats else 4
+        member = Member(node, 1 + len(self.members), wants=self.random.randint(1, most))
         self.members.append(member)
         self.nodes[node].clients.add(member.slot)
         ask = GroupJoinRequested(member.slot, node, member.slot, 0, NAME, self.size, None, 64)
@@ -226,6 +246,7 @@ class OneNode:
         self.by_number = {n: SimpleNamespace(host_id=n) for n in range(world.count) if n != number}
         self.moving: list[tuple[Any, Callable[[str, str], None]]] = []
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
+        self.begun: set[tuple[int, int, int]] = set()  # (generation, call, attempt)
         self.parts: dict[int, GroupCall] = {}
         self.generation = 0
         self.starts: dict[int, int] = {}
@@ -351,6 +372,25 @@ class OneNode:
 
     def go(self, message: Any, done: Callable[[str, str], None]) -> None:
         self.moving.append((message, done))
+        self.begun.add((message.generation, message.call, message.attempt))
+        (plan,) = message.plans or (None,)
+        if plan is not None:  # whatever others have begun under that name is the same
+            about = message.generation, message.call, message.attempt
+            shape = self.world.shapes.setdefault(about, _shape(plan))
+            assert shape == _shape(plan), (about, shape, plan)
+
+    def can_move(self, message: Any) -> bool:
+        """Whether the bytes of an attempt can have come: those that give some have begun it, too,
+        also if no leading node has asked them to."""
+        if message is None or not is_repeated(message.attempt):
+            return True
+        about = message.generation, message.call, message.attempt
+        nodes = self.world.nodes
+        return all(
+            number in nodes and about in nodes[number].begun
+            for plan in message.plans
+            for number in participants(plan)
+        )
 
     def when_written(self, holds: Any, action: Callable[[], None]) -> None:
         action()
@@ -363,6 +403,7 @@ class OneNode:
         if len(given) == 2:
             return self.commit_on_board(*given)
         message, go, mine = given
+        self.world.repeated += go is not None and is_repeated(message.attempt)
         if not message.error:
             self._check_held(message, mine)
         oid = len(self.values) + 1

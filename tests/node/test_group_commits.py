@@ -145,7 +145,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
     for rank in (HERE, 1, 3):
         gives(rank)
     assert state.in_progress is None
-    _, over = calls.loop.call_later.call_args.args  # type: ignore[attr-defined]
+    _, over = calls.leading.loop.call_later.call_args.args  # type: ignore[attr-defined]
     over()
     assert state.in_progress is not None
     assert state.in_progress.missing == {2}

@@ -17,18 +17,17 @@ SLOW_TURNS = 0.05  # of those of a slow connection
 SETTLE_STEPS = 20_000
 
 
-def play(seed: int) -> int:
-    """A life: the group forms, calls, members go and come, in the end all is still: so many calls
-    were read."""
+def play(seed: int, repeats: int = 0) -> World:
+    """A life: the group forms, calls, members go and come, in the end all is still."""
     dice = random.Random(seed)
-    world = World(dice, dice.randint(2, 5), dice.randint(2, 4), large=seed % 2 == 1)
+    world = World(dice, dice.randint(2, 5), dice.randint(2, 4), seed % 2 == 1, repeats)
     faults = dice.choice([1, 2, 3])  # the first so many kinds may happen besides the clean ones
     for _ in range(world.size):
         world.come()
     for _ in range(STEPS):
         step(world, dice, faults)
     settle(world, dice)
-    return world.agreed()
+    return world
 
 
 def step(world: World, dice: random.Random, faults: int) -> None:
@@ -62,7 +61,10 @@ def go_on(world: World, dice: random.Random) -> bool:
             member.call = node.starts[member.rank]
         if member.call >= 0:
             choices.append(("make", member))
-    choices += [("move", node) for node in world.nodes.values() if node.moving]
+    movable = {
+        node: [one for one in node.moving if node.can_move(one[0])] for node in world.nodes.values()
+    }
+    choices += [("move", node) for node, some in movable.items() if some]
     if not choices:
         return bool(waiting)
     match dice.choice(choices):
@@ -74,7 +76,9 @@ def go_on(world: World, dice: random.Random) -> bool:
             member.wants -= 1
             world.nodes[member.node].make(member)
         case ("move", node):
-            message, done = node.moving.pop(dice.randrange(len(node.moving)))
+            one = movable[node][dice.randrange(len(movable[node]))]
+            node.moving.remove(one)
+            message, done = one
             if message is not None:
                 node.moved.add((message.call, message.attempt))
             if message is None or node.number in message.waits:
@@ -106,10 +110,24 @@ def test_all_who_read_a_call_read_the_same(part: int) -> None:
     calls = 0
     for seed in range(part, SEEDS, 4):
         try:
-            calls += play(seed)
+            calls += play(seed).agreed()
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     assert calls > SEEDS
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_plans_that_are_repeated(repeats: int) -> None:
+    calls = repeated = 0
+    for seed in range(repeats, SEEDS, 3):
+        try:
+            world = play(seed, repeats)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        calls += world.agreed()
+        repeated += world.repeated
+    assert calls > SEEDS
+    assert repeated > SEEDS
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -123,5 +141,6 @@ def test_many_more() -> None:
     for seed in range(SEEDS, 100 * SEEDS):
         try:
             play(seed)
+            play(seed, 1 + seed % 3)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error

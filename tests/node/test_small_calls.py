@@ -14,7 +14,13 @@ from hoplite_mp.node.groups.group_calls import GroupCalls
 from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.group_state import Known
 from hoplite_mp.node.groups.small_calls import SmallCalls
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupSmall, GroupSync
+from hoplite_mp.protocol.group_calls import (
+    GroupCommit,
+    GroupGo,
+    GroupPart,
+    GroupSmall,
+    GroupSync,
+)
 from hoplite_mp.protocol.local import GroupCall
 from tests.cext.host import Host
 from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
@@ -44,7 +50,7 @@ class Node:
         results = mock.Mock()
         results.commit.return_value = 1, []
         results.pin.return_value = []
-        results.part.side_effect = lambda members, call, asks: ("part", call)
+        results.part.side_effect = lambda members, call, asks: part(call)
         self.small = SmallCalls(context, self.links)
         self.calls = GroupCalls(context, results, self.small)
         board = _tasks.Board(self.host.node_tasks, 0)
@@ -74,6 +80,10 @@ def node() -> Iterator[Node]:
     made.host.close()
 
 
+def part(call: int) -> GroupPart:
+    return GroupPart(GENERATION, VERSION, call, (1,), "alltoall", "", 0, ())
+
+
 def ask(call: int) -> GroupCall:
     return GroupCall(GENERATION, 1, call, "alltoall", "", 0, [b"a", b"b", b"c"])
 
@@ -101,7 +111,7 @@ def test_a_call_that_is_not_small_waits_for_the_engine(node: Node) -> None:
     node.engine.small_yield.assert_called_once_with(GENERATION, 1)
     assert not node.sent
     node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
-    assert node.sent == [(OTHER, ("part", 1))]
+    assert node.sent == [(OTHER, part(1))]
 
 
 def test_a_plan_for_a_later_call_waits_for_the_engine(node: Node) -> None:

@@ -1,32 +1,27 @@
-"""Calls of Groups whose members live on several hosts: collected, decided once, committed.
+"""Calls of Groups whose members live on several hosts, on the nodes of these members.
 
 Why it exists: members hand their parts to their node. When all of a node's members have called, it
-tells the leading node, that of the lowest living rank, which decides: it combines small parts and
-sends the result; for large ones it makes a plan and waits until all bytes have moved. The commit is
-written to every host's board, so members wait as on one host. The manager takes no part in a call;
-it only decides who is a member.
-It must never know: how bytes move, how arrays are added, how members wait.
+tells the leading node, that of the lowest living rank, which decides (`group_leading.py`). Large
+parts move by plans: by that of an earlier call, with which a node begins at once
+(`repeated_plans.py`), or by one that the leading node has sent. The commit is written to every
+host's board, so members wait as on one host. The manager takes no part in a call; it only decides
+who is a member.
+It must never know: how a call is decided, how bytes move, how members wait.
 """
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.node.groups.group_decisions import Outcome, decide, lost
-from hoplite_mp.node.groups.group_state import InProgress, MemberCall, State
-from hoplite_mp.node.groups.speculative_start import (
-    decide_speculatively,
-    fill_in,
-    is_other,
-    lacks,
-    wait_s,
-)
-from hoplite_mp.planner.topology import Host
+from hoplite_mp.node.groups.group_decisions import lost
+from hoplite_mp.node.groups.group_leading import Leading
+from hoplite_mp.node.groups.group_state import MemberCall, State
+from hoplite_mp.node.groups.repeated_plans import ATTEMPT_BITS
+from hoplite_mp.node.groups.speculative_start import fill_in, lacks
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
     GroupDone,
@@ -38,11 +33,8 @@ from hoplite_mp.protocol.group_calls import (
     GroupSync,
     error_kind,
 )
-from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hoplite_mp.node.groups.group_results import GroupResults
     from hoplite_mp.node.groups.group_state import Known
     from hoplite_mp.node.groups.small_calls import SmallCalls
@@ -57,25 +49,20 @@ __all__ = ["GroupCalls"]
 # and for how many such groups. They are bounded because a closed group's messages may arrive late.
 EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
-# Calls that saturate every node's links in both directions, so that rates can be measured.
-FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
-ATTEMPT_BITS = 8  # an attempt's number: the members' version, then a counter of so many bits
-_log = logging.getLogger("hoplite_mp")
 
 
 class GroupCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
     def __init__(self, host: HostContext, results: GroupResults, small: SmallCalls) -> None:
-        self.loop = host.loop
         self.client = host.client
         self.roster = host.roster
         self.send_peer = host.send_peer
-        self.send_manager = host.send_manager
         self.clients = host.clients
         self.results = results
         self.small = small
         self.states: dict[int, State] = {}  # by generation
+        self.leading = Leading(host, small, self.states, self.send)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -95,6 +82,8 @@ class GroupCalls:
 
     def _changed(self, state: State, members: GroupMembers) -> None:
         state.members = members
+        state.plans.clear()
+        state.early = {}
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
@@ -144,7 +133,7 @@ class GroupCalls:
         self._tell(state)
         for node, pending in list(state.syncs.items()):
             if node in knowing and node != self.client.number:  # it counts if of this version
-                self._sync(state, node, pending)
+                self.leading.sync(state, node, pending)
 
     def closed(self, generation: int) -> None:
         """The group has ended: all members have left or died."""
@@ -212,7 +201,12 @@ class GroupCalls:
         if state.last_part == (state.members.version, state.calls):
             return
         state.last_part = state.members.version, state.calls
-        self.send(state, state.leader, self.results.part(state.members, state.calls, asks))
+        part = self.results.part(state.members, state.calls, asks)
+        repeated = state.plans.next(state.members, part)
+        if repeated is not None and state.go is None:
+            part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
+            self._move(state, repeated[1])
+        self.send(state, state.leader, part)
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)
@@ -239,11 +233,11 @@ class GroupCalls:
             case GroupPart():
                 if message.call >= state.calls:
                     state.parts[node] = message
-                    self._lead(state)
+                    self.leading.lead(state)
                 elif message.call < state.calls and state.last is not None:
                     self.send(state, node, state.last)  # that node has missed the commit
             case GroupSync():
-                self._sync(state, node, message)
+                self.leading.sync(state, node, message)
             case GroupGo() | GroupCommit() if state.owned:  # the leading node's Python owns it
                 again = partial(self.receive, node, message)
                 self.small.give_way(state, message.call, again)
@@ -252,7 +246,7 @@ class GroupCalls:
             case GroupGo():
                 self._go(state, message)
             case GroupDone():
-                self._done(state, node, message)
+                self.leading.done(state, node, message)
             case GroupStart():
                 if message.version == state.members.version:
                     state.start(message.rank, message.call)
@@ -266,143 +260,13 @@ class GroupCalls:
                 # The sender is gone, or the skip is older than the commit that opened small calls.
                 pass
 
-    # -- leading -------------------------------------------------------------------------------
-
-    def _sync(self, state: State, node: int, message: GroupSync) -> None:
-        state.syncs[node] = message
-        if message.version != state.members.version or state.leader != self.client.number:
-            return  # that node, or this one, does not have the latest members yet
-        if message.committed > state.calls:  # decided by a leader that is gone
-            self._hand_on(state, state.nodes, message.committed, message.last)
-        elif message.committed < state.calls and node in state.nodes:
-            self._hand_on(state, [node], state.calls, state.last)
-        if node != self.client.number:
-            for rank, call in message.starts:
-                state.start(rank, call)
-        state.synced.add(node)
-        if state.synced >= state.knowing:
-            self._start_new(state)
-            in_progress, state.in_progress = state.in_progress, None
-            if in_progress is not None:
-                _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
-            self._lead(state)
-
-    def _hand_on(
-        self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
-    ) -> None:
-        """Tells these nodes how many calls are over, and passes on the last known commit."""
-        for node in state.this_last(nodes, self.client.number):
-            if last is not None:
-                self.send(state, node, last)
-            if last is None or last.call + 1 < calls:
-                self.send(state, node, GroupSkip(state.members.generation, calls))
-
-    def _start_new(self, state: State) -> None:
-        """New members start with the call after the next one, because the living may have begun
-        the next one. A call that no living member could make is skipped."""
-        members = state.members
-        if not members.formed:
-            return
-        for rank in state.unstarted:
-            state.start(rank, state.calls + 1)
-            node = members.nodes[rank]
-            assert node is not None
-            start = GroupStart(members.generation, members.version, rank, state.calls + 1)
-            self.send(state, node, start)
-        if state.starts and not state.expected():
-            self._hand_on(state, state.nodes, min(state.starts.values()), None)
-
     def _skip(self, state: State, calls: int) -> None:
         if calls > state.calls and state.owed is None:
             self._let_go(state)
             state.calls = calls
             state.last_part = None
             self._tell(state)
-            self._lead(state)
-
-    def _lead(self, state: State, *, late: bool = False) -> None:
-        """Decides the next call if all parts are here; if `late`, it may begin without some."""
-        if state.owned or state.leader != self.client.number:
-            return
-        if state.in_progress is not None and not is_other(state, state.in_progress):
-            return
-        if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
-            return
-        expected = state.expected()
-        given: dict[int, GroupPart] = {}
-        for part in state.parts.values():
-            if part.call == state.calls:
-                given.update(dict.fromkeys(part.ranks, part))
-        if not expected or not given:
-            return
-        # Must differ from every attempt that an earlier leader made for other members, because
-        # cells of those may still be served.
-        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        about = state.members, state.calls, attempt, expected, given, state.rates
-        missing: set[int] = set()
-        if all(rank in given for rank in expected):
-            outcome = decide(*about, before=state.attempted)
-        elif not late:
-            self._wait(state, next(iter(given.values())))
-            return
-        elif (speculative := decide_speculatively(*about)) is not None:
-            outcome, missing = speculative
-        else:
-            return
-        if not outcome.waits:
-            self._decided(state, outcome)
-            return
-        state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
-        state.in_progress = InProgress(state.calls, attempt, outcome, set(outcome.waits), missing)
-        go = GroupGo(
-            state.members.generation,
-            state.calls,
-            attempt,
-            outcome.plans,
-            tuple(sorted(outcome.waits)),
-        )
-        for node in state.this_last(outcome.nodes, self.client.number):
-            self.send(state, node, go)
-
-    def _wait(self, state: State, first: GroupPart) -> None:
-        """Waits a while for the missing members of a call that may begin without them."""
-        call = state.calls
-        seconds = None if state.waited == call else wait_s(first, state.rates)
-        if seconds is None:
-            return
-
-        def over() -> None:
-            if state.calls == call and self.states.get(state.members.generation) is state:
-                state.waited = -1  # the next part that arrives may begin another wait
-                self._lead(state, late=True)
-
-        state.waited = call
-        self.loop.call_later(seconds, over)
-
-    def _done(self, state: State, node: int, message: GroupDone) -> None:
-        moving = state.in_progress
-        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
-            return
-        if message.up and message.down and moving.outcome.kind in FILLING:
-            state.rates[node] = Host(message.up, message.down)
-        if message.failure:
-            moving.outcome.fail(message.error, message.failure)
-            moving.waiting.clear()
-        moving.waiting.discard(node)
-        if not moving.waiting:
-            state.in_progress = None
-            self._decided(state, moving.outcome)
-
-    def _decided(self, state: State, outcome: Outcome) -> None:
-        members = state.members
-        admitted = [r for r in outcome.ranks if members.joining >> r & 1]
-        state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
-        opens = outcome.opens(members, state.last) if self.small.possible else 0
-        about = self.client.number, opens
-        for node in state.this_last(state.nodes, self.client.number):
-            self.send(state, node, outcome.commit(members, state.calls, node, *about))
-        for rank in admitted:
-            self.send_manager(GroupAdmitted(members.name, members.generation, rank))
+            self.leading.lead(state)
 
     # -- executing decisions --------------------------------------------------------------------
 
@@ -489,12 +353,16 @@ class GroupCalls:
         if message.opens == state.members.version and state.nodes:
             self.small.open(state, state.calls)
         state.known.board.commit(message.call, oid)
+        if go is not None:
+            self.results.drop(go)  # only now, because members wait for the line above
+            state.plans.committed(state.members, go, message.keeps and not given.error)
+        state.early = {}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
         self._tell(state)
-        self._lead(state)
+        self.leading.lead(state)
 
     def resume(self, state: State) -> None:
         """Goes on after the engine has given the calls back."""
         self._tell(state)
-        self._lead(state)
+        self.leading.lead(state)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Outcome", "combine", "decide", "lost"]
+__all__ = ["Outcome", "combine", "decide", "lost", "operation_of"]
 
 NO_OBJECT = bytes(16)
 
@@ -55,6 +55,7 @@ class Outcome:
     attempt: int = 0
     error: str = ""
     message: str = ""
+    keeps: bool = True  # a later call may begin by these plans
 
     def fail(self, error: str, message: str) -> Outcome:
         """Turns the decision into an error that every rank raises."""
@@ -95,6 +96,7 @@ class Outcome:
             node,
             len(pieces) == len(self.pieces),
             opens,
+            bool(self.plans) and self.keeps,
         )
 
 
@@ -161,7 +163,8 @@ def _described(part: GroupPart) -> str:
     return f"{part.kind}({', '.join(detail)})"
 
 
-def _operation(members: GroupMembers, call: int) -> int:
+def operation_of(members: GroupMembers, call: int) -> int:
+    """The number of a call in its plans and cells."""
     return GROUP_OPERATION | (members.generation & 0x3FFFFFFF) << 32 | call & 0xFFFFFFFF
 
 
@@ -208,7 +211,7 @@ def _fold(
         results = (NO_OBJECT,) * size
     order = tuple(piece.source for piece in pieces)
     plan = ExecuteReduce(
-        _operation(members, call),
+        operation_of(members, call),
         attempt,
         tuple(sorted(order)),
         order,
@@ -284,7 +287,7 @@ def _copy(
     outcome.attempt = attempt
     if len(nodes) == 1:
         return
-    operation = _operation(members, call)
+    operation = operation_of(members, call)
     if outcome.kind == "broadcast":
         (piece,) = large
         root = _node(members, outcome.root)

@@ -16,6 +16,7 @@ from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shorte
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.group_decisions import combine
+from hoplite_mp.node.groups.repeated_plans import member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING
@@ -307,8 +308,9 @@ class GroupResults:
         for plan in go.plans if go is not None else ():
             if isinstance(plan, Distribute):
                 return blocks.get(0)
-            if piece.object in plan.objects:
-                return blocks.get(plan.objects.index(piece.object))
+            member = member_of(plan.kind, len(plan.destinations), piece.source, piece.target)
+            if member in plan.members:
+                return blocks.get(plan.members.index(member))
         return None
 
     def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.groups.repeated_plans import ATTEMPT_BITS, RepeatedPlans, is_repeated
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import (
         GroupCommit,
+        GroupDone,
         GroupGo,
         GroupPart,
         GroupSync,
@@ -89,6 +92,7 @@ class State:
     deferred: list[Callable[[], None]] = field(default_factory=list)
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
+    plans: RepeatedPlans = field(default_factory=RepeatedPlans)
     awaiting_local: bool = False  # `go` cannot begin before members on this node have called
     # The fields from here to `rates` are used by the leading node only.
     # node -> its part of an undecided call
@@ -96,6 +100,8 @@ class State:
     synced: set[int] = field(default_factory=set)
     syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest GroupSync
     in_progress: InProgress | None = None
+    # node -> its report on a repeated plan that came before all have called
+    early: dict[int, GroupDone] = field(default_factory=dict)
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured
     # A cache of `expected`, valid once every rank takes part in all further calls.
@@ -164,6 +170,14 @@ class State:
         """The plan of an attempt at the next call, if there was one."""
         go = self.go
         return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
+
+    @property
+    def begun_as_repeated(self) -> GroupGo | None:
+        """The attempt at the next call that this node has begun without being asked to."""
+        go = self.go
+        if go is None or go.call != self.calls or not is_repeated(go.attempt):
+            return None
+        return go if go.attempt >> ATTEMPT_BITS == self.members.version else None
 
     def lacks(self, node: int, message: GroupCommit) -> bool:
         """Was it passed on by another node than the one that decided it, without this node's share

@@ -35,6 +35,10 @@ CALLS_MAX = 5
 AGAIN = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8
+# Groups with salt % SPLIT == REPEATS make few different calls, which are not small, again and
+# again: their nodes begin by the plans of earlier ones. One of these has other bytes in between.
+# What members give is an object of so many items, or a block of its own.
+REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
 # Some Groups of so few members give values so large that the first bytes are sent while the member
 # still writes the rest (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
@@ -59,6 +63,8 @@ def begin_group(work: Programs) -> None:
         items[0] = LARGE_ITEMS
     roots = [chance.randrange(size) for _ in calls]
     plan = tuple(zip(calls, items, roots, strict=True))
+    if salt % SPLIT == REPEATS:
+        plan = _repeated(plan, REPEATED_ITEMS_MIN[salt // SPLIT % 2])
     places = [chance.choice(hosts) for _ in range(size)]
     holds = work.holds_on(*places)
     leave: list[int] = []  # ranks that leave before the last call
@@ -73,6 +79,15 @@ def begin_group(work: Programs) -> None:
             lambda: not leave and holds(),
         )  # fmt: skip
         work.program(places[rank], f"rank {rank} of group {salt}", member)
+
+
+def _repeated(
+    plan: tuple[tuple[str, int, int], ...], items_min: int
+) -> tuple[tuple[str, int, int], ...]:
+    """The first call and the last one of `plan`, again and again."""
+    first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
+    kind, items, root = first
+    return first, first, last, first, (kind, 2 * items, root), first, last, first
 
 
 def _member(
@@ -94,7 +109,7 @@ def _member(
         for call, (kind, items, root) in enumerate(plan):
             if call == leaves_after:
                 return
-            time.sleep(pauses[call])
+            time.sleep(pauses[call % len(pauses)])
             truth.world.calls_begun += 1
             try:
                 given = _given(g, Leaf(salt + call, rank, items), (salt + call + rank) % 2 == 0)

@@ -1,0 +1,217 @@
+"""The leading node of a Group: collects what members give to a call, decides it, tells all.
+
+Why it exists: the node of the lowest living rank decides each call once, for all nodes. After a
+change of the members it first learns from each node what was decided before; then it waits for the
+parts of all living ranks, makes a plan for those that are large, and commits when all bytes have
+moved. Every node has this room, because each may have to lead.
+It must never know: how bytes move, how arrays are added, what members here are told.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.groups.group_state import InProgress
+from hoplite_mp.node.groups.repeated_plans import (
+    ATTEMPT_BITS,
+    MADE_ATTEMPTS,
+    is_repeated,
+    named_by_all,
+    repeat,
+)
+from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
+from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol.group_calls import GroupGo, GroupSkip, GroupStart
+from hoplite_mp.protocol.messages import GroupAdmitted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hoplite_mp.node.groups.group_decisions import Outcome
+    from hoplite_mp.node.groups.group_state import State
+    from hoplite_mp.node.groups.small_calls import SmallCalls
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.protocol.group_calls import (
+        GroupCommit,
+        GroupDone,
+        GroupMessage,
+        GroupPart,
+        GroupSync,
+    )
+
+__all__ = ["Leading"]
+
+# Calls that saturate every node's links in both directions, so that rates can be measured.
+FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
+_log = logging.getLogger("hoplite_mp")
+
+
+class Leading:
+    """The calls of all groups that this node leads."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        small: SmallCalls,
+        states: Mapping[int, State],
+        send: Callable[[State, int, GroupMessage], None],
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.send_manager = host.send_manager
+        self.small = small
+        self.states = states  # by generation
+        self.send = send
+
+    def sync(self, state: State, node: int, message: GroupSync) -> None:
+        """A node has said what it knows, after a change of the members."""
+        state.syncs[node] = message
+        if message.version != state.members.version or state.leader != self.client.number:
+            return  # that node, or this one, does not have the latest members yet
+        if message.committed > state.calls:  # decided by a leader that is gone
+            self._hand_on(state, state.nodes, message.committed, message.last)
+        elif message.committed < state.calls and node in state.nodes:
+            self._hand_on(state, [node], state.calls, state.last)
+        if node != self.client.number:
+            for rank, call in message.starts:
+                state.start(rank, call)
+        state.synced.add(node)
+        if state.synced >= state.knowing:
+            self._start_new(state)
+            in_progress, state.in_progress = state.in_progress, None
+            if in_progress is not None:
+                _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
+            self.lead(state)
+
+    def _hand_on(
+        self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
+    ) -> None:
+        """Tells these nodes how many calls are over, and passes on the last known commit."""
+        for node in state.this_last(nodes, self.client.number):
+            if last is not None:
+                self.send(state, node, last)
+            if last is None or last.call + 1 < calls:
+                self.send(state, node, GroupSkip(state.members.generation, calls))
+
+    def _start_new(self, state: State) -> None:
+        """New members start with the call after the next one, because the living may have begun
+        the next one. A call that no living member could make is skipped."""
+        members = state.members
+        if not members.formed:
+            return
+        for rank in state.unstarted:
+            state.start(rank, state.calls + 1)
+            node = members.nodes[rank]
+            assert node is not None
+            start = GroupStart(members.generation, members.version, rank, state.calls + 1)
+            self.send(state, node, start)
+        if state.starts and not state.expected():
+            self._hand_on(state, state.nodes, min(state.starts.values()), None)
+
+    def lead(self, state: State, *, late: bool = False) -> None:
+        """Decides the next call if all parts are here; if `late`, it may begin without some."""
+        if state.owned or state.leader != self.client.number:
+            return
+        if state.in_progress is not None and not is_other(state, state.in_progress):
+            return
+        if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
+            return
+        expected = state.expected()
+        given: dict[int, GroupPart] = {}
+        for part in state.parts.values():
+            if part.call == state.calls:
+                given.update(dict.fromkeys(part.ranks, part))
+        if not expected or not given:
+            return
+        whole = all(rank in given for rank in expected)
+        version, before = state.members.version, state.attempted
+        begun = state.begun_as_repeated if whole else None
+        if begun is not None and not named_by_all(state.members, given.values()):
+            begun = None
+        # Must differ from every attempt that an earlier leader made for other members, because
+        # cells of those may still be served.
+        attempt = version << ATTEMPT_BITS | state.attempts + 1 if begun is None else begun.attempt
+        about = state.members, state.calls, attempt, expected, given, state.rates
+        missing: set[int] = set()
+        if whole:
+            outcome = decide(*about, before=before if begun is None else None)
+        elif not late:
+            self._wait(state, next(iter(given.values())))
+            return
+        elif (speculative := decide_speculatively(*about)) is not None:
+            outcome, missing = speculative
+        else:
+            return
+        if not outcome.waits:
+            self._decided(state, outcome)
+        elif begun is not None:
+            self._await_repeated(state, outcome, begun)
+        else:
+            self._ask_to_move(state, attempt, outcome, missing)
+
+    def _ask_to_move(self, state: State, attempt: int, outcome: Outcome, missing: set[int]) -> None:
+        """Sends the plans to all nodes that take part in them."""
+        state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
+        state.in_progress = InProgress(state.calls, attempt, outcome, set(outcome.waits), missing)
+        go = GroupGo(
+            state.members.generation,
+            state.calls,
+            attempt,
+            outcome.plans,
+            tuple(sorted(outcome.waits)),
+        )
+        for node in state.this_last(outcome.nodes, self.client.number):
+            self.send(state, node, go)
+
+    def _await_repeated(self, state: State, outcome: Outcome, begun: GroupGo) -> None:
+        """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
+        repeat(outcome, begun)
+        waiting = set(outcome.waits)
+        state.in_progress = InProgress(state.calls, begun.attempt, outcome, waiting)
+        for node, report in state.early.items():
+            self.done(state, node, report)
+
+    def _wait(self, state: State, first: GroupPart) -> None:
+        """Waits a while for the missing members of a call that may begin without them."""
+        call = state.calls
+        seconds = None if state.waited == call else wait_s(first, state.rates)
+        if seconds is None:
+            return
+
+        def over() -> None:
+            if state.calls == call and self.states.get(state.members.generation) is state:
+                state.waited = -1  # the next part that arrives may begin another wait
+                self.lead(state, late=True)
+
+        state.waited = call
+        self.loop.call_later(seconds, over)
+
+    def done(self, state: State, node: int, message: GroupDone) -> None:
+        """A node has its part of an attempt's results, or cannot have it."""
+        moving = state.in_progress
+        if moving is None and is_repeated(message.attempt):
+            state.early[node] = message  # not all have called yet
+        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
+            return
+        if message.up and message.down and moving.outcome.kind in FILLING:
+            state.rates[node] = Host(message.up, message.down)
+        if message.failure:
+            moving.outcome.fail(message.error, message.failure)
+            moving.waiting.clear()
+        moving.waiting.discard(node)
+        if not moving.waiting:
+            state.in_progress = None
+            self._decided(state, moving.outcome)
+
+    def _decided(self, state: State, outcome: Outcome) -> None:
+        members = state.members
+        admitted = [r for r in outcome.ranks if members.joining >> r & 1]
+        state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
+        opens = outcome.opens(members, state.last) if self.small.possible else 0
+        about = self.client.number, opens
+        for node in state.this_last(state.nodes, self.client.number):
+            self.send(state, node, outcome.commit(members, state.calls, node, *about))
+        for rank in admitted:
+            self.send_manager(GroupAdmitted(members.name, members.generation, rank))

@@ -1,0 +1,141 @@
+"""Plans of earlier calls of a Group, by which its nodes begin a later call at once.
+
+Why it exists: a program makes the same call again and again; MPI-4 has an interface for that, the
+persistent collectives, and here it needs none. Without this module each node tells the leading one
+what its members give, and waits for a plan, although that will be the last one once more. So each
+node keeps the plans of committed calls, by what its own members gave to them. If they give the same
+again, it begins by that plan, and says in its GroupPart whose plan it is. If all nodes have named
+the same one, the leading node only waits for the bytes; if not, it makes a plan as for any call,
+which replaces what was begun.
+
+Invariant: cells of two plans never meet. A repeated plan has an attempt of its own, in which its
+distance from the call that it was made for stands; so what one node has received by a plan that the
+others did not repeat is never taken for something else.
+It must never know: messages, clocks, how bytes move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from hoplite_mp import ids
+from hoplite_mp.node.groups.group_decisions import operation_of
+from hoplite_mp.protocol.messages import Distribute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.node.groups.group_decisions import Outcome
+    from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Plan
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["MADE_ATTEMPTS", "RepeatedPlans", "is_repeated", "member_of", "named_by_all", "repeat"]
+
+# An attempt is the members' version, then this bit if a plan is repeated, then in the bits below it
+# the distance from the call that the plan was made for; else a counter from 1 on.
+ATTEMPT_BITS = 8
+REPEATED = 1 << (ATTEMPT_BITS - 1)
+MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
+# A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
+# much comes, leases so much memory in vain when the root gives less; and of a large allreduce the
+# last members are waited for in another way (speculative_start.py).
+PART_BYTES_MAX = 4 << 20
+FORMS_MAX = 16  # of how many different calls the plans are kept
+
+# (kind, operator, root, (source, target, bytes, layout) of each piece that members here give).
+Form: TypeAlias = tuple[str, str, int, tuple[tuple[int, int, int, bytes], ...]]
+
+
+class RepeatedPlans:
+    """The plans that one node may repeat, for one version of a Group's members."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Form, tuple[int, GroupGo]] = {}  # (number of the call it was made for, it)
+        self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
+
+    def clear(self) -> None:
+        """Called when the members change: plans of other members are of no use."""
+        self._kept.clear()
+        self._given = 0, None
+
+    def next(self, members: GroupMembers, part: GroupPart) -> tuple[int, GroupGo] | None:
+        """The attempt by which this node can begin to move `part`, and the call for which its plan
+        was made; None: it has to wait for a plan."""
+        form = _form(part)
+        self._given = part.call, form
+        if form is None or form not in self._kept:
+            return None
+        first, go = self._kept[form]
+        distance = part.call - first
+        if distance >= REPEATED:
+            return None
+        attempt = members.version << ATTEMPT_BITS | REPEATED | distance
+        plans = tuple(_renamed(plan, members, part, attempt) for plan in go.plans)
+        return first, msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
+
+    def committed(self, members: GroupMembers, go: GroupGo, keeps: bool) -> None:
+        """The call of this attempt is committed. `keeps`: its plan may be repeated."""
+        call, form = self._given
+        if call != go.call or form is None:
+            return
+        if go.attempt >> ATTEMPT_BITS != members.version:
+            return  # the word of its commit comes after the members have changed
+        if not keeps or any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans):
+            self._kept.pop(form, None)
+        elif not is_repeated(go.attempt):
+            self._kept.pop(form, None)
+            while len(self._kept) >= FORMS_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[form] = go.call, go
+
+
+def _form(part: GroupPart) -> Form | None:
+    """What two calls must have in common for this node; None: a piece is small, or wrong."""
+    if part.mistake or any(piece.payload is not None for piece in part.pieces):
+        return None
+    pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)
+    return part.kind, part.op, part.root, pieces
+
+
+def _renamed(plan: Plan, members: GroupMembers, part: GroupPart, attempt: int) -> Plan:
+    """The plan for another call. Objects of other nodes have names that mean nothing: the nodes
+    that hold them know the right ones, and cells are asked for by operation and attempt."""
+    operation = operation_of(members, part.call)
+    if isinstance(plan, Distribute):
+        own = next((piece.object for piece in part.pieces), _stand_in(0))
+        return msgspec.structs.replace(plan, operation=operation, epoch=attempt, object=own)
+    size = len(plan.destinations)
+    given = {member_of(plan.kind, size, one.source, one.target): one.object for one in part.pieces}
+    objects = tuple(given.get(member, _stand_in(member)) for member in plan.members)
+    return msgspec.structs.replace(plan, operation=operation, epoch=attempt, objects=objects)
+
+
+def _stand_in(member: int) -> bytes:
+    """In the place of an object's id. Different for each member, because what has come of each is
+    counted by its name; no host has the id 0."""
+    return ids.pack_id(0, 1 + member)
+
+
+def member_of(kind: str, size: int, source: int, target: int) -> int:
+    """The number of a piece's member in a plan with `size` destinations."""
+    return source * size + target if kind == "alltoall" else source
+
+
+def is_repeated(attempt: int) -> bool:
+    """Did nodes begin this attempt by themselves?"""
+    return bool(attempt & REPEATED)
+
+
+def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
+    """Have all nodes begun by the same plan, which was made for these members?"""
+    named = {(part.version, part.repeats) for part in parts}
+    return len(named) == 1 and all(version == members.version and call for version, call in named)
+
+
+def repeat(outcome: Outcome, go: GroupGo) -> None:
+    """Puts the repeated plans in the place of newly made ones. If these differ, because links have
+    other rates now, no later call may repeat the old ones."""
+    fresh, outcome.plans, outcome.waits = outcome.plans, go.plans, set(go.waits)
+    outcome.keeps = [plan.stripes for plan in fresh] == [plan.stripes for plan in go.plans]

@@ -1,0 +1,184 @@
+"""Which plan of an earlier call a node begins with, and which it forgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.groups.repeated_plans import (
+    ATTEMPT_BITS,
+    FORMS_MAX,
+    PART_BYTES_MAX,
+    REPEATED,
+    RepeatedPlans,
+    is_repeated,
+    named_by_all,
+    repeat,
+)
+from hoplite_mp.planner import forest
+from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
+from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, GroupMembers
+
+VERSION = 3
+NBYTES = 1 << 20
+LAYOUT = b"shape (131072,) and dtype <i8"
+MADE = VERSION << ATTEMPT_BITS | 1
+
+
+def members(version: int = VERSION) -> GroupMembers:
+    stripes = forest.cut([(0, 1), (1, 1), (2, 1)])
+    return GroupMembers("g", 5, 0, 3, 0b111, 0, True, version, (0, 1, 2), stripes)
+
+
+def part(rank: int, call: int, kind: str = "allreduce", nbytes: int = NBYTES) -> GroupPart:
+    name = bytes([1 + rank, call, *bytes(14)])
+    targets = range(3) if kind == "alltoall" else [-1]
+    pieces = tuple(Piece(rank, target, nbytes, None, name, LAYOUT) for target in targets)
+    if kind == "broadcast" and rank != 1:
+        pieces = ()
+    op = "sum" if kind == "allreduce" else ""
+    return GroupPart(5, VERSION, call, (rank,), kind, op, 1, pieces)
+
+
+def made(call: int, rates: dict[int, Host] | None = None, **about: Any) -> GroupGo:
+    """The plan of the leading node."""
+    given = {rank: part(rank, call, **about) for rank in range(3)}
+    outcome = decide(members(), call, MADE, (0, 1, 2), given, rates or {})
+    return GroupGo(5, call, MADE, outcome.plans, tuple(sorted(outcome.waits)))
+
+
+def after(rank: int, call: int, **about: Any) -> RepeatedPlans:
+    """Those of a node on which that call was committed."""
+    plans = RepeatedPlans()
+    assert plans.next(members(), part(rank, call, **about)) is None
+    plans.committed(members(), made(call, **about), keeps=True)
+    return plans
+
+
+def test_the_plan_of_the_last_call_like_this_one_is_repeated() -> None:
+    for kind in ("allreduce", "broadcast", "allgather", "alltoall", "gather"):
+        first = made(4, kind=kind)
+        for rank in range(3):
+            given = part(rank, 6, kind=kind)
+            found = after(rank, 4, kind=kind).next(members(), given)
+            assert found is not None
+            call, go = found
+            assert call == 4
+            assert (go.call, go.waits) == (6, first.waits)
+            assert go.attempt == VERSION << ATTEMPT_BITS | REPEATED | 2
+            assert is_repeated(go.attempt)
+            assert not is_repeated(first.attempt)
+            (plan,), (before,) = go.plans, first.plans
+            (fresh,) = made(6, kind=kind).plans
+            assert plan.operation == fresh.operation != before.operation
+            assert plan.epoch == go.attempt
+            own = {piece.object for piece in given.pieces}
+            if isinstance(plan, Distribute):
+                assert rank != 1 or own == {plan.object}
+                continue
+            assert isinstance(fresh, ExecuteReduce)
+            both = list(zip(plan.objects, fresh.objects, strict=True))
+            assert {one for one, name in both if one == name} == own
+            others = [one for one, name in both if one != name]
+            assert len(set(others)) == len(others)  # what has come is counted by name
+
+
+def test_another_call_waits_for_a_plan() -> None:
+    plans = after(1, 4)
+    others = [
+        part(1, 5, nbytes=NBYTES + 8),
+        part(1, 5, kind="allgather"),
+        msgspec.structs.replace(part(1, 5), op="max"),
+        msgspec.structs.replace(part(1, 5), root=2),
+        msgspec.structs.replace(part(1, 5), mistake="no"),
+        msgspec.structs.replace(part(1, 5), pieces=(Piece(1, -1, 8, bytes(8), layout=LAYOUT),)),
+    ]
+    for given in others:
+        assert plans.next(members(), given) is None
+    assert plans.next(members(), part(1, 5)) is not None
+
+
+def test_a_plan_is_repeated_until_its_distance_has_no_room() -> None:
+    plans = after(0, 4)
+    assert plans.next(members(), part(0, 4 + REPEATED - 1)) is not None
+    assert plans.next(members(), msgspec.structs.replace(part(0, 5), call=4 + REPEATED)) is None
+
+
+def test_what_is_not_kept() -> None:
+    plans = after(0, 4)
+    plans.clear()  # the members have changed
+    assert plans.next(members(), part(0, 5)) is None
+
+    plans = RepeatedPlans()
+    plans.next(members(), part(0, 4))
+    plans.committed(members(VERSION + 1), made(4), keeps=True)  # made for other members
+    assert plans.next(members(), part(0, 5)) is None
+
+    plans = after(0, 4)
+    plans.next(members(), part(0, 5))
+    plans.committed(members(), made(5), keeps=False)
+    assert plans.next(members(), part(0, 6)) is None
+
+    assert after(0, 4, nbytes=PART_BYTES_MAX).next(members(), part(0, 5)) is None
+    large = part(0, 5, nbytes=PART_BYTES_MAX)
+    assert after(0, 4, nbytes=PART_BYTES_MAX).next(members(), large) is None
+
+    plans = RepeatedPlans()  # a commit of a call that members here have not made
+    plans.next(members(), part(0, 3))
+    plans.committed(members(), made(4), keeps=True)
+    assert plans.next(members(), part(0, 5)) is None
+
+
+def test_few_plans_are_kept() -> None:
+    plans = RepeatedPlans()
+    for call in range(FORMS_MAX + 1):
+        nbytes = NBYTES + 8 * call
+        assert plans.next(members(), part(0, call, nbytes=nbytes)) is None
+        plans.committed(members(), made(call, nbytes=nbytes), keeps=True)
+    assert plans.next(members(), part(0, 20)) is None
+    assert plans.next(members(), part(0, 20, nbytes=NBYTES + 8)) is not None
+
+
+def test_a_repeated_plan_stays_that_of_its_first_call() -> None:
+    plans = after(0, 4)
+    for call in (5, 6):
+        found = plans.next(members(), part(0, call))
+        assert found is not None
+        assert found[0] == 4
+        plans.committed(members(), found[1], keeps=True)
+    plans.next(members(), part(0, 7))
+    plans.committed(members(), made(7), keeps=True)  # the leading node has made one again
+    found = plans.next(members(), part(0, 8))
+    assert found is not None
+    assert found[0] == 7
+
+
+def test_all_nodes_have_to_name_the_same_plan() -> None:
+    said = [msgspec.structs.replace(part(rank, 6), repeats=5) for rank in range(3)]
+    assert named_by_all(members(), said)
+    assert not named_by_all(members(VERSION + 1), said)
+    for other in (
+        msgspec.structs.replace(said[2], repeats=0),
+        msgspec.structs.replace(said[2], repeats=4),
+        msgspec.structs.replace(said[2], version=VERSION + 1),
+    ):
+        assert not named_by_all(members(), [*said[:2], other])
+    assert not named_by_all(members(), [part(rank, 6) for rank in range(3)])
+
+
+def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time() -> None:
+    given = {rank: part(rank, 6) for rank in range(3)}
+    first = made(4)
+    found = after(0, 4).next(members(), part(0, 6))
+    assert found is not None
+    for narrow, keeps in ((1e8, True), (2e7, False)):
+        rates = {0: Host(1e8, 1e8), 1: Host(1e8, 1e8), 2: Host(narrow, narrow)}
+        outcome = decide(members(), 6, found[1].attempt, (0, 1, 2), given, rates)
+        repeat(outcome, found[1])
+        assert outcome.plans == found[1].plans
+        assert outcome.waits == set(first.waits)
+        assert outcome.keeps == keeps
+        assert outcome.commit(members(), 6, 1, 0).keeps == keeps
