@@ -36,6 +36,7 @@ from hoplite_mp.small_calls import SmallCalls
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hoplite_mp import _shm
     from hoplite_mp.client.in_place import InPlace
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
@@ -52,6 +53,9 @@ FAILURES_MAX = 100  # how often signal handlers may raise during one write
 # first bytes.
 WRITE_ROUND_BYTES = 2 << 20
 WRITE_ROUND_BYTES_MAX = 16 << 20
+# For parts up to this size a member asks for the block of its next call in advance. Higher: the
+# memory of a host that is kept for calls that may never come; larger calls do not notice.
+SPARE_BYTES_MAX = 4 << 20
 # Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
 # elements.
 SECTION_OVERLAP_BYTES = 16 << 10
@@ -90,6 +94,9 @@ class HostsMember:
         # already.
         self._own: Array | None = None
         self._own_is_copy = False
+        # Bytes of the latest part that needed a block, and the block for the next one of that size.
+        self._spare: tuple[int, _shm.Lease | None] = 0, None
+        self._given = 0  # bytes of the part before that
         self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
 
     def give(
@@ -137,6 +144,7 @@ class HostsMember:
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
         for payload, encoded in writing:
             interrupted = self._write(kind, payload, encoded) or interrupted
+        interrupted = self._next_block(parts) or interrupted
         if interrupted is not None:
             raise Interrupted from interrupted
         self._keep_own(kind, root, values, parts, gets)
@@ -180,13 +188,37 @@ class HostsMember:
         ):
             refs.append(memory.put_encoded(encoded))
             return memory.local_id(refs[-1])
-        payload = memory.allocate(encoded.nbytes).detach()
+        payload = self._block(encoded.nbytes).detach()
         memory.client.write(payload, encoded.head.ljust(encoded.offsets[0], b"\0"), [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
             writing.append((payload, encoded))
             return payload, encoded.nbytes, encoded.offsets[0]
         memory.client.write(payload, b"", encoded.buffers, encoded.offsets)
         return payload, encoded.nbytes, encoded.nbytes
+
+    def _block(self, nbytes: int) -> _shm.Lease:
+        """Memory for a part, perhaps that which was asked for during the last call."""
+        (before, spare), self._spare = self._spare, (nbytes, None)
+        if spare is not None and before == nbytes:
+            return spare
+        return self._memory.allocate(nbytes)
+
+    def _next_block(self, parts: Sequence[Any]) -> BaseException | None:
+        """Asks for memory for the next call, which is likely to be one like this, while the bytes
+        of this one travel: the answer takes half a millisecond. Returns what a signal handler has
+        raised meanwhile."""
+        nbytes, spare = self._spare
+        again, self._given = self._given == nbytes, nbytes
+        given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
+        if not given or not again or spare is not None or nbytes > SPARE_BYTES_MAX:
+            return None
+        try:
+            self._spare = nbytes, self._memory.allocate_spare(nbytes)
+        except HopliteError:
+            pass  # the node is gone, which the call will see
+        except BaseException as cause:
+            return cause
+        return None
 
     def _write(self, kind: str, payload: int, encoded: serial.Encoded) -> BaseException | None:
         """Copies the elements a round at a time, and sends the node a message about each round.

@@ -243,6 +243,18 @@ class Memory:
             self.mapped.add(lease.payload, nbytes)
         return lease
 
+    def allocate_spare(self, nbytes: int) -> _shm.Lease | None:
+        """A block that may be needed later, in more than `small_object_bytes_max` bytes; None if
+        others need the room."""
+        reply: Reply | _shm.Lease = self.channel.call(
+            Lease(nbytes, spare=True), self.client.take_lease
+        )
+        if isinstance(reply, Reply):
+            return None
+        if nbytes >= POPULATE_BYTES_MIN:
+            self.mapped.add(reply.payload, nbytes)
+        return reply
+
     def allocate_error(self, nbytes: int) -> _shm.Lease:
         """As `allocate`, for an error: does not wait for room, but may use the reserve for
         errors."""

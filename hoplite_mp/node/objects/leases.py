@@ -70,8 +70,8 @@ class Leases:
     def lease(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         nbytes = ask.nbytes
-        if ask.error:  # answered at once, because other processes may wait for the failed task
-            found = self.store.lease_error(nbytes, slot)
+        if ask.error or ask.spare:  # answered at once: of an error others may wait for the task
+            found = self._spare(nbytes, slot) if ask.spare else self.store.lease_error(nbytes, slot)
             if found is not None:
                 self._undo_unread(slot, request.number, found)
             why = "" if found is not None else self.store.full_message()
@@ -90,6 +90,12 @@ class Leases:
             return payload
 
         self.patiently(slot, request, attempt)
+
+    def _spare(self, nbytes: int, slot: int) -> int | None:
+        """A block that is not needed yet; None: others need the room."""
+        store = self.store
+        free = store.used_bytes() + nbytes <= store.limit // 2
+        return store.lease(nbytes, slot) if free else None
 
     def _undo_unread(self, slot: int, number: int, payload: int) -> None:
         free = self.store.free_unused

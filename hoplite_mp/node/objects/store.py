@@ -105,9 +105,8 @@ class Store:
 
     def lease(self, nbytes: int, slot: int) -> int | None:
         """Leases a big block; returns its payload offset. None: no room now."""
-        need = nbytes + HEAD
         self.take_returns()
-        start = self._allocate(need, 4096, slot)
+        start = self._allocate(nbytes + HEAD, 4096, slot)
         if start is None:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))

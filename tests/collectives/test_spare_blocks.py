@@ -1,0 +1,114 @@
+"""When a member asks for the block of its next part in advance, and what becomes of that."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.member import SPARE_BYTES_MAX, HostsMember
+
+NBYTES = 1 << 20
+
+
+class Memory:
+    """Counts what is asked for; the node answers with numbers."""
+
+    def __init__(self) -> None:
+        self.allocated: list[int] = []
+        self.spares: list[int] = []
+        self.answer: Any = "spare"
+
+    def allocate(self, nbytes: int) -> Any:
+        self.allocated.append(nbytes)
+        return "block"
+
+    def allocate_spare(self, nbytes: int) -> Any:
+        self.spares.append(nbytes)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def member(memory: Memory) -> HostsMember:
+    runtime: Any = SimpleNamespace(
+        channel=None, tasks=SimpleNamespace(cores=1), memory=memory, small=None
+    )
+    made = object.__new__(HostsMember)
+    made._memory = runtime.memory
+    made._spare, made._given = (0, None), 0
+    return made
+
+
+def call(member: HostsMember, nbytes: int) -> tuple[Any, BaseException | None]:
+    """One part of one block: what it lies in, and what a signal handler has raised."""
+    block = member._block(nbytes)
+    return block, member._next_block([(7, nbytes, nbytes)])
+
+
+def test_two_parts_of_one_size_make_a_third_one_likely(member: HostsMember, memory: Memory) -> None:
+    assert call(member, NBYTES) == ("block", None)
+    assert memory.spares == []
+    assert call(member, NBYTES) == ("block", None)
+    assert memory.spares == [NBYTES]
+    for _ in range(3):
+        assert call(member, NBYTES) == ("spare", None)
+    assert memory.allocated == [NBYTES] * 2
+    assert memory.spares == [NBYTES] * 4
+
+
+def test_a_spare_of_another_size_is_let_go(member: HostsMember, memory: Memory) -> None:
+    for _ in range(2):
+        call(member, NBYTES)
+    assert call(member, NBYTES + 8) == ("block", None)
+    assert member._spare == (NBYTES + 8, None)
+    assert memory.spares == [NBYTES]
+
+
+def test_no_spare_of_what_is_large_or_several(member: HostsMember, memory: Memory) -> None:
+    for _ in range(3):
+        call(member, SPARE_BYTES_MAX + 1)
+    for _ in range(3):
+        for _ in range(2):
+            member._block(NBYTES)
+        assert member._next_block([(7, NBYTES, NBYTES), (8, NBYTES, NBYTES)]) is None
+        assert member._next_block([b"small"]) is None
+        assert member._next_block([]) is None
+    assert memory.spares == []
+
+
+@pytest.mark.parametrize("error", [HopliteError("the node is gone"), KeyboardInterrupt()])
+def test_a_call_goes_on_without_a_spare(
+    member: HostsMember, memory: Memory, error: BaseException
+) -> None:
+    call(member, NBYTES)
+    memory.answer = error
+    raised = None if isinstance(error, HopliteError) else error
+    assert call(member, NBYTES) == ("block", raised)
+    memory.answer = None  # others need the room
+    assert call(member, NBYTES) == ("block", None)
+    assert call(member, NBYTES) == ("block", None)
+
+
+def test_spares_leave_half_of_the_store_to_others() -> None:
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+        memory = c._runtime.memory
+        spare = memory.allocate_spare(8 << 20)
+        assert spare is not None
+        array = c.put(np.zeros(26 << 20, np.uint8))
+        assert memory.allocate_spare(8 << 20) is None
+        assert memory.allocate_spare(1 << 40) is None
+        assert c.get(array).nbytes == 26 << 20
+        del spare, array
+        memory.collect()
+        assert memory.allocate_spare(8 << 20) is not None
