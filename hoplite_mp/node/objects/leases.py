@@ -94,6 +94,7 @@ class Leases:
     def _spare(self, nbytes: int, slot: int) -> int | None:
         """A block that is not needed yet; None: others need the room."""
         store = self.store
+        store.take_returns()
         free = store.used_bytes() + nbytes <= store.limit // 2
         return store.lease(nbytes, slot) if free else None
 
