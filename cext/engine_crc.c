@@ -25,6 +25,9 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define HAVE_INSTRUCTION 1
+#endif
+#if defined(HAVE_INSTRUCTION) && (defined(__clang__) ? __clang_major__ >= 7 : __GNUC__ >= 8)
+#define HAVE_WIDE 1
 #define WIDE __attribute__((target("avx512f,avx512dq,avx512vl,vpclmulqdq,pclmul,sse4.2")))
 #endif
 
@@ -40,7 +43,10 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static uint32_t slices[8][256];
 static uint32_t shift_long[4][256], shift_short[4][256];
 #ifdef HAVE_INSTRUCTION
-static int have_instruction, have_wide;
+static int have_instruction;
+#endif
+#ifdef HAVE_WIDE
+static int have_wide;
 /* What moves a polynomial by that many bytes, for its lower and its upper half. */
 static uint64_t by_stride[2], by_wide[2], by_parts[3][2];
 #endif
@@ -63,7 +69,7 @@ static void make_shift(uint32_t table[4][256], size_t bytes) {
         }
 }
 
-#ifdef HAVE_INSTRUCTION
+#ifdef HAVE_WIDE
 /* x^exponent modulo the polynomial, one bit further up, because a product of reversed bits is one bit
  * short. */
 static uint64_t power(unsigned exponent) {
@@ -92,6 +98,8 @@ static void make_tables(void) {
     make_shift(shift_short, PART_BYTES_SHORT);
 #ifdef HAVE_INSTRUCTION
     have_instruction = __builtin_cpu_supports("sse4.2");
+#endif
+#ifdef HAVE_WIDE
     have_wide = have_instruction && __builtin_cpu_supports("avx512f") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul");
@@ -153,7 +161,9 @@ static __attribute__((target("sse4.2"))) uint32_t register_by_cpu(uint32_t start
     while (bytes--) crc = _mm_crc32_u8((uint32_t)crc, *data++);
     return (uint32_t)crc;
 }
+#endif
 
+#ifdef HAVE_WIDE
 /* `data` ^ the sum of both halves of `folded`, moved. */
 static inline WIDE __m512i moved(__m512i folded, __m512i move, __m512i data) {
     enum { XOR_OF_THREE = 0x96 };
@@ -214,7 +224,7 @@ uint32_t crc32c_by_instruction(uint32_t crc, const void *data, size_t bytes) {
 
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     pthread_once(&once, make_tables);
-#ifdef HAVE_INSTRUCTION
+#ifdef HAVE_WIDE
     if (have_wide && bytes >= STRIDE_BYTES) return ~register_by_products(~crc, data, bytes);
 #endif
     return crc32c_by_instruction(crc, data, bytes);

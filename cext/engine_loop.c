@@ -65,7 +65,10 @@ static void post(struct engine *engine, const struct command *command) {
 
 void engine_hold(struct engine *engine, bool hold) {
     pthread_mutex_lock(&engine->lock);
-    engine->held += hold ? 1 : -1;
+    if (hold)
+        engine->held++;
+    else if (engine->held)
+        engine->held--;
     const bool wake = !engine->held && wakes(engine);
     pthread_mutex_unlock(&engine->lock);
     if (wake) signal_fd(engine->command_fd);

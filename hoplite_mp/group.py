@@ -239,7 +239,7 @@ class Group(PeerCalls):
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._result = self._part = None
         if self._hosts is not None:
-            self._hosts.small.close()
+            self._hosts.close()
 
     def __enter__(self) -> Group:
         return self

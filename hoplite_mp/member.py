@@ -201,6 +201,7 @@ class HostsMember:
         (before, spare), self._spare = self._spare, (nbytes, None)
         if spare is not None and before == nbytes:
             return spare
+        spare = None  # before this waits for room, which may be that of the spare
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> BaseException | None:
@@ -276,6 +277,11 @@ class HostsMember:
                 os.sched_yield()  # threads that send the first bytes go first
             now.append(max(begin, upto))
         return ranges, now
+
+    def close(self) -> None:
+        """Called when the member has left."""
+        self.small.close()
+        self._spare = 0, None
 
     def finished(self) -> None:
         """Called when the call is committed: remembers its speed."""

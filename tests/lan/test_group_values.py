@@ -53,12 +53,12 @@ def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host
 
 
 # Three calls of one kind and size: the nodes begin the second one and the third one by the plan of
-# the first. The fourth is as long as that of the others only on some ranks, or has another root.
+# the first. Of later ones they repeat the plan, too, unless there is more, or the root is another.
 REPEATED = """
     def total(of, ranks):
         return sum(of(r) for r in ranks)
     for kind in ("allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather",
-                 "alltoall", "scan", "exscan"):
+                 "alltoall", "scatter", "scan", "exscan"):
         for turn, n in enumerate((30_000, 30_000, 30_000, 60_000, 30_000, 30_000, 90_000)):
             def given(r):
                 return np.arange(n) % 100 + 1000.0 * r + 10_000 * turn
@@ -69,6 +69,9 @@ REPEATED = """
                 got = getattr(g, kind)(mine, root=root)
                 expected = total(given, every) if kind == "reduce" else list(map(given, every))
                 expected = expected if rank == root else None
+            elif kind == "scatter":
+                parts = [mine + to for to in every] if rank == root else None
+                got, expected = g.scatter(parts, root=root), given(root) + rank
             elif kind == "alltoall":
                 got = g.alltoall([mine + to for to in every])
                 expected = [given(r) + rank for r in every]
@@ -95,7 +98,7 @@ REPEATED = """
 @pytest.mark.parametrize("per_host", PER_HOST)
 def test_calls_are_repeated(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     found = members(cluster, lan, f"repeated {per_host}", REPEATED, per_host)
-    assert found == [["all 63"]] * SIZE * per_host
+    assert found == [["all 70"]] * SIZE * per_host
 
 
 def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:

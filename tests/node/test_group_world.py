@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from hoplite_mp.node.groups.repeated_plans import is_repeated
 from tests.node.group_world import World
 
 SEEDS = 300
@@ -15,6 +16,7 @@ FOUND = (727, 2538)
 STEPS = 400
 SLOW_TURNS = 0.05  # of those of a slow connection
 SETTLE_STEPS = 20_000
+GIVE_UP = 0.05  # of what nodes have begun without being asked to
 
 
 def play(seed: int, repeats: int = 0) -> World:
@@ -62,7 +64,9 @@ def go_on(world: World, dice: random.Random) -> bool:
         if member.call >= 0:
             choices.append(("make", member))
     movable = {
-        node: [one for one in node.moving if node.can_move(one[0])] for node in world.nodes.values()
+        node: [one for one in node.moving if node.can_move(one[0])]
+        for node in world.nodes.values()
+        if node.moving
     }
     choices += [("move", node) for node, some in movable.items() if some]
     if not choices:
@@ -81,7 +85,9 @@ def go_on(world: World, dice: random.Random) -> bool:
             message, done = one
             if message is not None:
                 node.moved.add((message.call, message.attempt))
-            if message is None or node.number in message.waits:
+            if message is not None and is_repeated(message.attempt) and dice.random() < GIVE_UP:
+                done("no room", "full")  # then the leading node makes a plan
+            elif message is None or node.number in message.waits:
                 done("", "")
     return True
 
@@ -127,7 +133,7 @@ def test_plans_that_are_repeated(repeats: int) -> None:
         calls += world.agreed()
         repeated += world.repeated
     assert calls > SEEDS
-    assert repeated > SEEDS
+    assert repeated > SEEDS // 3
 
 
 @pytest.mark.parametrize("seed", FOUND)

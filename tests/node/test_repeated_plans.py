@@ -10,6 +10,7 @@ from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.repeated_plans import (
     ATTEMPT_BITS,
     FORMS_MAX,
+    MISSES_MAX,
     PART_BYTES_MAX,
     REPEATED,
     RepeatedPlans,
@@ -177,8 +178,60 @@ def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time()
     for narrow, keeps in ((1e8, True), (2e7, False)):
         rates = {0: Host(1e8, 1e8), 1: Host(1e8, 1e8), 2: Host(narrow, narrow)}
         outcome = decide(members(), 6, found[1].attempt, (0, 1, 2), given, rates)
-        repeat(outcome, found[1])
+        assert repeat(outcome, found[1])
         assert outcome.plans == found[1].plans
+        assert outcome.attempt == found[1].attempt
         assert outcome.waits == set(first.waits)
         assert outcome.keeps == keeps
         assert outcome.commit(members(), 6, 1, 0).keeps == keeps
+
+
+def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
+    """A receiver of a scatter gives nothing, so what its node gives does not say who is there."""
+
+    def scatter(rank: int, call: int, ranks: tuple[int, ...]) -> GroupPart:
+        name = bytes([1 + rank, call, *bytes(14)])
+        pieces = [Piece(1, target, NBYTES, None, name, LAYOUT) for target in range(3)]
+        return GroupPart(
+            5, VERSION, call, ranks, "scatter", "", 1, tuple(pieces[: 3 * (rank == 1)])
+        )
+
+    def decided(call: int, ranks: tuple[int, ...]) -> Any:
+        given = {rank: scatter(rank, call, (rank,)) for rank in ranks}
+        return decide(members(), call, MADE, ranks, given, {})
+
+    first = decided(4, (0, 1))
+    plans = RepeatedPlans()
+    assert plans.next(members(), scatter(0, 4, (0,))) is None
+    go = GroupGo(5, 4, MADE, first.plans, tuple(sorted(first.waits)))
+    plans.committed(members(), go, keeps=True)
+    assert plans.next(members(), scatter(0, 5, (0, 2))) is None  # it came to this node
+    found = plans.next(members(), scatter(0, 5, (0,)))
+    assert found is not None
+    assert repeat(decided(5, (0, 1)), found[1])
+    assert not repeat(decided(5, (0, 1, 2)), found[1])  # it came to another
+
+
+def test_what_is_begun_in_vain_twice_is_not_begun_again() -> None:
+    plans = after(0, 4)
+    call = 5
+    for _ in range(MISSES_MAX):
+        assert plans.next(members(), part(0, call)) is not None
+        plans.committed(members(), made(call), keeps=True)
+        call += 1
+    for _ in range(3):
+        assert plans.next(members(), part(0, call)) is None
+        plans.committed(members(), made(call), keeps=True)
+        call += 1
+    plans.clear()
+    plans.next(members(), part(0, call))
+    plans.committed(members(), made(call), keeps=True)
+    assert plans.next(members(), part(0, call + 1)) is not None
+
+
+def test_a_plan_that_was_repeated_makes_up_for_one_that_was_not() -> None:
+    plans = after(0, 4)
+    for call in range(5, 15):
+        found = plans.next(members(), part(0, call))
+        assert found is not None
+        plans.committed(members(), found[1] if call % 2 else made(call), keeps=True)

@@ -125,18 +125,17 @@ class Leading:
                 given.update(dict.fromkeys(part.ranks, part))
         if not expected or not given:
             return
-        whole = all(rank in given for rank in expected)
-        version, before = state.members.version, state.attempted
-        begun = state.begun_as_repeated if whole else None
-        if begun is not None and not named_by_all(state.members, given.values()):
-            begun = None
         # Must differ from every attempt that an earlier leader made for other members, because
         # cells of those may still be served.
-        attempt = version << ATTEMPT_BITS | state.attempts + 1 if begun is None else begun.attempt
+        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, expected, given, state.rates
         missing: set[int] = set()
-        if whole:
-            outcome = decide(*about, before=before if begun is None else None)
+        if all(rank in given for rank in expected):
+            begun = _begun_by_all(state, given)
+            if begun is not None and repeat(outcome := decide(*about), begun):
+                self._await_repeated(state, outcome)
+                return
+            outcome = decide(*about, before=state.attempted)
         elif not late:
             self._wait(state, next(iter(given.values())))
             return
@@ -144,12 +143,10 @@ class Leading:
             outcome, missing = speculative
         else:
             return
-        if not outcome.waits:
-            self._decided(state, outcome)
-        elif begun is not None:
-            self._await_repeated(state, outcome, begun)
-        else:
+        if outcome.waits:
             self._ask_to_move(state, attempt, outcome, missing)
+        else:
+            self._decided(state, outcome)
 
     def _ask_to_move(self, state: State, attempt: int, outcome: Outcome, missing: set[int]) -> None:
         """Sends the plans to all nodes that take part in them."""
@@ -165,11 +162,10 @@ class Leading:
         for node in state.this_last(outcome.nodes, self.client.number):
             self.send(state, node, go)
 
-    def _await_repeated(self, state: State, outcome: Outcome, begun: GroupGo) -> None:
+    def _await_repeated(self, state: State, outcome: Outcome) -> None:
         """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
-        repeat(outcome, begun)
         waiting = set(outcome.waits)
-        state.in_progress = InProgress(state.calls, begun.attempt, outcome, waiting)
+        state.in_progress = InProgress(state.calls, outcome.attempt, outcome, waiting)
         for node, report in state.early.items():
             self.done(state, node, report)
 
@@ -191,12 +187,17 @@ class Leading:
     def done(self, state: State, node: int, message: GroupDone) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
         moving = state.in_progress
-        if moving is None and is_repeated(message.attempt):
-            state.early[node] = message  # not all have called yet
+        if is_repeated(message.attempt) and (moving is None or message.failure):
+            # Not all have called yet, or a node has given up what it began long before the others.
+            state.early[node] = message
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         if message.up and message.down and moving.outcome.kind in FILLING:
             state.rates[node] = Host(message.up, message.down)
+        if message.failure and is_repeated(message.attempt):
+            state.in_progress = None
+            self.lead(state)  # makes a plan
+            return
         if message.failure:
             moving.outcome.fail(message.error, message.failure)
             moving.waiting.clear()
@@ -215,3 +216,15 @@ class Leading:
             self.send(state, node, outcome.commit(members, state.calls, node, *about))
         for rank in admitted:
             self.send_manager(GroupAdmitted(members.name, members.generation, rank))
+
+
+def _begun_by_all(state: State, given: Mapping[int, GroupPart]) -> GroupGo | None:
+    """The attempt by which all nodes have begun without being asked to, if none has given it up."""
+    begun = state.begun_as_repeated
+    if begun is None or not named_by_all(state.members, given.values()):
+        return None
+    about = begun.call, begun.attempt
+    reports = state.early.values()
+    if any(one.failure and (one.call, one.attempt) == about for one in reports):
+        return None
+    return begun

@@ -25,7 +25,7 @@ from hoplite_mp.node.groups.group_decisions import operation_of
 from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from hoplite_mp.node.groups.group_decisions import Outcome
     from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Plan
@@ -44,8 +44,12 @@ MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node 
 PART_BYTES_MAX = 4 << 20
 FORMS_MAX = 16  # of how many different calls the plans are kept
 
-# (kind, operator, root, (source, target, bytes, layout) of each piece that members here give).
-Form: TypeAlias = tuple[str, str, int, tuple[tuple[int, int, int, bytes], ...]]
+# How often in a row a plan may turn out to have been begun in vain. Then calls of that form wait
+# for a plan until the members change: what some node gives differs from call to call.
+MISSES_MAX = 2
+
+# (kind, operator, root, ranks here, (source, target, bytes, layout) of each piece that they give).
+Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, int, bytes], ...]]
 
 
 class RepeatedPlans:
@@ -54,11 +58,14 @@ class RepeatedPlans:
     def __init__(self) -> None:
         self._kept: dict[Form, tuple[int, GroupGo]] = {}  # (number of the call it was made for, it)
         self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
+        self._begun = -1  # the last call for which there was a plan
+        self._misses: dict[Form, int] = {}
 
     def clear(self) -> None:
         """Called when the members change: plans of other members are of no use."""
         self._kept.clear()
-        self._given = 0, None
+        self._misses.clear()
+        self._given, self._begun = (0, None), -1
 
     def next(self, members: GroupMembers, part: GroupPart) -> tuple[int, GroupGo] | None:
         """The attempt by which this node can begin to move `part`, and the call for which its plan
@@ -71,6 +78,7 @@ class RepeatedPlans:
         distance = part.call - first
         if distance >= REPEATED:
             return None
+        self._begun = part.call
         attempt = members.version << ATTEMPT_BITS | REPEATED | distance
         plans = tuple(_renamed(plan, members, part, attempt) for plan in go.plans)
         return first, msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
@@ -82,13 +90,18 @@ class RepeatedPlans:
             return
         if go.attempt >> ATTEMPT_BITS != members.version:
             return  # the word of its commit comes after the members have changed
+        if is_repeated(go.attempt):
+            self._misses.pop(form, None)
+        elif self._begun == call:  # in vain
+            self._misses[form] = self._misses.get(form, 0) + 1
         if not keeps or any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans):
             self._kept.pop(form, None)
         elif not is_repeated(go.attempt):
             self._kept.pop(form, None)
-            while len(self._kept) >= FORMS_MAX:
-                del self._kept[next(iter(self._kept))]
-            self._kept[form] = go.call, go
+            if self._misses.get(form, 0) < MISSES_MAX:
+                while len(self._kept) >= FORMS_MAX:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[form] = go.call, go
 
 
 def _form(part: GroupPart) -> Form | None:
@@ -96,7 +109,7 @@ def _form(part: GroupPart) -> Form | None:
     if part.mistake or any(piece.payload is not None for piece in part.pieces):
         return None
     pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)
-    return part.kind, part.op, part.root, pieces
+    return part.kind, part.op, part.root, part.ranks, pieces
 
 
 def _renamed(plan: Plan, members: GroupMembers, part: GroupPart, attempt: int) -> Plan:
@@ -134,8 +147,21 @@ def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
     return len(named) == 1 and all(version == members.version and call for version, call in named)
 
 
-def repeat(outcome: Outcome, go: GroupGo) -> None:
-    """Puts the repeated plans in the place of newly made ones. If these differ, because links have
-    other rates now, no later call may repeat the old ones."""
-    fresh, outcome.plans, outcome.waits = outcome.plans, go.plans, set(go.waits)
+def repeat(outcome: Outcome, go: GroupGo) -> bool:
+    """Puts the repeated plans in the place of newly made ones. False: they are of other members or
+    parts, so they cannot be. If only the stripes differ, because links have other rates now, no
+    later call may repeat the old ones."""
+    fresh = outcome.plans
+    if [_moved(plan) for plan in fresh] != [_moved(plan) for plan in go.plans]:
+        return False
+    outcome.plans, outcome.attempt, outcome.waits = go.plans, go.attempt, set(go.waits)
     outcome.keeps = [plan.stripes for plan in fresh] == [plan.stripes for plan in go.plans]
+    return True
+
+
+def _moved(plan: Plan) -> Hashable:
+    """From where to where a plan moves how many bytes."""
+    if isinstance(plan, Distribute):
+        return plan.sources, plan.receivers, plan.nbytes
+    places = plan.members, plan.order, plan.holders, plan.destinations
+    return plan.kind, plan.op, places, plan.nbytes, plan.layout, plan.sizes

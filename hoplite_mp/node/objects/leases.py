@@ -33,6 +33,9 @@ __all__ = ["Leases"]
 
 PATIENCE_S = 0.2  # after this the answer is "full"
 RETRY_S = 0.01
+# Spare blocks take at most this part of the store. A larger part: calls of more members find the
+# block of their next part ready, but a large object that needs that room is refused.
+SPARES_SHARE = 16
 
 
 class Above(Protocol):
@@ -55,6 +58,7 @@ class Leases:
         self.requests = requests
         self.pages = pages
         self.above = above
+        self.spares: dict[int, int] = {}  # payloads of blocks that may never be needed -> slot
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -95,8 +99,15 @@ class Leases:
         """A block that is not needed yet; None: others need the room."""
         store = self.store
         store.take_returns()
+        self.spares = {one: to for one, to in self.spares.items() if store.leases.get(one) == to}
+        spared = nbytes + sum(map(store.size_of, self.spares))
         free = store.used_bytes() + nbytes <= store.limit // 2
-        return store.lease(nbytes, slot) if free else None
+        if not free or spared > store.limit // SPARES_SHARE or not store.has_room(2 * nbytes, 4096):
+            return None
+        payload = store.lease(nbytes, slot)
+        if payload is not None:
+            self.spares[payload] = slot
+        return payload
 
     def _undo_unread(self, slot: int, number: int, payload: int) -> None:
         free = self.store.free_unused

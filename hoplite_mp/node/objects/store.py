@@ -157,13 +157,14 @@ class Store:
 
     def _allocate(self, nbytes: int, align: int, slot: int = NODE_SLOT) -> int | None:
         self.returned_to = NODE_SLOT
-        if not self._room(nbytes, align) and not self._make_room(nbytes, align, slot):
+        if not self.has_room(nbytes, align) and not self._make_room(nbytes, align, slot):
             return None
         if self.arena.growth(nbytes, align):
             self.last_growth = self.loop.now()
         return self.arena.allocate(nbytes, align)
 
-    def _room(self, nbytes: int, align: int) -> bool:
+    def has_room(self, nbytes: int, align: int) -> bool:
+        """Is there room without taking any from others?"""
         if self.arena.used + nbytes + self.promised > self.limit:
             return False
         growth = self.arena.growth(nbytes, align)
@@ -186,16 +187,16 @@ class Store:
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
-        if self._room(nbytes, align):
+        if self.has_room(nbytes, align):
             return True
-        self.revoke_spans(lambda: self._room(nbytes, align))
-        if self._room(nbytes, align):
+        self.revoke_spans(lambda: self.has_room(nbytes, align))
+        if self.has_room(nbytes, align):
             return True
         self._cool(nbytes)
-        if self._room(nbytes, align):
+        if self.has_room(nbytes, align):
             return True
         self._spill_until(nbytes, align, slot)
-        return self._room(nbytes, align)
+        return self.has_room(nbytes, align)
 
     def _cool(self, nbytes: int) -> None:
         for start, size in self.arena.cool(nbytes):
@@ -267,7 +268,7 @@ class Store:
 
     def reserve(self, nbytes: int) -> int | None:
         """Reserves a range whose pages are touched ahead of demand; None: no room."""
-        if not self._room(nbytes, 4096):
+        if not self.has_room(nbytes, 4096):
             return None
         self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
@@ -317,10 +318,10 @@ class Store:
             else:
                 small += length
                 self.returned_to = slot
-            room = room or self._room(nbytes, align)
+            room = room or self.has_room(nbytes, align)
         if not room and not small:
             count = len(candidates) // SPILL_BATCHES
-            self._empty_spans(others, lambda: self._room(nbytes, align), count)
+            self._empty_spans(others, lambda: self.has_room(nbytes, align), count)
 
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
