@@ -10,7 +10,7 @@ from hoplite_mp.simulation.cluster.programs import HANGS_S
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["carried", "kept", "met_too_late", "orphans", "orphans_twice"]
+__all__ = ["asked_early", "carried", "kept", "met_too_late", "orphans", "orphans_twice"]
 
 
 def carried(a: Aim) -> None:
@@ -180,6 +180,45 @@ def orphans_twice(a: Aim) -> None:
     a.run(first, "keep", keep, False)
     a.run(second, "keep", keep)
     a.run(a.hosts[0], "meet", meet)
+
+
+def asked_early(a: Aim) -> None:
+    """A manager that was started again is asked who owns an object of a host that had died before,
+    and has not heard yet from all what they hold: the host that asks waits for that."""
+    a.must(die=1, cut=1, manager=1)
+    H, K, Q, Z = a.some(4)
+    leaf = a.leaf(3000)
+
+    def put(c: Any) -> None:
+        ref = c.put(leaf.array())
+        a.work.board.publish("orphan", ref._id)
+        time.sleep(99)
+
+    def keep(c: Any) -> None:
+        value = a.read(c, leaf, "orphan")
+        a.say("kept")
+        a.hear("over")
+        del value
+
+    def reports(s: int, r: int) -> bool:
+        if s != Z.place:
+            return True
+        a.cut(a.hosts[0], Z, 0.3)  # so no owner is named before the manager dies
+        a.late(0.01, a.lose_manager)
+        a.late(0.011, a.say, "lost")
+        return False
+
+    def meet(c: Any) -> None:
+        a.hear("kept")
+        a.trap("HoldingsReported", reports, arrives=False)
+        a.die(H)
+        a.hear("lost")
+        a.read(c, leaf, "orphan")
+        a.say("over")
+
+    a.run(H, "put", put, False)
+    a.run(K, "keep", keep)
+    a.run(Q, "meet", meet)
 
 
 def met_too_late(a: Aim) -> None:

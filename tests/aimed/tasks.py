@@ -20,7 +20,7 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [
-    "ancestors", "asked_twice", "broken", "divided", "given_refs", "guest_refs", "second_death",
+    "ancestors", "asked_again", "asked_twice", "broken", "divided", "given_refs", "guest_refs", "second_death",
 ]  # fmt: skip
 
 
@@ -80,6 +80,35 @@ def asked_twice(a: Aim) -> None:
     a.run(S, "send", send)
     a.run(R, "read", read)
     a.run(T, "read", read)
+
+
+def asked_again(a: Aim) -> None:
+    """A submitter that has not heard yet that a result is lost is asked until it has."""
+    S, R = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
+    leaf = Leaf(a.work.salt(), 1, 20_000)
+
+    def send(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.0).ref
+        a.work.board.publish("again", ref._id)
+        c.wait([ref])
+        a.hear("read")
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "again")
+        c.wait([ref])
+        time.sleep(0.1)
+        gone = with_resource(a)
+        for host in (a.hosts[0], *gone):
+            a.cut(S, host, 1.0)
+        a.must(die=len(gone), cut=1 + len(gone))
+        for host in gone:
+            a.die(host)
+            a.late(1.2, a.world.rejoin, host.place)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "again"))
+        a.say("read")
+
+    a.run(S, "send", send)
+    a.run(R, "read", read)
 
 
 def ancestors(a: Aim) -> None:

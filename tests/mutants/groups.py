@@ -90,6 +90,46 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "group-calls-keep-attempts-that-are-over",
+        "hoplite_mp/node/groups/group_calls.py",
+        "            self.results.drop(go)  # only now, because members wait for the line above\n",
+        "",
+        (
+            "What a call has needed is freed when it is over; here the cells and the pins of each "
+            "large call stay for ever."
+        ),
+    ),
+    Mutant(
+        "group-leading-forgets-early-reports",
+        "hoplite_mp/node/groups/group_leading.py",
+        "        for node, report in state.early.items():",
+        "        for node, report in ():",
+        (
+            "A host may have its part of a call before the leading host has heard from all; here "
+            "that is forgotten, and all ranks hang."
+        ),
+    ),
+    Mutant(
+        "repeated-plans-count-all-pieces-as-one",
+        "hoplite_mp/node/groups/repeated_plans.py",
+        "    return ids.pack_id(0, 1 + member)",
+        "    return ids.pack_id(0, 1)",
+        (
+            "What has come of each piece is counted by itself; here all pieces of other hosts have "
+            "one name while a plan is repeated, and blocks are lost when it is given up."
+        ),
+    ),
+    Mutant(
+        "repeated-plans-of-some",
+        "hoplite_mp/node/groups/repeated_plans.py",
+        "    return len(named) == 1 and all(",
+        "    return all(",
+        (
+            "A plan is repeated only if all hosts have begun by the same one; here the leading host "
+            "waits for others that have begun by another, and all ranks hang."
+        ),
+    ),
+    Mutant(
         "group-decisions-sum-to-the-root-alone",
         "hoplite_mp/node/groups/group_decisions.py",
         ('if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:'),
