@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 
 from hoplite_mp.protocol.messages import OwnersNamed
-from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.node.losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    made = LossNetwork(4)
-    yield made
-    made.close()
 
 
 def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(

@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.node.losses import LossSide
+    from tests.node.losses import LossNetwork, LossSide
 
 BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    made = LossNetwork(4)
-    yield made
-    made.close()
 
 
 def give_up(network: LossNetwork, owner: LossSide) -> None:

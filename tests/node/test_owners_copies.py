@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 
 from tests.cext.host import STATE
-from tests.node.losses import LossNetwork, LossSide
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.node.losses import LossNetwork, LossSide
 
 BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    made = LossNetwork(4)
-    yield made
-    made.close()
 
 
 def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:

@@ -13,21 +13,13 @@ from hoplite_mp.planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
 from hoplite_mp.protocol.reports import Reported
-from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.node.losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    made = LossNetwork(4)
-    yield made
-    made.close()
 
 
 # -- a process asks for what is kept here ----------------------------------------------------------

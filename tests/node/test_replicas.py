@@ -10,21 +10,13 @@ import pytest
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE
 from hoplite_mp.protocol.messages import NodeLost
-from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.node.losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    made = LossNetwork(4)
-    yield made
-    made.close()
 
 
 def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork) -> None:

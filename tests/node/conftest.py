@@ -1,0 +1,20 @@
+"""What several tests of the node's rooms play on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.node.losses import LossNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    """Four hosts that can die, and their manager. Some files have another one of that name."""
+    made = LossNetwork(4)
+    yield made
+    made.close()
