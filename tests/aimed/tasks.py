@@ -20,8 +20,15 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [
-    "ancestors", "asked_again", "asked_twice", "broken", "divided", "given_refs", "guest_refs", "second_death",
-]  # fmt: skip
+    "ancestors",
+    "asked_again",
+    "asked_twice",
+    "broken",
+    "divided",
+    "given_refs",
+    "guest_refs",
+    "second_death",
+]
 
 
 def divided(a: Aim) -> None:

@@ -115,8 +115,8 @@ MUTANTS = (
         "    return ids.pack_id(0, 1 + member)",
         "    return ids.pack_id(0, 1)",
         (
-            "What has come of each piece is counted by itself; here all pieces of other hosts have "
-            "one name while a plan is repeated, and blocks are lost when it is given up."
+            "What has come of each piece is counted by itself; here all pieces of other hosts "
+            "have one name while a plan is repeated, and blocks are lost when it is given up."
         ),
     ),
     Mutant(
@@ -125,8 +125,8 @@ MUTANTS = (
         "    return len(named) == 1 and all(",
         "    return all(",
         (
-            "A plan is repeated only if all hosts have begun by the same one; here the leading host "
-            "waits for others that have begun by another, and all ranks hang."
+            "A plan is repeated only if all hosts have begun by the same one; here the leading "
+            "host waits for others that have begun by another, and all ranks hang."
         ),
     ),
     Mutant(
