@@ -139,8 +139,8 @@ POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes n
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
-    the reserve; `spare`: it will be needed later, if at all, and is refused when less than half of
-    the store is free. Reply: payload offset, or full=True and the message."""
+    the reserve; `spare`: it will be needed later, if at all, and is refused when others need the
+    room. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False

@@ -93,7 +93,7 @@ MUTANTS = (
         "group-calls-keep-attempts-that-are-over",
         "hoplite_mp/node/groups/group_calls.py",
         "            self.results.drop(go)  # only now, because members wait for the line above\n",
-        "",
+        "            pass\n",
         (
             "What a call has needed is freed when it is over; here the cells and the pins of each "
             "large call stay for ever."

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.repeated_plans import (
     ATTEMPT_BITS,
     FORMS_MAX,
-    MISSES_MAX,
     PART_BYTES_MAX,
     REPEATED,
     RepeatedPlans,
@@ -55,7 +55,7 @@ def after(rank: int, call: int, **about: Any) -> RepeatedPlans:
     """Those of a node on which that call was committed."""
     plans = RepeatedPlans()
     assert plans.next(members(), part(rank, call, **about)) is None
-    plans.committed(members(), made(call, **about), keeps=True)
+    plans.committed(members(), call, made(call, **about), keeps=True)
     return plans
 
 
@@ -115,12 +115,12 @@ def test_what_is_not_kept() -> None:
 
     plans = RepeatedPlans()
     plans.next(members(), part(0, 4))
-    plans.committed(members(VERSION + 1), made(4), keeps=True)  # made for other members
+    plans.committed(members(VERSION + 1), 4, made(4), keeps=True)  # made for other members
     assert plans.next(members(), part(0, 5)) is None
 
     plans = after(0, 4)
     plans.next(members(), part(0, 5))
-    plans.committed(members(), made(5), keeps=False)
+    plans.committed(members(), 5, made(5), keeps=False)
     assert plans.next(members(), part(0, 6)) is None
 
     assert after(0, 4, nbytes=PART_BYTES_MAX).next(members(), part(0, 5)) is None
@@ -129,7 +129,7 @@ def test_what_is_not_kept() -> None:
 
     plans = RepeatedPlans()  # a commit of a call that members here have not made
     plans.next(members(), part(0, 3))
-    plans.committed(members(), made(4), keeps=True)
+    plans.committed(members(), 4, made(4), keeps=True)
     assert plans.next(members(), part(0, 5)) is None
 
 
@@ -138,7 +138,7 @@ def test_few_plans_are_kept() -> None:
     for call in range(FORMS_MAX + 1):
         nbytes = NBYTES + 8 * call
         assert plans.next(members(), part(0, call, nbytes=nbytes)) is None
-        plans.committed(members(), made(call, nbytes=nbytes), keeps=True)
+        plans.committed(members(), call, made(call, nbytes=nbytes), keeps=True)
     assert plans.next(members(), part(0, 20)) is None
     assert plans.next(members(), part(0, 20, nbytes=NBYTES + 8)) is not None
 
@@ -149,9 +149,9 @@ def test_a_repeated_plan_stays_that_of_its_first_call() -> None:
         found = plans.next(members(), part(0, call))
         assert found is not None
         assert found[0] == 4
-        plans.committed(members(), found[1], keeps=True)
+        plans.committed(members(), call, found[1], keeps=True)
     plans.next(members(), part(0, 7))
-    plans.committed(members(), made(7), keeps=True)  # the leading node has made one again
+    plans.committed(members(), 7, made(7), keeps=True)  # the leading node has made one again
     found = plans.next(members(), part(0, 8))
     assert found is not None
     assert found[0] == 7
@@ -204,7 +204,7 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
     plans = RepeatedPlans()
     assert plans.next(members(), scatter(0, 4, (0,))) is None
     go = GroupGo(5, 4, MADE, first.plans, tuple(sorted(first.waits)))
-    plans.committed(members(), go, keeps=True)
+    plans.committed(members(), 4, go, keeps=True)
     assert plans.next(members(), scatter(0, 5, (0, 2))) is None  # it came to this node
     found = plans.next(members(), scatter(0, 5, (0,)))
     assert found is not None
@@ -212,26 +212,32 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
     assert not repeat(decided(5, (0, 1, 2)), found[1])  # it came to another
 
 
-def test_what_is_begun_in_vain_twice_is_not_begun_again() -> None:
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_is_begun_in_vain_twice_is_not_begun_again(planned: bool) -> None:
+    """Instead, the call went by a plan of its own, or was small on the one rank that gives."""
     plans = after(0, 4)
     call = 5
-    for _ in range(MISSES_MAX):
+    for _ in range(2):
         assert plans.next(members(), part(0, call)) is not None
-        plans.committed(members(), made(call), keeps=True)
+        plans.committed(members(), call, made(call) if planned else None, keeps=True)
         call += 1
     for _ in range(3):
         assert plans.next(members(), part(0, call)) is None
-        plans.committed(members(), made(call), keeps=True)
+        plans.committed(members(), call, made(call), keeps=True)
         call += 1
     plans.clear()
     plans.next(members(), part(0, call))
-    plans.committed(members(), made(call), keeps=True)
+    plans.committed(members(), call, made(call), keeps=True)
     assert plans.next(members(), part(0, call + 1)) is not None
 
 
-def test_a_plan_that_was_repeated_makes_up_for_one_that_was_not() -> None:
+@pytest.mark.parametrize(("every", "goes_on"), [(2, False), (3, True)])
+def test_plans_that_were_repeated_make_up_for_some_that_were_not(every: int, goes_on: bool) -> None:
     plans = after(0, 4)
-    for call in range(5, 15):
+    for call in range(5, 60):
         found = plans.next(members(), part(0, call))
-        assert found is not None
-        plans.committed(members(), found[1] if call % 2 else made(call), keeps=True)
+        if found is None:
+            break
+        vain = call % every == 0
+        plans.committed(members(), call, None if vain else found[1], keeps=True)
+    assert (found is not None) == goes_on

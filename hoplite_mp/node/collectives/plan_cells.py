@@ -144,7 +144,8 @@ class PlanCells:
         if execution.pulls or execution.program.serves:
             execution.measured = True
             self.meter.begin(filled_links(execution.plan, self.client.number))
-        if not execution.copies and not execution.program.inbound_max and not self.links.notes.on:
+        most = execution.program.inbound_max or len(execution.queue)
+        if not execution.copies and len(execution.queue) <= most and not self.links.notes.on:
             self.engine.together(execution.missing)  # only the last one is waited for
         self.pull_more(execution)
         if execution.followed:

@@ -85,20 +85,26 @@ class PlanExecutor:
         else:
             self._begin(self._part(plan, program))
 
-    def execute_privately(self, plan: Plan, done: Callable[[str, str], None]) -> bool:
+    def execute_privately(
+        self, plan: Plan, done: Callable[[str, str], None], wait_s: float | None = None
+    ) -> bool:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
         `done` is called with "" when this node has everything it should receive, or with a reason
-        why it cannot; `drop` must follow, perhaps
-        after `take`. Returns whether this node receives anything."""
+        why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
+        room; None: for `put_wait_s`. Returns whether this node receives anything."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
             return False
-        self._begin(self._part(plan, program, done))
+        self._begin(self._part(plan, program, done, wait_s))
         return program.reports
 
     def _part(
-        self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
+        self,
+        plan: Plan,
+        program: Program,
+        done: Callable[[str, str], None] | None = None,
+        wait_s: float | None = None,
     ) -> PlanExecution:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
@@ -108,7 +114,7 @@ class PlanExecutor:
             program,
             self,
             loop.now_ns(),
-            loop.now() + self.config.put_wait_s,
+            loop.now() + (self.config.put_wait_s if wait_s is None else wait_s),
             carryover=self._end(plan.operation),
             done=done,
         )

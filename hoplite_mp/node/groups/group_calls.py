@@ -355,7 +355,9 @@ class GroupCalls:
         state.known.board.commit(message.call, oid)
         if go is not None:
             self.results.drop(go)  # only now, because members wait for the line above
-            state.plans.committed(state.members, go, message.keeps and not given.error)
+        if not given.error:
+            keeps = message.keeps or go is None
+            state.plans.committed(state.members, message.call, go, keeps)
         state.early = {}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released

@@ -167,7 +167,8 @@ class Leading:
         waiting = set(outcome.waits)
         state.in_progress = InProgress(state.calls, outcome.attempt, outcome, waiting)
         for node, report in state.early.items():
-            self.done(state, node, report)
+            if state.in_progress is not None:
+                self.done(state, node, report)
 
     def _wait(self, state: State, first: GroupPart) -> None:
         """Waits a while for the missing members of a call that may begin without them."""

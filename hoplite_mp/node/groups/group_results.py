@@ -16,7 +16,7 @@ from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shorte
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.group_decisions import combine
-from hoplite_mp.node.groups.repeated_plans import member_of
+from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING
@@ -152,9 +152,11 @@ class GroupResults:
         """Executes this node's part of an attempt. `done` gets the reason why it failed and the
         kind of that error (see GroupCommit), or "" and ""."""
         reports = False
+        # Who begins without being asked to does not wait for room: the leading node makes a plan.
+        wait_s = 0.0 if is_repeated(message.attempt) else None
         for plan in message.plans:
             come = partial(self._come, plan, done)
-            reports = self.plan_executor.execute_privately(plan, come) or reports
+            reports = self.plan_executor.execute_privately(plan, come, wait_s) or reports
         if not reports and self.client.number in message.waits:
             done("", "")
 

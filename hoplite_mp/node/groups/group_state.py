@@ -100,7 +100,7 @@ class State:
     synced: set[int] = field(default_factory=set)
     syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest GroupSync
     in_progress: InProgress | None = None
-    # node -> its report on a repeated plan that came before all have called
+    # node -> its report on a repeated plan, from before all have called, or that it gives it up
     early: dict[int, GroupDone] = field(default_factory=dict)
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured

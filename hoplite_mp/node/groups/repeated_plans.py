@@ -16,7 +16,7 @@ It must never know: messages, clocks, how bytes move.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,10 +44,12 @@ MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node 
 PART_BYTES_MAX = 4 << 20
 FORMS_MAX = 16  # of how many different calls the plans are kept
 
-# How often in a row a plan may turn out to have been begun in vain. Then calls of that form wait
-# for a plan until the members change: what some node gives differs from call to call.
-MISSES_MAX = 2
+# A plan that turns out to have been begun in vain counts so much, and one that was repeated takes 1
+# away; at the maximum, calls of that form wait for a plan until the members change, because what
+# some node gives differs from call to call.
+IN_VAIN, IN_VAIN_MAX = 2, 4
 
+T = TypeVar("T")
 # (kind, operator, root, ranks here, (source, target, bytes, layout) of each piece that they give).
 Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, int, bytes], ...]]
 
@@ -59,12 +61,12 @@ class RepeatedPlans:
         self._kept: dict[Form, tuple[int, GroupGo]] = {}  # (number of the call it was made for, it)
         self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
         self._begun = -1  # the last call for which there was a plan
-        self._misses: dict[Form, int] = {}
+        self._vain: dict[Form, int] = {}
 
     def clear(self) -> None:
         """Called when the members change: plans of other members are of no use."""
         self._kept.clear()
-        self._misses.clear()
+        self._vain.clear()
         self._given, self._begun = (0, None), -1
 
     def next(self, members: GroupMembers, part: GroupPart) -> tuple[int, GroupGo] | None:
@@ -83,25 +85,30 @@ class RepeatedPlans:
         plans = tuple(_renamed(plan, members, part, attempt) for plan in go.plans)
         return first, msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
 
-    def committed(self, members: GroupMembers, go: GroupGo, keeps: bool) -> None:
-        """The call of this attempt is committed. `keeps`: its plan may be repeated."""
-        call, form = self._given
-        if call != go.call or form is None:
+    def committed(self, members: GroupMembers, call: int, go: GroupGo | None, keeps: bool) -> None:
+        """A call is committed, by this attempt; None: by one that this node has not made, or
+        without any. `keeps`: its plan may be repeated."""
+        given, form = self._given
+        if call != given or form is None:
             return
-        if go.attempt >> ATTEMPT_BITS != members.version:
-            return  # the word of its commit comes after the members have changed
-        if is_repeated(go.attempt):
-            self._misses.pop(form, None)
-        elif self._begun == call:  # in vain
-            self._misses[form] = self._misses.get(form, 0) + 1
-        if not keeps or any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans):
+        repeated = go is not None and is_repeated(go.attempt)
+        if self._begun == call:
+            vain = self._vain.get(form, 0)
+            _put(self._vain, form, max(0, vain - 1) if repeated else vain + IN_VAIN)
+        too_large = go is not None and any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans)
+        if not keeps or too_large or self._vain.get(form, 0) >= IN_VAIN_MAX:
             self._kept.pop(form, None)
-        elif not is_repeated(go.attempt):
-            self._kept.pop(form, None)
-            if self._misses.get(form, 0) < MISSES_MAX:
-                while len(self._kept) >= FORMS_MAX:
-                    del self._kept[next(iter(self._kept))]
-                self._kept[form] = go.call, go
+        elif go is not None and not repeated and go.attempt >> ATTEMPT_BITS == members.version:
+            # Else the word of its commit has come after the members have changed.
+            _put(self._kept, form, (go.call, go))
+
+
+def _put(table: dict[Form, T], form: Form, value: T) -> None:
+    """As the newest of at most FORMS_MAX."""
+    table.pop(form, None)
+    while len(table) >= FORMS_MAX:
+        del table[next(iter(table))]
+    table[form] = value
 
 
 def _form(part: GroupPart) -> Form | None:
