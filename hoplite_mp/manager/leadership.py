@@ -268,11 +268,14 @@ class Leadership(Generic[Who]):
         if self._candidate.voted(node, message.term, message.knowledge):
             self._voters[node] = link
 
-    def count(self) -> bool:
+    def count(self, now: float) -> bool:
         """Has the standby just won? If so, it leads from now on; read `absent` before, because it
         is empty afterwards."""
         candidate = self._candidate
-        if candidate is None or not candidate.has_won:
+        if candidate is None:
+            return False
+        candidate.give_up_silent(now)
+        if not candidate.has_won:
             return False
         self._lease = candidate.lease(self._lease_s)
         self._candidate = None

@@ -234,7 +234,7 @@ class Loop:
         with time; if it may, handles the messages that were held."""
         self._looked_at = now
         absent = leadership.absent
-        if leadership.count() and self._planner.restoring is not None:
+        if leadership.count(now) and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
         while leadership.held and self._may_decide(at := self._clock()):  # each step takes time
             message = leadership.held.popleft()

@@ -38,6 +38,10 @@ PROMISE_LEASES = 1.1
 # down. Higher: longer cuts of most hosts are survived where no standby could take over; lower:
 # programs on its side end sooner.
 OUT_S = 10.0
+# How long a standby that a user promotes waits for the vote of a node that has offered it, because
+# the connection of a host that is gone may not have ended. Higher: the user waits; lower: a node
+# that is busy is given up, and joins again.
+ANSWER_S = 2.0
 TERM_SHIFT = 32  # a list's version has the term in its high bits, so a later term's list is later
 
 
@@ -251,6 +255,15 @@ class Candidate:
         if self._forced:
             return self.own in self.votes and self.votes.keys() >= self.offers.keys()
         return self._suffice(self.votes)
+
+    def give_up_silent(self, now: float) -> None:
+        """If a user has promoted it, this standby does not wait for offered votes for ever."""
+        if not self._forced:
+            return
+        awaited = self.offers.keys() - self.votes.keys() - {self.own}
+        for node in awaited:
+            if self._since.get(node, now) + ANSWER_S <= now:
+                self.withdraw(node)
 
     def force(self, forced: bool = True) -> None:
         """A human has confirmed that the other hosts are gone, so the nodes here suffice."""

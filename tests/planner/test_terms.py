@@ -385,6 +385,42 @@ def test_a_host_that_was_given_up_does_not_lead() -> None:
     assert candidate.ask(0.0) == [1]  # the others have been asked
 
 
+def test_a_standby_that_is_promoted_does_not_wait_for_hosts_that_are_gone() -> None:
+    """The end of their connections may be noticed late, or never."""
+    _, voters = led(0, 1, 2, 3, 4)
+    candidate = Candidate(1, 9)
+    candidate.force()
+    for node in (1, 2, 3):
+        candidate.offer(node, voters[node].knowledge)
+    assert sorted(candidate.ask(100.0)) == [1, 2, 3]
+    candidate.voted(1, candidate.term, voters[1].knowledge)
+    candidate.voted(2, candidate.term, voters[2].knowledge)
+    candidate.give_up_silent(100.0 + terms.ANSWER_S - 0.01)
+    assert not candidate.has_won
+    candidate.give_up_silent(100.0 + terms.ANSWER_S)
+    assert candidate.has_won
+    assert candidate.votes.keys() == {1, 2}
+
+    alone = Candidate(1, 9)
+    alone.force()
+    for node in (1, 2):
+        alone.offer(node, voters[node].knowledge)
+    alone.ask(100.0)
+    alone.give_up_silent(1e6)
+    assert not alone.has_won  # never without its own node
+    alone.voted(1, alone.term, voters[1].knowledge)
+    assert alone.has_won
+
+    unforced = Candidate(1, 9)
+    for node in (1, 2, 3):
+        unforced.offer(node, voters[node].knowledge)
+    unforced.ask(100.0)
+    unforced.voted(1, unforced.term, voters[1].knowledge)
+    unforced.give_up_silent(1e6)
+    assert not unforced.has_won
+    assert unforced.offers.keys() == {1, 2, 3}
+
+
 def test_a_node_is_bound_as_long_as_its_manager_counts_it() -> None:
     """Though it was told another limit itself."""
     voter = Voter(PROMISE_S, 0.0)

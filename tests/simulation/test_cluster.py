@@ -64,6 +64,7 @@ FOUND = {
     1101627: "the name of an ended actor that its spare reported before it left",
     1402383: "an object that was let go between two reports, after its second owner had died",
     1206640: "a source on a host of whose death its requester had not heard",
+    1702418: "a promotion that waited for the vote of a host that had died",
     1206283: "calls of an actor whose spare had let go of it before it died as well",
 }
 # Mistakes that are seen soon.
