@@ -80,7 +80,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the header is copied 
 
 /* The crc32c (Castagnoli) of `bytes` bytes, going on from `crc`; the first call starts with 0. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same without the CPU's instruction: for other CPUs, and to test the one by the other. */
+/* The same without products of polynomials, and without the CPU's instruction: for other CPUs, and
+ * to test each way by the others. */
 uint32_t crc32c_by_instruction(uint32_t crc, const void *data, size_t bytes);
 uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes);
 
