@@ -66,6 +66,7 @@ FOUND = {
     1206640: "a source on a host of whose death its requester had not heard",
     1702418: "a promotion that waited for the vote of a host that had died",
     1206283: "calls of an actor whose spare had let go of it before it died as well",
+    1804736: "a reader whose deadline was past for the compiled clock, one nanosecond ahead, alone",
 }
 # Mistakes that are seen soon.
 SEEN_SOON = ("exports-tells-one-importer", "remote-objects-runner-keeps-the-result")

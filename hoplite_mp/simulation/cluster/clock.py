@@ -68,6 +68,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     timeline = processes.timeline
     real = time.monotonic, time.monotonic_ns, time.sleep
     real_getpid = os.getpid
+    now_ns = 0
     available, total = limits.available_bytes, limits.total_bytes
 
     def sleep(seconds: float | SupportsIndex) -> None:
@@ -80,13 +81,20 @@ def virtual_time(processes: Processes) -> Iterator[None]:
         return EPOCH_S + timeline.now if processes.is_ours() else real[0]()
 
     def monotonic_ns() -> int:
-        return int((EPOCH_S + timeline.now) * 1e9) if processes.is_ours() else real[1]()
+        """No two calls return the same, as in the compiled modules: a loop would never end that
+        waits until a time which those, one nanosecond ahead, hold for past."""
+        nonlocal now_ns
+        if not processes.is_ours():
+            return real[1]()
+        now_ns += 1
+        return now_ns
 
     def getpid() -> int:
         running = processes.running
         return running.pid if running is not None and processes.is_ours() else real_getpid()
 
     def passed() -> None:
+        nonlocal now_ns
         now_ns = int((EPOCH_S + timeline.now) * 1e9)
         _shm.play_at(now_ns)
         _tasks.play_at(now_ns)
