@@ -266,7 +266,7 @@ class Config(metaclass=_Explained):
     much for it are free for others sooner."""
 
     blas_threads: int | None = None
-    """BLAS threads in each worker; None: one.
+    """BLAS threads in each worker; None: as the BLAS's own variables say, else cores / workers.
     Higher: a single large product is faster. Lower: workers do not fight for the cores."""
 
     await_read_bytes_max: int = 256 * KIB

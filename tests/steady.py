@@ -191,14 +191,20 @@ def beside(conditions: str) -> Iterator[tuple[str, Any]]:
         commands["joblib"] = [sys.executable, "-c", JOBLIB]
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for name, command in commands.items():
-            processes[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        # An interrupt between a start and the note of it would leave that process for ever. They
+        # inherit the mask, and are ended by other signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            for name, command in commands.items():
+                processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         words = " + ".join(processes) or "nothing beside"
         yield (
             words,
