@@ -54,6 +54,8 @@ Plan: TypeAlias = ExecuteReduce | Distribute
 # lower: more calls need a second round trip.
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
+# The mean of integers of one byte, and of bools, has eight bytes an element.
+RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
 # The exception that every rank raises when a call fails; see GroupCommit.
@@ -95,8 +97,13 @@ class Piece(Message, frozen=True):
         between("target", self.target, -1, RANKS_MAX - 1)
         counts(nbytes=self.nbytes)
         layout("layout", self.layout)
-        if self.payload is not None and len(self.payload) > PIECE_BYTES_MAX + PIECE_HEAD_BYTES_MAX:
-            raise ValueError(f"a piece of {len(self.payload)} bytes does not travel in a message")
+        # A result may be larger than the parts of which it was made.
+        _travels(self, RESULT_GROWTH_MAX * PIECE_BYTES_MAX)
+
+
+def _travels(piece: Piece, nbytes: int) -> None:
+    if piece.payload is not None and len(piece.payload) > nbytes + PIECE_HEAD_BYTES_MAX:
+        raise ValueError(f"a piece of {len(piece.payload)} bytes does not travel in a message")
 
 
 class GroupPart(Message, frozen=True):
@@ -125,6 +132,8 @@ class GroupPart(Message, frozen=True):
         text("op", self.op, OP_CHARS_MAX)
         between("root", self.root, 0, RANKS_MAX - 1)
         between("number of pieces", len(self.pieces), 0, PIECES_MAX)
+        for piece in self.pieces:
+            _travels(piece, PIECE_BYTES_MAX)
         text("mistake", self.mistake, 2 * TEXT_CHARS_MAX)
 
 

@@ -4,6 +4,7 @@ a host without room."""
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -99,6 +100,39 @@ REPEATED = """
 def test_calls_are_repeated(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     found = members(cluster, lan, f"repeated {per_host}", REPEATED, per_host)
     assert found == [["all 70"]] * SIZE * per_host
+
+
+# As many bytes as engines reduce by themselves, as travel inside messages, and as need a plan; a
+# mean of bytes has eight times as many.
+FOLDS = """
+    from hoplite_mp.reduction import fold
+    for op in ("sum", "prod", "min", "max", "mean", "xor", np.hypot):
+        for dtype in ("?", "u1", "f2", ">i4", "c16"):
+            for nbytes in (400, 5_000, 16_300, 40_000):
+                n = nbytes // np.dtype(dtype).itemsize
+                drawn = [np.random.default_rng([r, n]).integers(0, 9, n).astype(dtype)
+                         for r in range(size)]
+                try:
+                    whole = fold(op if isinstance(op, str) else op.__name__, drawn)
+                except TypeError:
+                    continue
+                for kind in ("allreduce", "reduce", "reduce_scatter", "scan"):
+                    root = {"root": size - 1} if kind == "reduce" else {}
+                    got = getattr(g, kind)(drawn[rank], op=op, **root)
+                    expected = {"allreduce": whole, "reduce": whole if rank == size - 1 else None,
+                                "reduce_scatter": np.array_split(whole, size)[rank]}.get(kind, got)
+                    if not (got is expected or same(got, expected)):
+                        say(kind, op, dtype, nbytes, "rank", rank, got, expected)
+    say("all", g.calls)
+"""
+
+
+@pytest.mark.parametrize("per_host", PER_HOST)
+def test_reductions_of_all_operators_and_sizes(cluster: UpCluster, lan: Lan, per_host: int) -> None:
+    program = "from tests.collectives.group_values import same\n" + textwrap.dedent(FOLDS)
+    found = members(cluster, lan, f"folds {per_host}", program, per_host)
+    assert found == [[found[0][0]]] * SIZE * per_host
+    assert re.fullmatch(r"all \d{3,4}", found[0][0])
 
 
 def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:

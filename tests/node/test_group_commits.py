@@ -8,9 +8,19 @@ from unittest import mock
 import msgspec
 import pytest
 
+from hoplite_mp import serial
+from hoplite_mp.node.groups import group_leading
 from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
+from hoplite_mp.node.groups.group_results import GroupResults
 from hoplite_mp.planner.topology import Host
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
+from hoplite_mp.protocol.group_calls import (
+    GroupCommit,
+    GroupDone,
+    GroupGo,
+    GroupPart,
+    GroupSync,
+    Piece,
+)
 from hoplite_mp.protocol.messages import GroupMembers
 from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_speculative_start import COUNT
@@ -158,3 +168,39 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
         assert state.last is not None
         assert (state.last.call, state.calls) == (0, 1)
         assert state.last.error
+
+
+def test_what_cannot_be_decided_fails_in_every_rank(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Members would wait for ever for a leading node that only logs why it cannot decide."""
+    calls = calls_of(mock.Mock(), 1)
+    calls.changed(members(HERE, 1, first=True), mock.Mock())
+    monkeypatch.setattr(group_leading, "decide", mock.Mock(side_effect=MemoryError("no room")))
+    calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
+    for rank in (0, 1):
+        given = large(rank)
+        calls.receive(rank, msgspec.structs.replace(given, generation=GENERATION, version=VERSION))
+    told = [each.args[1] for each in calls.send_peer.call_args_list]
+    (commit,) = [one for one in told if isinstance(one, GroupCommit)]
+    assert (commit.error, commit.ranks) == ("full", (0, 1))
+    assert "call 0 cannot be decided: MemoryError('no room')" in commit.message
+    assert calls.states[GENERATION].calls == 1
+    assert "call 0 cannot be decided" in caplog.text
+
+
+def test_a_result_that_cannot_be_made_is_an_error_of_this_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not a wait without end: the other hosts may have theirs."""
+    host = mock.Mock(client=mock.Mock(**{"new.return_value": 1}))
+    results = GroupResults(host, mock.Mock())
+    results.streaming_sources.get.side_effect = MemoryError("no room")  # type: ignore[attr-defined]
+    pieces = tuple(Piece(rank, -1, 1 << 20) for rank in (0, 1))
+    decided = msgspec.structs.replace(commit(MADE_SINCE), op="hypot", pieces=pieces)
+    oid, _ = results.commit(decided, None, {0: 1})
+    (stored, encoded, *_) = host.results.store_value.call_args.args
+    mask, error, message, data = serial.decode(encoded.tobytes(), make_ref=mock.Mock())
+    assert (stored, mask, error, data) == (oid, 0b11, "full", None)
+    assert message == f"the result of call {CALL} cannot be made here: MemoryError('no room')"
+    assert f"the result of call {CALL} of a group cannot be made" in caplog.text

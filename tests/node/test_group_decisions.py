@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
+from hoplite_mp import serial
+from hoplite_mp.contributions import REDUCTIONS
 from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol import codec
+from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from tests.node.test_speculative_start import members, part
 
 SIZE = 4
@@ -25,3 +31,25 @@ def test_the_others_fold_for_the_root(root: int, rates: dict[int, Host]) -> None
     assert plan.destinations == (root,)  # type: ignore[union-attr]
     assert {stripe.owner for stripe in plan.stripes} == {*range(SIZE)} - {root}
     assert outcome.waits
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2"])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
+    """The mean of bytes: the largest parts that travel inside messages."""
+    count = (PIECE_BYTES_MAX - 100) // np.dtype(dtype).itemsize
+    arrays = [np.full(count, rank, dtype) for rank in range(SIZE)]
+    given = {}
+    for rank, array in enumerate(arrays):
+        payload = serial.encode(array).tobytes()
+        assert len(payload) <= PIECE_BYTES_MAX
+        piece = Piece(rank, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))
+        given[rank] = GroupPart(7, 3, 0, (rank,), kind, "mean", 0, (piece,))
+    group = members(SIZE)
+    outcome = decide(group, 0, 5, list(range(SIZE)), given, {})
+    assert not outcome.error
+    commit = outcome.commit(group, 0, 0, 0)
+    (arrived,) = codec.Decoder(GroupCommit).feed(codec.encode(commit))
+    found = serial.decode(memoryview(arrived.pieces[0].payload), make_ref=lambda _: None)  # type: ignore[arg-type,return-value]
+    assert np.array_equal(found, np.mean(arrays, axis=0))
+    assert found.dtype == np.float64

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.groups.group_decisions import Outcome, decide
 from hoplite_mp.node.groups.group_state import InProgress
 from hoplite_mp.node.groups.repeated_plans import (
     ATTEMPT_BITS,
@@ -23,13 +23,13 @@ from hoplite_mp.node.groups.repeated_plans import (
 )
 from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
 from hoplite_mp.planner.topology import Host
-from hoplite_mp.protocol.group_calls import GroupGo, GroupSkip, GroupStart
+from hoplite_mp.protocol.fields import shorten
+from hoplite_mp.protocol.group_calls import GroupGo, GroupSkip, GroupStart, error_kind
 from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hoplite_mp.node.groups.group_decisions import Outcome
     from hoplite_mp.node.groups.group_state import State
     from hoplite_mp.node.groups.small_calls import SmallCalls
     from hoplite_mp.node.objects.context import HostContext
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         GroupMessage,
         GroupPart,
         GroupSync,
+        Plan,
     )
+    from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = ["Leading"]
 
@@ -132,10 +134,10 @@ class Leading:
         missing: set[int] = set()
         if all(rank in given for rank in expected):
             begun = _begun_by_all(state, given)
-            if begun is not None and repeat(outcome := decide(*about), begun):
+            if begun is not None and repeat(outcome := _decided(*about), begun):
                 self._await_repeated(state, outcome)
                 return
-            outcome = decide(*about, before=state.attempted)
+            outcome = _decided(*about, before=state.attempted)
         elif not late:
             self._wait(state, next(iter(given.values())))
             return
@@ -146,7 +148,7 @@ class Leading:
         if outcome.waits:
             self._ask_to_move(state, attempt, outcome, missing)
         else:
-            self._decided(state, outcome)
+            self._tell(state, outcome)
 
     def _ask_to_move(self, state: State, attempt: int, outcome: Outcome, missing: set[int]) -> None:
         """Sends the plans to all nodes that take part in them."""
@@ -205,9 +207,10 @@ class Leading:
         moving.waiting.discard(node)
         if not moving.waiting:
             state.in_progress = None
-            self._decided(state, moving.outcome)
+            self._tell(state, moving.outcome)
 
-    def _decided(self, state: State, outcome: Outcome) -> None:
+    def _tell(self, state: State, outcome: Outcome) -> None:
+        """Sends the decision to all nodes."""
         members = state.members
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
@@ -217,6 +220,27 @@ class Leading:
             self.send(state, node, outcome.commit(members, state.calls, node, *about))
         for rank in admitted:
             self.send_manager(GroupAdmitted(members.name, members.generation, rank))
+
+
+def _decided(
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    ranks: Sequence[int],
+    given: dict[int, GroupPart],
+    rates: Mapping[int, Host],
+    before: Plan | None = None,
+) -> Outcome:
+    """The decision. If there is none because of an exception, that is what every rank raises:
+    otherwise all members would wait for ever."""
+    try:
+        return decide(members, call, attempt, ranks, given, rates, before=before)
+    except Exception as error:
+        _log.exception("group %s: call %d cannot be decided", members.name, call)
+        first = given[ranks[0]]
+        text = f"group {members.name!r}: call {call} cannot be decided: {error!r}"
+        outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
+        return outcome.fail(error_kind(error), shorten(text))
 
 
 def _begun_by_all(state: State, given: Mapping[int, GroupPart]) -> GroupGo | None:

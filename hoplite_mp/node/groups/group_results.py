@@ -8,6 +8,7 @@ It must never know: who decides, when a call is over.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from hoplite_mp.node.groups.group_decisions import combine
 from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.group_calls import GroupPart, Piece
+from hoplite_mp.protocol.fields import FOLDING, shorten
+from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind
 from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.ref import ObjectRef
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = ["GroupResults"]
+
+_log = logging.getLogger("hoplite_mp")
 
 
 class GroupResults:
@@ -196,15 +199,21 @@ class GroupResults:
         rank -> client slot of the members here."""
         holds: list[Any] = []
         data: Any = None
+        failed = message.error, message.message
         blocks = self._blocks(message, go, mine, holds)
-        if message.error or not mine:
-            pass  # members here read only the error, or there are none
-        elif message.kind in FOLDING:
-            data = self._folded(message, go, blocks, mine)
-        else:
-            data = self._copied(message, go, blocks, mine, holds)
+        try:
+            if message.error or not mine:
+                pass  # members here read only the error, or there are none
+            elif message.kind in FOLDING:
+                data = self._folded(message, go, blocks, mine)
+            else:
+                data = self._copied(message, go, blocks, mine, holds)
+        except Exception as error:  # members here would wait for ever
+            _log.exception("the result of call %d of a group cannot be made", message.call)
+            text = f"the result of call {message.call} cannot be made here: {error!r}"
+            failed = error_kind(error), shorten(text)
         mask = mask_of(message.ranks)
-        encoded = serial.encode((mask, message.error, message.message, data))
+        encoded = serial.encode((mask, *failed, data))
         oid, hold = self._new()
         self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
         self.results.untaken.pop(oid, None)
