@@ -93,7 +93,8 @@ else:
             if not found:
                 raise ImportError(
                     f"the compiled modules of {__name__} are missing in {__path__[0]}: run `make "
-                    "build` there, or install the package (pip install hoplite_mp)"
+                    "build` there, or install the package (pip install hoplite_mp); if it is "
+                    "installed, run Python in another directory, because this one hides it"
                 ) from error
             raise
 

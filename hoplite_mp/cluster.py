@@ -157,6 +157,8 @@ class Cluster(
         ):
             raise ValueError(f"workers={workers!r}: it must be a number from 0 to 200, or None")
         config = Config.from_environment() if config is None else config
+        if not isinstance(config, Config):
+            raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
         changes: dict[str, Any] = {}
         if memory is not None:
             changes["memory_bytes"] = parse_size(memory)

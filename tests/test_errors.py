@@ -155,3 +155,4 @@ def test_a_tree_that_was_not_built_says_so(tmp_path: Path) -> None:
         )  # fmt: skip
         assert ended.returncode
         assert f"are missing in {tmp_path / 'hoplite_mp'}: run `make build`" in ended.stderr
+        assert "installed, run Python in another directory" in ended.stderr

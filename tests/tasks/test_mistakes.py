@@ -180,3 +180,8 @@ def test_as_completed_in_a_forked_child(cluster: Cluster) -> None:
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     future.result(PATIENCE_S)
+
+
+def test_a_config_of_another_type() -> None:
+    with pytest.raises(TypeError, match=r"config=5: it must be a hoplite_mp\.Config, or None"):
+        hoplite_mp.Cluster(config=5)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ class Sweeper:
             limit = self.tasks.task(oid)[4] / 1e9
             error = HopliteTimeoutError(
                 f"{name}() ran longer than its timeout of {limit:g} s on worker "
-                f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
+                f"{slot}@h{self.tasks.node_number}, which was killed for it; give it more "
                 "with options(timeout=)"
             )
         elif worker is not None and (
