@@ -25,6 +25,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.lan import forked
+
 MARKER = f"PYTEST_SESSION_MARKER={uuid.uuid4().hex}"
 LOKY = ("sem.loky-", "loky-", "joblib_memmapping_folder_")
 GRACE_S = 30.0  # nobody waits for it unless something stays behind
@@ -88,7 +90,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--execute", action="store_true", help="each cluster's supervisor is executed, as for users"
+        "--execute",
+        action="store_true",
+        help="supervisors and programs on emulated hosts are executed, as for users",
     )
 
 
@@ -109,7 +113,7 @@ def supervisors_of_a_template(no_orphans: None, pytestconfig: pytest.Config) -> 
         return
     from tests.prefork import preforked
 
-    with preforked():
+    with preforked(), forked.programs():
         yield
 
 
@@ -202,7 +206,7 @@ def _described(pids: set[int]) -> set[str]:
         try:
             process = psutil.Process(pid)
             command = " ".join(process.cmdline()) or process.name()
-            if EXEMPT not in command:
+            if EXEMPT not in command and pid != forked.own_pid():
                 words.add(f"{pid} ({process.status()}) {command}")
         except psutil.NoSuchProcess:
             continue

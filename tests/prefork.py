@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Template", "preforked"]
 
@@ -92,13 +92,17 @@ class Template:
         self.constants = constants or {}
         self._lock = threading.Lock()
         with other:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.prefork", str(other.fileno())],
-                pass_fds=[other.fileno()],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                preexec_fn=prepare,
-            )
+            self.begin(other, prepare)
+
+    def begin(self, line: socket.socket, prepare: Callable[[], None] | None) -> None:
+        """Makes the process that serves this line."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.prefork", str(line.fileno())],
+            pass_fds=[line.fileno()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=prepare,
+        )
 
     def run(self, command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         """As subprocess.Popen of a supervisor's command, with those descriptors; the last one says
@@ -120,6 +124,30 @@ class Template:
         self.process.wait()
 
 
+class Nearby(Template):
+    """A template that is a fork of this process, which has no threads yet and has imported what a
+    supervisor needs."""
+
+    def begin(self, line: socket.socket, prepare: Callable[[], None] | None) -> None:
+        if not os.fork():
+            self.line.close()
+            try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                with open(os.devnull, "r+b", 0) as nothing:
+                    for fd in range(3):
+                        os.dup2(nothing.fileno(), fd)
+                answer(line)
+            finally:
+                os._exit(0)
+
+
+def offer(template: Template) -> None:
+    """All clusters that this process starts from now on have a supervisor of that template."""
+    from hoplite_mp.client import launch
+
+    launch.run_boot = template.run
+
+
 @contextlib.contextmanager
 def preforked(
     constants: dict[str, float] | None = None, prepare: Callable[[], None] | None = None
@@ -129,7 +157,7 @@ def preforked(
     from hoplite_mp.client import launch
 
     template, before = Template(constants, prepare), launch.run_boot
-    launch.run_boot = template.run
+    offer(template)
     try:
         yield
     finally:
@@ -187,18 +215,22 @@ def supervise(asked: dict[str, Any], received: list[int]) -> None:
     main.main(msgspec.msgpack.decode(boot.read(asked["fds"][-1]), type=Start))
 
 
-def serve(line: socket.socket) -> None:
-    """Forks for the parent until it closes its end."""
+def import_all(modules: Iterable[str]) -> None:
+    """Imports these, with no thread of BLAS, which a fork would lose."""
     variables = importlib.import_module("hoplite_mp.supervisor.blas").BLAS_VARIABLES
     given = {name: os.environ.get(name) for name in variables}
-    os.environ.update(dict.fromkeys(variables, "1"))  # no thread of BLAS, which a fork would lose
-    for name in MODULES:
+    os.environ.update(dict.fromkeys(variables, "1"))
+    for name in modules:
         importlib.import_module(name)
     for name, value in given.items():
         os.environ.pop(name)
         os.environ.update({} if value is None else {name: value})
     gc.collect()
     gc.freeze()
+
+
+def answer(line: socket.socket) -> None:
+    """Forks for the parent until it closes its end."""
     while True:
         data, received, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, FDS_MAX)
         if not data:
@@ -218,4 +250,5 @@ def serve(line: socket.socket) -> None:
 if __name__ == "__main__":
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    import_all(MODULES)
+    answer(socket.socket(fileno=int(sys.argv[1])))

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.lan import forked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -132,17 +134,34 @@ class Host:
     ) -> subprocess.Popen[Any]:
         """A program on this host. Signals to it: `kill`, by the pid inside."""
         options.setdefault("stdin", subprocess.DEVNULL)
-        process = subprocess.Popen(
-            self.enter(*command), env=self.environment(**(env or {})), **options
-        )
+        process = self._start(command, self.environment(**(env or {})), **options)
         self.processes.append(process)
         return process
+
+    def _start(
+        self, command: Sequence[str], env: dict[str, str], **options: Any
+    ) -> subprocess.Popen[Any]:
+        if forked.made is not None and forked.made.can_run(command, env, options):
+            return forked.made.start(self.pid, command, env, **options)
+        return subprocess.Popen(self.enter(*command), env=env, **options)
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         """A program on this host, to its end."""
         options.setdefault("stdin", subprocess.DEVNULL)
+        timeout = options.pop("timeout", None)
         env = self.environment(**options.pop("env", {}))
-        return subprocess.run(self.enter(*command), env=env, check=False, **options)
+        if options.pop("capture_output", False):
+            options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        given = options.pop("input", None)
+        if given is not None:
+            options["stdin"] = subprocess.PIPE
+        with self._start(command, env, **options) as process:
+            try:
+                out, err = process.communicate(given, timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def signal(self, process: subprocess.Popen[Any], number: int) -> None:
         """A signal to the program itself, not to what has entered the host for it."""

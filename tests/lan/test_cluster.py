@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan
+from tests.lan import Lan, forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +29,13 @@ TLS_OR_PLAIN = [
     pytest.param(False, id="plain"),
 ]
 HOPLITE = [sys.executable, "-m", "hoplite_mp"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_users_start_them() -> Iterator[None]:
+    """No program of this file's tests is a fork."""
+    with forked.executed():
+        yield
 
 
 class UpCluster:

@@ -1,0 +1,285 @@
+"""Programs on emulated hosts, forked from a process that has imported this package already.
+
+Why it exists: most of the processor time of the tests of several hosts went into imports, of each
+`hoplite-mp up` and `join`, of their supervisors, and of each driver. One process imports once what
+all of these import. For each program it forks two: one enters the host's namespaces and waits, as
+nsenter does, and its child is the program. What that starts as a user's would (processes, threads,
+the supervisor of a host) it starts by itself. `pytest --execute` executes programs, and so do
+other commands than Python's, and a test that has changed what only an execution takes over.
+It must never know: what a program does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+from tests import prefork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Programs", "executed", "own_pid", "programs"]
+
+MODULES = (
+    *prefork.MODULES,
+    "hoplite_mp.cli",
+    "hoplite_mp.hosting",
+    "hoplite_mp.collectives",
+    "hoplite_mp.executor",
+    "hoplite_mp.group",
+    "hoplite_mp.objects",
+    "hoplite_mp.pools",
+    "hoplite_mp.client.entering",
+    "hoplite_mp.client.mapping",
+    "hoplite_mp.client.network",
+)
+# Order of nsenter: the namespace of mounts last, because /proc is another one in it.
+NAMESPACES = ("uts", "ipc", "net", "pid", "mnt")
+PLAIN = {"stdin", "stdout", "stderr", "text"}  # options of subprocess.Popen that a fork can have
+FAILED, INTERRUPTED = 127, 130
+SERVE = "from tests.lan import forked; forked.serve"
+
+made: Programs | None = None
+
+
+class Programs:
+    """The process that forks, as pytest sees it."""
+
+    def __init__(self) -> None:
+        self.line, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.conditions = prefork.conditions()
+        self.process: subprocess.Popen[bytes] | None = None  # until the first program
+        self._lock = threading.Lock()
+
+    def _begin(self) -> None:
+        with self._other as other:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"{SERVE}({other.fileno()})"],
+                pass_fds=[other.fileno()],
+                cwd=prefork.ROOT,
+                env={**os.environ, "PYTHONPATH": str(prefork.ROOT)},
+            )
+
+    def can_run(self, command: Sequence[str], env: dict[str, str], options: dict[str, Any]) -> bool:
+        """Is a fork like an execution of that command?"""
+        if list(command[:1]) != [sys.executable] or options.keys() - PLAIN:
+            return False
+        if list(command[1:3]) != ["-m", "hoplite_mp"] and (command[1], len(command)) != ("-c", 3):
+            return False
+        mine = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+        theirs = {name: value for name, value in env.items() if name.startswith("PYTHON")}
+        theirs["PYTHONPATH"] = mine["PYTHONPATH"] = str(prefork.ROOT)
+        return mine == theirs and prefork.conditions() == self.conditions
+
+    def start(
+        self, host: int, command: Sequence[str], env: dict[str, str], **options: Any
+    ) -> subprocess.Popen[Any]:
+        """As subprocess.Popen of that command, on the host with this first process."""
+        asked = {"host": host, "arguments": list(command[1:]), "env": env}
+        return Program(list(command), asked=asked, of=self, **options)
+
+    def fork(self, asked: dict[str, Any], fds: list[int]) -> int:
+        """The pid of the process that has entered the host."""
+        with self._lock:
+            if self.process is None:
+                self._begin()
+            socket.send_fds(self.line, [json.dumps(asked).encode()], fds)
+            said = self.line.recv(prefork.MESSAGE_BYTES_MAX)
+        if not said:
+            raise ConnectionError("the process that forks the tests' programs has ended")
+        return int(said)
+
+    def close(self) -> None:
+        self.line.close()
+        self._other.close()
+        if self.process is not None:
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def programs() -> Iterator[None]:
+    """Programs on emulated hosts are forked meanwhile."""
+    global made
+    before, made = made, Programs()
+    try:
+        yield
+    finally:
+        made.close()
+        made = before
+
+
+@contextlib.contextmanager
+def executed() -> Iterator[None]:
+    """Programs on emulated hosts are executed meanwhile, as those of users."""
+    global made
+    before, made = made, None
+    try:
+        yield
+    finally:
+        made = before
+
+
+def own_pid() -> int | None:
+    """Of the process that forks, which lives as long as pytest's."""
+    return None if made is None or made.process is None else made.process.pid
+
+
+class Program(subprocess.Popen[Any]):
+    """A child of this process that it has not made itself, with pipes that it has."""
+
+    def __init__(self, args: list[str], *, asked: dict[str, Any], of: Programs, **options: Any):
+        self._asked, self._of = asked, of
+        super().__init__(args, **options)
+
+    def _execute_child(self, *given: Any) -> None:
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = given[10:16]
+        ends = [p2cread, c2pwrite, errwrite]
+        fds = [number if end == -1 else end for number, end in enumerate(ends)]
+        try:
+            self.pid = self._of.fork(self._asked, fds)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+# -- the process that forks ----------------------------------------------------------------------
+
+
+def enter(host: int) -> None:
+    """Enters the namespaces of that process; children are in its namespace of pids, too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fds = [os.open(f"/proc/{host}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES]
+    for fd in fds:
+        if libc.setns(fd, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
+
+
+def stand_in(asked: dict[str, Any], received: list[int]) -> int:
+    """What nsenter does: its child is the program, whose end is its own. Returns the exit code."""
+    try:
+        enter(asked["host"])
+    except OSError as error:  # the host has ended
+        os.write(received[2], f"cannot enter the host: {error}\n".encode())
+        return 1
+    pid = os.fork()
+    if not pid:
+        os._exit(begin(asked, received))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    while True:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        elif os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number != signal.SIGKILL:
+                signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            return os.WEXITSTATUS(status)
+
+
+def begin(asked: dict[str, Any], received: list[int]) -> int:
+    """Makes this process what its command would have made of it, and runs the program."""
+    try:
+        take_place(asked, received)
+        prefork.offer(prefork.Nearby())
+        code = run(asked["arguments"])
+    except BaseException:
+        traceback.print_exc()
+        code = FAILED
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return code
+
+
+def take_place(asked: dict[str, Any], received: list[int]) -> None:
+    """Standard descriptors, variables, folder, and Python's own files."""
+    high = [os.dup(fd) for fd in received]
+    for number, fd in enumerate(high):
+        os.dup2(fd, number)
+    for fd in {*high, *received} - {0, 1, 2}:
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir("/")  # where nsenter is, in another namespace of mounts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin, sys.stdout, sys.stderr = map(stream, range(3))
+    gc.enable()
+
+
+def stream(number: int) -> io.TextIOWrapper:
+    """Python's file over that descriptor, as it makes it when it starts."""
+    name = ("stdin", "stdout", "stderr")[number]
+    whole = bool(os.environ.get("PYTHONUNBUFFERED"))  # nothing is held back
+    mode = "wb" if number else "rb"
+    raw: Any = open(number, mode, 0 if whole and number else -1, closefd=False)  # noqa: SIM115
+    like = getattr(sys, name)
+    lines = not whole and (number == 2 or os.isatty(number))
+    return io.TextIOWrapper(raw, like.encoding, like.errors, None, lines, whole)
+
+
+def run(arguments: list[str]) -> int:
+    """Runs `-c text`, or `-m hoplite_mp ...`, to the end of what Python does at an end."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    sys.modules["__main__"] = main
+    try:
+        if arguments[0] == "-c":
+            sys.argv, sys.path[0] = ["-c"], ""
+            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+        else:
+            module = importlib.import_module("hoplite_mp.__main__")
+            sys.argv = [str(module.__file__), *arguments[2:]]
+            sys.exit(module.main())
+        code: Any = 0
+    except SystemExit as ended:
+        code = ended.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1 if not isinstance(error, KeyboardInterrupt) else INTERRUPTED
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return int(code or 0)
+
+
+def serve(fd: int) -> None:
+    """Forks for the parent until it closes its end of this socket."""
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = socket.socket(fileno=fd)
+    prefork.import_all(MODULES)
+    while True:
+        data, received, _, _ = socket.recv_fds(line, prefork.MESSAGE_BYTES_MAX, prefork.FDS_MAX)
+        if not data:
+            return
+        pid = prefork.fork_sibling()
+        if not pid:
+            line.close()
+            os._exit(stand_in(json.loads(data), received))
+        for fd in received:
+            os.close(fd)
+        line.send(str(pid).encode())
