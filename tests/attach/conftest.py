@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
+from tests.lan import forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ class Up:
     def __init__(self, folder: Path, workers: int, cwd: Path) -> None:
         self.folder = folder
         options = ["--workers", str(workers), "--memory", "256MiB"]
-        self.process = subprocess.Popen(
+        self.process = forked.popen(
             [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0", *options],
             env={**os.environ, "PYTHONPATH": str(ROOT), "HOPLITE_MP_CANCEL_GRACE_S": "0.2"},
             cwd=cwd,
@@ -57,7 +58,7 @@ class Up:
             f"with hoplite_mp.Cluster(address={self.address!r}) as c:\n"
             "    assert c._host.attached\n" + textwrap.indent(textwrap.dedent(text), "    ")
         )
-        process = subprocess.Popen(
+        process = forked.popen(
             [sys.executable, "-c", source],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=cwd,

@@ -1,4 +1,4 @@
-"""Programs on emulated hosts, forked from a process that has imported this package already.
+"""Programs of tests, on emulated hosts and here, forked from a process that has imported this package already.
 
 Why it exists: most of the processor time of the tests of several hosts went into imports, of each
 `hoplite-mp up` and `join`, of their supervisors, and of each driver. One process imports once what
@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import prefork
@@ -33,7 +34,7 @@ from tests import prefork
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Programs", "executed", "own_pid", "programs"]
+__all__ = ["Programs", "executed", "own_pid", "popen", "programs"]
 
 MODULES = (
     *prefork.MODULES,
@@ -50,8 +51,16 @@ MODULES = (
 )
 # Order of nsenter: the namespace of mounts last, because /proc is another one in it.
 NAMESPACES = ("uts", "ipc", "net", "pid", "mnt")
-PLAIN = {"stdin", "stdout", "stderr", "text"}  # options of subprocess.Popen that a fork can have
+PLAIN = {
+    "stdin",
+    "stdout",
+    "stderr",
+    "text",
+    "start_new_session",
+}  # options of subprocess.Popen that a fork can have
 FAILED, INTERRUPTED = 127, 130
+# Variables that a fork follows, too.
+FOLLOWED = {"PYTHONPATH": str(prefork.ROOT), "PYTHONUNBUFFERED": ""}
 SERVE = "from tests.lan import forked; forked.serve"
 
 made: Programs | None = None
@@ -81,16 +90,20 @@ class Programs:
             return False
         if list(command[1:3]) != ["-m", "hoplite_mp"] and (command[1], len(command)) != ("-c", 3):
             return False
-        mine = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-        theirs = {name: value for name, value in env.items() if name.startswith("PYTHON")}
-        theirs["PYTHONPATH"] = mine["PYTHONPATH"] = str(prefork.ROOT)
+        mine, theirs = (
+            {name: value for name, value in given.items() if name.startswith("PYTHON")} | FOLLOWED
+            for given in (os.environ, env)
+        )
         return mine == theirs and prefork.conditions() == self.conditions
 
     def start(
-        self, host: int, command: Sequence[str], env: dict[str, str], **options: Any
-    ) -> subprocess.Popen[Any]:
-        """As subprocess.Popen of that command, on the host with this first process."""
-        asked = {"host": host, "arguments": list(command[1:]), "env": env}
+        self, host: int | None, command: Sequence[str], env: dict[str, str], cwd: str = "/",
+        **options: Any,
+    ) -> subprocess.Popen[Any]:  # fmt: skip
+        """As subprocess.Popen of that command, on the host with this first process (there nsenter's
+        folder is the root); None: on this one."""
+        asked = {"host": host, "arguments": list(command[1:]), "env": env, "cwd": cwd}
+        asked["leads"] = options.get("start_new_session", False)
         return Program(list(command), asked=asked, of=self, **options)
 
     def fork(self, asked: dict[str, Any], fds: list[int]) -> int:
@@ -132,6 +145,15 @@ def executed() -> Iterator[None]:
         yield
     finally:
         made = before
+
+
+def popen(
+    command: Sequence[str], env: dict[str, str], cwd: Path | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """As subprocess.Popen, on this host."""
+    if made is not None and made.can_run(command, env, options):
+        return made.start(None, command, env, str(cwd or Path.cwd()), **options)
+    return subprocess.Popen(command, env=env, cwd=cwd, **options)
 
 
 def own_pid() -> int | None:
@@ -199,6 +221,8 @@ def stand_in(asked: dict[str, Any], received: list[int]) -> int:
 def begin(asked: dict[str, Any], received: list[int]) -> int:
     """Makes this process what its command would have made of it, and runs the program."""
     try:
+        if asked["leads"]:
+            os.setsid()
         take_place(asked, received)
         prefork.offer(prefork.Nearby())
         code = run(asked["arguments"])
@@ -222,7 +246,7 @@ def take_place(asked: dict[str, Any], received: list[int]) -> None:
         os.close(fd)
     os.environ.clear()
     os.environ.update(asked["env"])
-    os.chdir("/")  # where nsenter is, in another namespace of mounts
+    os.chdir(asked["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = map(stream, range(3))
     gc.enable()
@@ -279,7 +303,9 @@ def serve(fd: int) -> None:
         pid = prefork.fork_sibling()
         if not pid:
             line.close()
-            os._exit(stand_in(json.loads(data), received))
+            asked = json.loads(data)
+            work = begin if asked["host"] is None else stand_in
+            os._exit(work(asked, received))
         for fd in received:
             os.close(fd)
         line.send(str(pid).encode())
