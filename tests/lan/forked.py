@@ -1,4 +1,4 @@
-"""Programs of tests, on emulated hosts and here, forked from a process that has imported this package already.
+"""Programs of tests, on emulated hosts and here, forked from a process that has imported all of it.
 
 Why it exists: most of the processor time of the tests of several hosts went into imports, of each
 `hoplite-mp up` and `join`, of their supervisors, and of each driver. One process imports once what
