@@ -19,9 +19,11 @@ from hoplite_mp.client.kinds import (
     is_async,
     yields,
 )
+from hoplite_mp.client.option_checks import check_name
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.nodes import working_places
+from hoplite_mp.protocol.fields import NAME_CHARS_MAX, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -273,8 +275,9 @@ class ActorCalls:
         TypeError
             `cls` is not a class.
         ValueError
-            The name is taken, `checkpoint` is given with a `concurrency` above 1, or no node has
-            the `resources`.
+            The name is taken or too long, `checkpoint` is given with a `concurrency` above 1, no
+            node has the `resources`, or the class has so many methods that their names take more
+            than 256 KiB.
 
         Notes
         -----
@@ -319,13 +322,14 @@ class ActorCalls:
                 "checkpoint= with concurrency= above 1: a state that other calls are changing "
                 "cannot be kept; leave one of them out"
             )
+        check_name(options.name or "", "an actor")
         runtime = self._runtime
         places = self._actor_places()
         if options.resources is not None:
             demands, named = runtime.demands, options.node or ()
             places = iter(demands.places_for_actor(options.resources, named, next(_turns)))
         about = About(
-            cls.__qualname__.rpartition("<locals>.")[2],
+            shorten(cls.__qualname__.rpartition("<locals>.")[2], NAME_CHARS_MAX, " [...] "),
             options.name or "",
             _methods_of(cls),
             options.retries or 0,
@@ -383,6 +387,8 @@ class ActorCalls:
         ------
         LookupError
             There is no such actor, or it has ended.
+        ValueError
+            No actor can have that name: it is too long, or has lone surrogates.
 
         Examples
         --------
@@ -392,6 +398,7 @@ class ActorCalls:
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: it must be a text that is not empty")
+        check_name(name, "an actor")
         found = self._runtime.actors.find(name)
         if found is None:
             raise LookupError(f"there is no actor named {name!r} in this cluster, or it has ended")

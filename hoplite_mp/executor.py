@@ -23,6 +23,7 @@ from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
 from hoplite_mp.nodes import node_numbers
+from hoplite_mp.protocol.fields import NUMBER_MAX
 from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class Options:
         if "restarts" in changes:
             restarts = changes["restarts"]
             changes["restarts"] = whole(restarts)
-            if changes["restarts"] is None or changes["restarts"] < 0:
-                raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
+            if changes["restarts"] is None or not 0 <= changes["restarts"] <= NUMBER_MAX:
+                raise ValueError(f"restarts={restarts!r}: it must be from 0 to {NUMBER_MAX}")
         check_counts(changes)
         check_values(changes)
         check_demands(changes)

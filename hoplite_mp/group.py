@@ -15,6 +15,7 @@ import numpy as np
 
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.memory import whole
+from hoplite_mp.client.option_checks import check_name
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
@@ -27,7 +28,6 @@ __all__ = ["Group", "GroupCalls", "join"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
 
 
@@ -256,8 +256,7 @@ def join(
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
-    if len(name) > NAME_CHARS_MAX:
-        raise ValueError(f"a group's name of {len(name)} characters: at most {NAME_CHARS_MAX}")
+    check_name(name, "a group")
     for what, value in (("size", size), ("rank", rank)):
         optional = value is None and what == "rank"
         if whole(value) is None and not optional:

@@ -27,6 +27,7 @@ from hoplite_mp.protocol.actors import (
     OpenActor,
 )
 from hoplite_mp.protocol.local import POOL_LEAVING, LeavingNodes
+from hoplite_mp.protocol.peer_actors import ABOUT_BYTES_MAX
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -135,9 +136,16 @@ class Actors:
         """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
         `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
         actor of that name if there is one, with what its own handles know. Raises NodeLostError if
-        the node is gone or all are leaving."""
+        the node is gone or all are leaving, and ValueError if the class has too many methods."""
         memory = self._runtime.memory
         memory.check()
+        known_of = pickle.dumps(about.plain, 5)
+        if len(known_of) > ABOUT_BYTES_MAX:
+            raise ValueError(
+                f"{title(about)} has {len(about.methods)} methods: what a handle knows of them "
+                f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
+                "actor from a class with fewer methods, such as one that calls the others by name"
+            )
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
         setup = memory.put(
             ActorSetup(
@@ -152,7 +160,7 @@ class Actors:
         ask = functools.partial(
             OpenActor,
             memory.local_id(setup),
-            pickle.dumps(about.plain, 5),
+            known_of,
             about.class_name,
             about.name,
             about.restarts,

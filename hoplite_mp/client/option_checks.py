@@ -1,4 +1,5 @@
-"""Checks the options `retry_exceptions=` and `env=`, and brings them into the form that is sent.
+"""Checks the options `retry_exceptions=` and `env=`, and brings them into the form that is sent;
+checks the names that users give to actors and Groups.
 
 It must never know: who uses them.
 """
@@ -7,12 +8,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.fields import ENV_BYTES_MAX
+from hoplite_mp.protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["check_values", "refuse_env"]
+__all__ = ["check_name", "check_values", "refuse_env"]
+
+
+def check_name(name: str, whose: str) -> None:
+    """ValueError if messages cannot carry that name. whose: "a group" or "an actor"."""
+    if len(name) > NAME_CHARS_MAX:
+        raise ValueError(f"{whose}'s name of {len(name)} characters: at most {NAME_CHARS_MAX}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"name={name!r}: {whose}'s name must be encodable as UTF-8, and lone surrogates are "
+            "not; they come from bytes that were decoded with surrogateescape, as in file names; "
+            "replace them"
+        ) from None
 
 
 def check_values(changes: dict[str, Any]) -> None:

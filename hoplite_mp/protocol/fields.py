@@ -60,11 +60,12 @@ GROUP_ERRORS = ("value", "full", "ended")
 U64_MAX = (1 << 64) - 1
 
 
-def shorten(text: str) -> str:
-    """`text` in a form that fits a message: cut in the middle, lone surrogates replaced by `?`."""
-    if len(text) > TEXT_CHARS_MAX:
-        half = TEXT_CHARS_MAX // 2 - 8
-        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+def shorten(text: str, chars_max: int = TEXT_CHARS_MAX, mark: str = "\n[...]\n") -> str:
+    """`text` in a form that fits a message: cut in the middle, where `mark` stands then, and lone
+    surrogates replaced by `?`."""
+    if len(text) > chars_max:
+        half = (chars_max - len(mark)) // 2
+        text = f"{text[:half]}{mark}{text[-half:]}"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

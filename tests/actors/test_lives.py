@@ -269,3 +269,32 @@ def test_an_identity_that_nobody_became_is_no_actor(c: hoplite_mp.Cluster) -> No
     under the identity says so to those who have found it meanwhile."""
     nobody = c.put(None)
     assert c._runtime.actors._known(nobody._hold) is None
+
+
+def test_a_class_with_a_long_name(c: hoplite_mp.Cluster) -> None:
+    kind = type("K" * 5000, (), {"five": lambda self: 5})
+    actor = c.options(restarts=1).actor(kind)
+    assert actor.five().result(30) == 5
+    with pytest.raises(AttributeError, match=r"^K+ \[\.\.\.\] K+ has no method"):
+        actor.six()
+
+
+def test_a_class_with_too_many_methods(c: hoplite_mp.Cluster) -> None:
+    kind = type("Kind", (), {f"{at:0>40}": len for at in range(10_000)})
+    with pytest.raises(ValueError, match=r"actor Kind has 10000 .* 262144 travel.* fewer methods"):
+        c.actor(kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("x" * 1025, "an actor's name of 1025 characters: at most 1024"), ("\udce9", "surrogates")],
+    ids=["long", "surrogates"],
+)
+def test_names_that_cannot_travel(c: hoplite_mp.Cluster, name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        c.options(name=name).actor(list)
+    with pytest.raises(ValueError, match=why):
+        c.get_actor(name)
+    if name != "x" * 1025:
+        with pytest.raises(ValueError, match="a group's name must be encodable as UTF-8"):
+            c.group(name, 1)

@@ -11,6 +11,7 @@ import pytest
 from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.actors.actor_spares import Spare
 from hoplite_mp.node.recovery import holdings
+from hoplite_mp.protocol.fields import NAME_CHARS_MAX
 from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp.protocol.peers import DropActor
 from tests.cext.host import STATE
@@ -349,3 +350,34 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     assert not spare.lan.spares.kept
     pool = other.bind(late, played.there, 0)
     assert other.lan.far_actors.bound[pool].ended is not None
+
+
+def test_what_no_message_can_carry_has_no_spare(
+    network: ActorNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = Played(network, class_name="K" * (NAME_CHARS_MAX + 1))
+    owner = played.owner
+    actor, told = owner.actor(played.identity), []
+    owner.rooms.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
+    owner.lan.spares.came()
+    network.pump()
+    assert told
+    assert actor.identity not in owner.lan.spares.at
+    assert [one.getMessage() for one in caplog.records if "another host" in one.getMessage()] == [
+        f"actor {'K' * 194} cannot be restarted on another host, because no message can carry what "
+        "that host needs: class_name must be a text of 0 to 1024 characters: 1025 characters"
+    ]
+
+
+def test_what_a_spare_keeps_goes_when_no_message_can_carry_the_rest(network: ActorNetwork) -> None:
+    played = Played(network)
+    network.pump()
+    owner = played.owner
+    actor = owner.actor(played.identity)
+    assert played.identity in played.spare.lan.spares.kept
+    actor.class_name = "K" * (NAME_CHARS_MAX + 1)
+    owner.rooms.actors.keep(actor)
+    network.pump()
+    assert played.identity not in played.spare.lan.spares.kept
+    owner.lan.spares.ended(actor)
+    assert not owner.lan.spares.unkept

@@ -17,6 +17,7 @@ It must never know: what calls do, how an actor is restarted.
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import Member, NodeToManager
 
 __all__ = ["Bringing", "Spare", "Spares"]
+
+_log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(slots=True)
@@ -82,6 +85,8 @@ class Spares:
         # Identity -> number of a spare that this node has lost contact with, until the manager has
         # declared it gone.
         self.unsure: dict[int, int] = {}
+        # Identities of actors that have no spare, because no message can carry what it needs.
+        self.unkept: set[int] = set()
         self.kept: dict[bytes, Spare] = {}  # by identity
         self._last = 0
 
@@ -101,18 +106,29 @@ class Spares:
         if host_id is None:
             _call(waiting)
             return
-        identity = self.actors.public(actor.identity)
+        message = self._message(actor)
+        if message is None:
+            if before is not None:  # what that one keeps is older, so it must not begin the actor
+                self._drop(before, actor)
+            _call(waiting)
+            return
         if before is not None and before != host_id:  # when the new spare has all, drop the old one
             waiting.append(lambda: self._drop(before, actor))
-        self._last += 1
         self.at[actor.identity] = host_id
-        self.asked[actor.identity] = (self._last, waiting)
+        self.asked[actor.identity] = (message.number, waiting)
+        self.send(host_id, message)
+
+    def _message(self, actor: Actor) -> KeepActor | None:
+        """What the actor's spare is told, with a new number. None: a part of it is too large for a
+        message, so the actor has no spare; the log says so once."""
+        if actor.identity in self.unkept:
+            return None
+        self._last += 1
         wanted, state = actor.wanted, actor.state
-        self.send(
-            host_id,
-            KeepActor(
+        try:
+            return KeepActor(
                 self._last,
-                identity,
+                self.actors.public(actor.identity),
                 self.actors.public(wanted.setup),
                 NO_OBJECT if state is None else self.actors.public(state.oid),
                 wanted.about,
@@ -127,8 +143,16 @@ class Spares:
                 wanted.places,
                 wanted.env,
                 wanted.demand,
-            ),
-        )
+            )
+        except ValueError as error:
+            self.unkept.add(actor.identity)
+            _log.warning(
+                "%.200s cannot be restarted on another host, because no message can carry what "
+                "that host needs: %.200s",
+                actor.title,
+                error,
+            )
+            return None
 
     def _spare_of(self, actor: Actor) -> int | None:
         """The id of its spare's host: the present one, or else the next node by number on which the
@@ -154,6 +178,7 @@ class Spares:
     def ended(self, actor: Actor) -> None:
         """The actor will not be restarted, so its spare drops what it keeps for it."""
         self.unsure.pop(actor.identity, None)
+        self.unkept.discard(actor.identity)
         host_id = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if host_id is not None:
