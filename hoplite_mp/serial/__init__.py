@@ -51,6 +51,7 @@ from hoplite_mp.serial.errors import (
     encode_error,
     encode_short_error,
     error_name,
+    short_error,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -185,4 +186,5 @@ __all__ = [
     "register_future_type",
     "register_pickle_by_value",
     "reworded",
+    "short_error",
 ]

@@ -3,10 +3,15 @@
 An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
 trusts it, and neither encoding nor decoding raises. It must never know what failed, nor which
 process receives the failure. The exceptions of the library itself are in `hoplite_mp.errors`.
+
+A message between hosts has room for a short payload only, and the node that sends it never
+unpickles, so it could not shorten one. Therefore a payload above WHOLE_BYTES_MAX has another whole
+one at its end, which is a shorter form of the same failure.
 """
 
 from __future__ import annotations
 
+import struct
 import traceback
 from typing import Any
 
@@ -16,9 +21,11 @@ from hoplite_mp.serial.layout import (
     BUFFER,
     ERROR,
     ERROR_META,
+    HAS_SHORT_FORM,
     HEAD,
     REF_BYTES,
     Encoded,
+    align,
     unpack_head,
 )
 from hoplite_mp.serial.pickle_stream import Stream
@@ -46,6 +53,12 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
     The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
     """
+    encoded, traceback_text = _encode(exc, traceback_text)
+    return _with_short_form(encoded, exc, traceback_text)
+
+
+def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, str]:
+    """The payload without a short form, and the text in it."""
     summary = _summary(exc)
     if traceback_text is None:
         try:
@@ -59,28 +72,73 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
             stream = write_stream(_bare(exc) if bare else exc)
             encoded = fill(Encoded, stream, ERROR, 0, prefix)
             if _surely_loads(exc) or type(_load_error(encoded)) is type(exc):
-                return encoded
+                return encoded, traceback_text
         except Exception:
             continue
-    return fill(Encoded, Stream(), ERROR, 0, prefix)
+    return fill(Encoded, Stream(), ERROR, 0, prefix), traceback_text
+
+
+def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) -> Encoded:
+    """The same payload, with a short form at its end if it is long."""
+    if encoded.nbytes <= WHOLE_BYTES_MAX:
+        return encoded
+    short = _encode_short(exc, traceback_text, WHOLE_BYTES_MAX)
+    if not set(short.refs) <= set(encoded.refs):
+        return encoded  # nobody would hold the others
+    head = encoded.head[:1] + bytes((encoded.head[1] | HAS_SHORT_FORM,)) + encoded.head[2:]
+    at = align(encoded.nbytes)
+    tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)
+    buffers, offsets = [*encoded.buffers, memoryview(tail)], [*encoded.offsets, at]
+    return Encoded(head, buffers, offsets, at + len(tail), encoded.refs)
+
+
+# A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
+# protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
+WHOLE_BYTES_MAX = 80 << 10
+SHORT_FORM_LENGTH = struct.Struct("<Q")
+
+
+def short_error(mem: memoryview) -> bytes:
+    """A copy of an ERROR payload in at most WHOLE_BYTES_MAX bytes: the whole one or its short form.
+    A payload without a short form becomes a TaskError with a part of its text. Never unpickles."""
+    if mem.nbytes <= WHOLE_BYTES_MAX:
+        return bytes(mem)
+    if unpack_head(mem)[1] & HAS_SHORT_FORM:
+        end = mem.nbytes - SHORT_FORM_LENGTH.size
+        (nbytes,) = SHORT_FORM_LENGTH.unpack_from(mem, end)
+        if HEAD.size <= nbytes <= min(end, WHOLE_BYTES_MAX):
+            return bytes(mem[end - nbytes : end])
+    text, summary, _ = _error_texts(mem)
+    texts = [_cut(part, WHOLE_BYTES_MAX // 16).encode(errors="replace") for part in (text, summary)]
+    prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+    return fill(Encoded, Stream(), ERROR, 0, prefix).tobytes()
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
     """The payload of a failure for which there is little room. It keeps the type if it can; the
     message and the traceback are cut in the middle until they fit. If not even the type fits, it is
     a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
+    short = _encode_short(exc, traceback_text, nbytes_max)
+    encoded = _with_short_form(short, exc, traceback_text)
+    if encoded.nbytes <= nbytes_max:
+        return encoded
+    return _encode_short(exc, traceback_text, min(nbytes_max, WHOLE_BYTES_MAX))
+
+
+def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
     message = _summary(exc).partition(": ")[2]
     for share in SHARES:
         chars = int(nbytes_max * share)
         text = _cut(traceback_text, chars)
         try:
-            encoded = encode_error(exc, text)
+            encoded, _ = _encode(exc, text)
             if encoded.nbytes <= nbytes_max:
                 return encoded
         except Exception:
             pass
         for args in (tuple(_short(part, chars // 4) for part in exc.args), (_cut(message, chars),)):
-            texts = [text.encode(errors="backslashreplace"), type(exc).__qualname__.encode()]
+            parts = text, type(exc).__qualname__
+            texts = [part.encode(errors="backslashreplace") for part in parts]
             prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
             try:
                 stream = write_stream(BareException(type(exc), args, {}))

@@ -40,6 +40,7 @@ META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
 PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
 MUTABLE = 1  # Of BYTES: it was a bytearray.
 HAS_CONTRIBUTORS = 1  # Of ARRAY.
+HAS_SHORT_FORM = 1  # Of ERROR: a shorter payload of the same failure, and its length, are the end.
 # Of NUMBER: which Python type it was; 0 is the numpy scalar that the description names.
 NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
 

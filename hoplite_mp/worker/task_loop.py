@@ -31,6 +31,7 @@ from hoplite_mp.protocol.actors import (
     ActorMayEnd,
 )
 from hoplite_mp.protocol.local import LINE_LOST
+from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp.worker import ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -48,7 +49,6 @@ __all__ = ["Worker"]
 POLL_NS = 500_000_000
 UNTAKEN_LOOKS = 8  # checks after each task; a task adds fewer, so that the number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
-ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 RANKED: int = _tasks.RANKED_FLAG
 ROOM = __name__.rpartition(".")[0] + "."
 
@@ -408,8 +408,8 @@ class Worker:
         """An error payload that fits into a message to the node, without refs."""
         text = self.traceback_of(error)
         encoded = serial.encode_error(error, text)
-        if encoded.refs or encoded.nbytes > ERROR_IN_MESSAGE_BYTES_MAX:
-            encoded = serial.encode_short_error(error, text, ERROR_IN_MESSAGE_BYTES_MAX)
+        if encoded.refs or encoded.nbytes > PAYLOAD_BYTES_MAX:
+            encoded = serial.encode_short_error(error, text, PAYLOAD_BYTES_MAX)
         error.__traceback__ = None
         return encoded.tobytes()
 

@@ -185,7 +185,7 @@ class Side(Host):
         oid = ids.unpack_id(object_id)[1]
         failed = isinstance(value, Exception)
         encoded = serial.encode_error(value, "") if failed else serial.encode(value)
-        at = self.small(encoded.nbytes)
+        at = self._place(encoded.nbytes)
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
         self.party.bind(oid, at, encoded.nbytes, False)
         assert self.tasks.finish(oid, failed)
@@ -236,18 +236,20 @@ class Side(Host):
         failed = isinstance(value, Exception)
         encoded = serial.encode_error(value, "") if failed else serial.encode(value)
         refs = bool(encoded.refs)
-        at = 0
-        if encoded.nbytes > 4096:
-            got = self.store.lease(encoded.nbytes, self.party.slot)
-            assert got is not None
-            at = got
-        else:
-            at = self.small(encoded.nbytes)
+        at = self._place(encoded.nbytes)
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
         self.party.bind(oid, at, encoded.nbytes, refs)
         if not self.tasks.finish(oid, failed):
             self.party.give_back(at, oid)
             self.tasks.settle(oid)
+
+    def _place(self, nbytes: int) -> int:
+        """A block of a span, or one of its own."""
+        if nbytes <= 4096:
+            return self.small(nbytes)
+        got = self.store.lease(nbytes, self.party.slot)
+        assert got is not None
+        return got
 
     def hold(self, object_id: bytes) -> list[Any]:
         """Asks the node for a foreign object; the holds of the process are in the list when the

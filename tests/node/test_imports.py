@@ -221,6 +221,22 @@ def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> N
     clean(network)
 
 
+@pytest.mark.parametrize("chars", [30_000, 300_000])
+def test_an_error_of_any_size_keeps_its_type(
+    network: Network, owner: Side, away: Side, chars: int
+) -> None:
+    object_id, hold = owner.pending()
+    found = away.hold(object_id)
+    owner.finish(object_id, KeyError("begins" + "k" * chars + "ends", 3))
+    network.pump()
+    error = away.value(found[0])
+    assert isinstance(error, KeyError)
+    text, number = error.args
+    assert (text[:6], text[-4:], number) == ("begins", "ends", 3)
+    del found, hold
+    clean(network)
+
+
 def test_an_error_for_which_there_is_no_room(
     network: Network, away: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,21 @@ def test_an_error_comes_back(network: Network) -> None:
     done(network)
 
 
+@pytest.mark.parametrize("chars", [30_000, 300_000])
+def test_an_error_of_any_size_keeps_its_type(network: Network, chars: int) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), KeyError("begins" + "k" * chars + "ends", 3))
+    network.pump()
+    found = value(sender, oid)
+    assert isinstance(found, KeyError)
+    text, number = found.args
+    assert (text[:6], text[-4:], number) == ("begins", "ends", 3)
+    done(network)
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
     """Whoever waits for it learns so, instead of the value or of the error."""

@@ -12,8 +12,11 @@ import pytest
 
 from hoplite_mp import serial
 from hoplite_mp.errors import TaskError
+from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.serial import ERROR
+from hoplite_mp.serial.errors import WHOLE_BYTES_MAX
+from hoplite_mp.serial.layout import HAS_SHORT_FORM
 from tests.serial.helpers import round_trip
 
 
@@ -183,3 +186,63 @@ class TestErrors:
         payload = serial.encode_error(KeyError("k"), "").tobytes()
         with pytest.raises(KeyError, match="k"):
             serial.decode(memoryview(payload), make_ref=ObjectRef)
+
+
+def sent(encoded: serial.Encoded) -> BaseException:
+    """What arrives on another host."""
+    assert PAYLOAD_BYTES_MAX >= WHOLE_BYTES_MAX
+    payload = serial.short_error(memoryview(encoded.tobytes()))
+    assert len(payload) <= WHOLE_BYTES_MAX
+    return serial.decode_error(memoryview(payload), ObjectRef)
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [
+        ValueError("begins" + "x" * 40_000),
+        ValueError("begins" + "\u20ac" * 400_000),
+        ValueError("begins", np.zeros(200_000)),
+        ValueError("begins", "y" * 1000, ["z" * 100_000]),
+        OddInit("begins" + "x" * 100_000, b=1),
+        OddInit("begins", b=np.zeros(200_000)),
+    ],
+)
+def test_a_long_one_keeps_its_type_on_another_host(exc: BaseException) -> None:
+    text = "raised here\n" + "line\n" * 50_000
+    for encoded in (
+        serial.encode_error(exc, text),
+        serial.encode_short_error(exc, text, 1 << 20),
+        serial.encode_short_error(exc, text, WHOLE_BYTES_MAX),
+    ):
+        found = sent(encoded)
+        assert type(found) is type(exc)
+        assert found.args[0].startswith("begins")
+        assert "raised here" in str(found.__cause__)
+    here = serial.decode_error(memoryview(serial.encode_error(exc, text).tobytes()), ObjectRef)
+    assert here.args[0] == exc.args[0]
+    assert str(here.__cause__).count("line") == 50_000
+
+
+def test_what_fits_travels_as_it_is() -> None:
+    encoded = serial.encode_error(ValueError("x" * 20_000), "the text")
+    assert serial.short_error(memoryview(encoded.tobytes())) == encoded.tobytes()
+
+
+@pytest.mark.parametrize("flags", [0, HAS_SHORT_FORM])
+def test_a_long_one_without_a_short_form_keeps_its_words(flags: int) -> None:
+    """A payload that another version has written, or that is damaged."""
+    payload = bytearray(serial.encode_error(ValueError("y" * 100_000), "the text").tobytes())
+    payload[1] = flags
+    payload[-8:] = b"\xff" * 8
+    found = serial.decode_error(memoryview(serial.short_error(memoryview(payload))), ObjectRef)
+    assert type(found) is TaskError
+    assert str(found).startswith("ValueError: yyy")
+    assert "the text" in str(found.__cause__)
+
+
+def test_a_short_form_of_a_class_with_an_odd_name() -> None:
+    kind = type("Odd", (ValueError,), {"__module__": __name__})
+    kind.__qualname__ = "caf\udce9"
+    encoded = serial.encode_short_error(kind("x" * 100_000), "the text", 1000)
+    assert encoded.nbytes <= 1000
+    assert "xxx" in str(serial.decode_error(memoryview(encoded.tobytes()), ObjectRef))

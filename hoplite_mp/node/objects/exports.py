@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import serial
 from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
-from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described, LetGo
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, Described, LetGo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -258,16 +258,13 @@ class Exports:
                 layout_of(self.results, self.remote_objects, oid),
             )
         mem = memoryview(got)
-        failed = serial.payload_kind(mem) == serial.ERROR
-        if failed and mem.nbytes > PAYLOAD_BYTES_MAX:
-            short = serial.encode_error(MemoryError("its error is too large to travel"), "")
-            return Described(object_id, number, "failed", short.nbytes, short.tobytes())
-        payload = bytes(mem) if failed or mem.nbytes <= INLINE_BYTES_MAX else None
-        standing = "failed" if failed else "ready"
-        layout = b"" if failed else payload_layout(mem)
-        return Described(
-            object_id, number, standing, mem.nbytes, payload, self._holders(oid), layout
-        )
+        holders = self._holders(oid)
+        if serial.payload_kind(mem) == serial.ERROR:
+            error = serial.short_error(mem)
+            return Described(object_id, number, "failed", len(error), error, holders)
+        payload = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
+        layout = payload_layout(mem)
+        return Described(object_id, number, "ready", mem.nbytes, payload, holders, layout)
 
     def _holders(self, oid: int) -> tuple[int, ...]:
         return (self.node(), *self.copies_of(oid))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.headers import AWAY, KIND_TASK, NODE_SLOT, STATE
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
-from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,11 +302,9 @@ class Guests:
         mem = memoryview(got)
         refs = bool(serial.read_refs(mem))
         if serial.payload_kind(mem) == serial.ERROR:
-            if mem.nbytes > PAYLOAD_BYTES_MAX:
-                short = MemoryError("the task's error is too large to travel")
-                payload = serial.encode_error(short, "").tobytes()
-                return TaskEnded(guest.task, "failed", len(payload), False, payload)
-            return TaskEnded(guest.task, "failed", mem.nbytes, refs, bytes(mem))
+            payload = serial.short_error(mem)
+            refs = bool(serial.read_refs(memoryview(payload)))
+            return TaskEnded(guest.task, "failed", len(payload), refs, payload)
         small = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
         return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
