@@ -66,6 +66,13 @@ def _environment(given: Any) -> Environment:
             )
         if not name or "=" in name or "\0" in name or "\0" in (value or ""):
             raise ValueError(f"env has {name!r}: no environment can hold that name, or its value")
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"env has {name!r}: {value!r}, which has lone surrogates; names and values must be "
+                "encodable as UTF-8"
+            ) from None
     texts = [part for pair in given.items() for part in pair if part is not None]
     nbytes = sum(len(part.encode(errors="replace")) for part in texts)
     if nbytes > ENV_BYTES_MAX:

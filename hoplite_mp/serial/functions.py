@@ -36,7 +36,7 @@ def encode_with_aside(
     carries refs. Those travel as in a foreign pickle and keep no object alive on the way, so the
     caller keeps `function` alive until it has arrived.
     """
-    name = _display_name(function).encode()[:255]
+    name = _display_name(function).encode(errors="replace")[:255]
     stream = Stream()
     aside = None if keep is None else Aside(keep)
     try:

@@ -26,6 +26,7 @@ from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import Config
 from hoplite_mp.headers import FIRST_SLOT
 from hoplite_mp.protocol.actors import ActorFailed
+from hoplite_mp.protocol.fields import shorten
 from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.worker import actor, checkpoints, warming
 from hoplite_mp.worker.birth import take_after
@@ -60,8 +61,8 @@ def prepare(worker: Worker, setup: int) -> bool:
         # noticed.
         channel.call(
             SetupFailed(
-                summary[:SETUP_SUMMARY_CHARS_MAX],
-                f"in {worker.runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
+                shorten(summary[:SETUP_SUMMARY_CHARS_MAX]),
+                shorten(f"in {worker.runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}"),
             )
         )
         return False

@@ -170,7 +170,7 @@ class Source:
         oid = client.new(KIND_STREAM, STATE["CLAIMED"], client.slot, 0)
         self.slots.link(
             oid,
-            self.name.encode()[:NAME_BYTES],
+            self.name.encode(errors="replace")[:NAME_BYTES],
             self.plan.tries,
             self.audience,
             self.timeout_ns,

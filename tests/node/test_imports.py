@@ -221,7 +221,7 @@ def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> N
     clean(network)
 
 
-@pytest.mark.parametrize("chars", [30_000, 300_000])
+@pytest.mark.parametrize("chars", [50_000, 300_000])
 def test_an_error_of_any_size_keeps_its_type(
     network: Network, owner: Side, away: Side, chars: int
 ) -> None:

@@ -95,6 +95,39 @@ def test_a_failing_initializer_says_what_it_raised(cluster: Cluster) -> None:
     assert "in worker " in text
 
 
+def odd_model() -> None:
+    raise ValueError("no such model: caf\udce9.bin")
+
+
+def test_an_initializer_whose_error_has_lone_surrogates(cluster: Cluster) -> None:
+    with cluster.executor(1, initializer=odd_model) as own:
+        error = own.submit(abs, 1).exception(PATIENCE_S)
+    assert type(error) is WorkerLostError
+    assert "its initializer raised ValueError: no such model: caf?.bin" in str(error)
+    assert "in odd_model" in str(error.__cause__)
+
+
+def test_functions_and_classes_whose_names_have_lone_surrogates(cluster: Cluster) -> None:
+    def five(self: Any = None) -> int:
+        return 5
+
+    def fives() -> Any:
+        yield 5
+
+    five.__name__ = five.__qualname__ = fives.__name__ = fives.__qualname__ = "caf\udce9"
+    kind = type("Kind", (), {"five": five, "caf\udce9": five})
+    kind.__qualname__ = "caf\udce9"
+    assert cluster.submit(five).result(PATIENCE_S) == 5
+    assert list(cluster.map(five, [1, 2], chunksize=2)) == [5, 5]
+    assert [cluster.get(one) for one in cluster.stream(fives)] == [5]
+    with cluster.executor(1, initializer=five) as own:
+        assert own.submit(five).result(PATIENCE_S) == 5
+    actor: Any = cluster.options(restarts=1).actor(kind)
+    assert actor.five().result(PATIENCE_S) == 5
+    assert getattr(actor, "caf\udce9")().result(PATIENCE_S) == 5
+    assert "caf?" in repr(actor)
+
+
 def test_errors_that_no_worker_raised_have_no_empty_traceback(cluster: Cluster) -> None:
     refs = [cluster.put([1.0]), cluster.put("text")]
     with pytest.raises(ValueError, match="neither an array nor a number") as caught:

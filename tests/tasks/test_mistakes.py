@@ -36,6 +36,7 @@ def test_deadlines_of_every_kind(cluster: Cluster, deadline: Any) -> None:
         lambda c: c.reduce([c.put(1)], num=True),
         lambda c: c.group("x" * 2000, 1),
         lambda c: c.options(restarts=2**64),
+        lambda c: c.options(env={"NAME": "caf\udce9"}),
         lambda c: c.group("x", 2**63),
         lambda c: c.group("x", 2, 2**63),
         lambda c: c.executor(True),
