@@ -9,6 +9,7 @@ It must never know: pools, options beyond a name, how a task is sent.
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ from hoplite_mp.client.kinds import flags_of
 from hoplite_mp.client.mapping import Results, Run
 from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.protocol.fields import NUMBER_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -87,7 +89,7 @@ class MapCalls:
         Raises
         ------
         ValueError
-            `chunksize` or `buffersize` is below 1.
+            `chunksize` or `buffersize` is below 1, or `chunksize` above 2**63 - 1.
         HopliteTimeoutError
             From the iterator: a result was not ready in time.
 
@@ -98,8 +100,13 @@ class MapCalls:
         >>> sorted(c.map(abs, [-3, -1, -2], ordered=False))
         [1, 2, 3]
         """
-        if chunksize is not None and chunksize < 1:
-            raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
+        if chunksize is not None:
+            try:
+                chunksize = operator.index(chunksize)
+            except TypeError:
+                raise TypeError(f"chunksize={chunksize!r}: it must be an integer or None") from None
+            if not 1 <= chunksize <= NUMBER_MAX:
+                raise ValueError(f"chunksize={chunksize!r}: it must be from 1 to {NUMBER_MAX}")
         if buffersize is not None and not isinstance(buffersize, int):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:

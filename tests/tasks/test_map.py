@@ -155,6 +155,11 @@ def test_refusals_come_at_the_call(cluster: Cluster) -> None:
             cluster.map(abs, [1], buffersize=wrong)
     with pytest.raises(TypeError, match="buffersize"):
         cluster.map(abs, [1], buffersize="2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"chunksize={2**70}: it must be from 1 to"):
+        cluster.map(abs, [1], chunksize=2**70)
+    with pytest.raises(TypeError, match=r"chunksize=2\.5: it must be an integer"):
+        cluster.map(abs, [1], chunksize=2.5)  # type: ignore[arg-type]
+    assert list(cluster.map(abs, [-1, -2], chunksize=np.int64(2**62))) == [1, 2]  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="iter"):
         cluster.map(abs, 5)  # type: ignore[arg-type]
 
