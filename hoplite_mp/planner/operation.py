@@ -151,7 +151,11 @@ class Operation:
 
 
 def note_ready(op: Operation, message: SourceReady) -> None:
-    """A further node holds a source."""
+    """A further node holds a source. A request names all indices of a ready source that is given
+    more than once; the first of them is noted for all, so that the others cost nothing."""
+    known = op.ready.get(message.index)
+    if known is not None and message.node in known.holders:
+        return
     for index in op.same(message.index):
         if index not in op.failed:
             source = op.ready.get(index)
@@ -161,7 +165,9 @@ def note_ready(op: Operation, message: SourceReady) -> None:
 
 
 def note_failed(op: Operation, message: SourceFailed) -> None:
-    """A source will not take part."""
+    """A source will not take part. All its indices fail at once."""
+    if message.index in op.failed:
+        return
     for index in op.same(message.index):
         op.ready.pop(index, None)
         op.failed.add(index)
