@@ -106,7 +106,8 @@ class Folding:
         self.arrays = self._arrays()
         members = dict(program.given)
         for cell, index in program.given:
-            found[cell] = self.member_cell(key(cell), index, cell.stripe)
+            if cell in served or not self.stripe_layout.is_empty(cell.stripe):
+                found[cell] = self.member_cell(key(cell), index, cell.stripe)
         for pull in program.pulls:
             cell = pull.cell
             name = names.get(cell, cell)
@@ -129,9 +130,9 @@ class Folding:
                 continue
             memory, begin, nbytes = self._memory(cell, {cell} & result)
             found[cell] = self.cell(key(cell), memory, begin, nbytes)
-            sources = [found[source] for source in fold.sources]
             if not nbytes:
                 continue
+            sources = [found[source] for source in fold.sources]
             self.cells.fold(
                 self.execution,
                 found[cell],

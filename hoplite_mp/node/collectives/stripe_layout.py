@@ -57,6 +57,7 @@ class StripeLayout:
                 "between hosts: leave to= out, and it is done by NumPy on the caller's host"
             )
         self.kernel = kernel
+        self.member_itemsize = _itemsize(kernel)  # bytes of one element of a source
         self.partial = _engine.accumulator_dtype(plan.op, kernel)
         self.result_name = result_dtype(plan.op, self.dtype_name)
         result = has_kernel(plan.op, self.result_name)
@@ -82,6 +83,11 @@ class StripeLayout:
         one = self.plan.stripes[stripe]
         return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
 
+    def is_empty(self, stripe: int) -> bool:
+        """Has the stripe no elements? A reduce_scatter may have more slices than its array rows."""
+        begin, end = self.elements(stripe)
+        return begin == end
+
     def dtype(self, cell: Cell) -> str:
         """The dtype of a cell's elements, by its name for the kernels."""
         if self.is_final(cell):
@@ -103,11 +109,6 @@ class StripeLayout:
     def itemsize(self, cell: Cell) -> int:
         """Bytes of one element of a cell."""
         return _itemsize(self.dtype(cell))
-
-    @property
-    def member_itemsize(self) -> int:
-        """Bytes of one element of a source."""
-        return _itemsize(self.kernel)
 
     @property
     def result_itemsize(self) -> int:
