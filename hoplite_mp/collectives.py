@@ -385,7 +385,9 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            `to` has another length than `refs`; otherwise as for `reduce`.
+            `to` has another length than `refs`; otherwise as for `reduce`. `get` of a slice raises
+            it if several hosts take part and one of them holds so many of the refs that their
+            number times the number of slices is above 262 144 (512 refs on one host).
 
         Examples
         --------

@@ -147,6 +147,16 @@ class Operation:
         return list(dict.fromkeys((*self.told, self.request.node)))
 
 
+def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
+    """The ids that are given more than once, with all their indices."""
+    if len(set(sources)) == len(sources):
+        return {}
+    indices: dict[bytes, list[int]] = {}
+    for index, source in enumerate(sources):
+        indices.setdefault(source, []).append(index)
+    return {source: same for source, same in indices.items() if len(same) > 1}
+
+
 # ---- transitions: they record what happened. A returned message ends the operation.
 
 

@@ -27,10 +27,11 @@ from hoplite_mp.planner.operation import (
     HolderLost,
     Operation,
     State,
+    find_twins,
     note_failed,
     note_ready,
 )
-from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.program import participants, too_many_parts, waits_for
 from hoplite_mp.planner.repair import kept_cut
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
@@ -94,7 +95,7 @@ class Reductions:
         return self._conclude(self._open(message, now), None, now)
 
     def _open(self, message: ReduceRequested, now: float) -> Operation:
-        op = Operation(message, message.num, _find_twins(message.sources))
+        op = Operation(message, message.num, find_twins(message.sources))
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
             # The deadline applies at once, not at the next tick, before which sources might fail.
@@ -260,6 +261,9 @@ class Reductions:
         if op.request.kind == "broadcast":
             return self._begin_broadcast(op, destinations, now)
         holder_of = self._holders(op, chosen, destinations)
+        text = too_many_parts(op.request.kind, holder_of.values(), destinations)
+        if text:
+            return self._end(op, OperationFailed(op.request.operation, "value", text))
         if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
             if op.plan is not None:  # the sources that had to move are now at their destinations
                 op.plan, op.destinations = None, destinations
@@ -487,12 +491,3 @@ def _failure(op: Operation) -> OperationFailed:
     error = "reduce" if op.request.kind in FOLDING else "source"
     gone = tuple(number for pair in op.gone for number in pair)
     return OperationFailed(op.request.operation, error, message, index, gone)
-
-
-def _find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
-    if len(set(sources)) == len(sources):
-        return {}
-    indices: dict[bytes, list[int]] = {}
-    for index, source in enumerate(sources):
-        indices.setdefault(source, []).append(index)
-    return {source: same for source, same in indices.items() if len(same) > 1}

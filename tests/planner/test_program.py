@@ -183,3 +183,16 @@ def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
     moved = [stripe for stripe in after if stripe not in before]
     assert sum(stripe.end_share - stripe.begin_share for stripe in moved) == m.SHARES // 4
     assert repaired(before, set()) is None
+
+
+def test_a_cell_of_a_member_is_made_once() -> None:
+    """A fold of n members into n slices has n² of them on one node."""
+    stripes = tuple(m.Stripe(1, begin, end) for begin, end in forest.halves(3))
+    plan = m.ExecuteReduce(
+        9, 1, (0, 1), (0, 1), stripes, "any", "reduce_scatter", "sum", 0,
+        (ID,) * 2, (0, 0), (1,) * 3, (ID,) * 3,
+    )  # fmt: skip
+    program = program_of(plan, 0)
+    folded = [cell for fold in program.folds for cell in fold.sources]
+    assert len(folded) == 6
+    assert {id(cell) for cell in folded} == {id(cell) for cell, _ in program.given}
