@@ -262,8 +262,13 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
     if not vanished:
         # There is no source to leave out, so a further epoch would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
+    noted: set[bytes] = set()
     for index in vanished:
-        _note_gone(op, index, message)
+        op.note_gone(index, (message.node,))
+        source = op.request.sources[index]
+        if source not in noted:  # a node that has it no more names all its indices
+            noted.add(source)
+            _note_gone(op, index, message)
     op.state = State.WAITING
     return None
 
@@ -271,7 +276,6 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
     """This node no longer holds a source. Others may, because a node deletes its copy as soon as
     no process there needs it any more."""
-    op.note_gone(index, (message.node,))
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
         note_failed(op, SourceFailed(op.request.operation, index, message.reason))

@@ -39,6 +39,33 @@ def test_a_holder_that_has_it_no_more_is_replaced_by_another() -> None:
     assert failure.error == "reduce"
 
 
+def test_a_holder_that_has_it_no_more_names_all_its_indices() -> None:
+    """Another node holds the source, whatever number of times it was given."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(m.NodeJoined(70 + node, 1, 2), 0.0)
+    request = m.ReduceRequested(
+        7,
+        0,
+        1,
+        (ID, ID),
+        "sum",
+        2,
+        ready=(0, 1),
+        ready_nbytes=(4096,) * 2,
+        ready_layouts=(b"x",) * 2,
+        ready_holders=((1, 2),) * 2,
+    )
+    planner.step(request, 0.0)
+    sends = planner.step(m.ExecutionFailed(7, 1, 1, "it is gone", (0, 1)), 0.0).sends
+    plans = [one for _, one in sends if isinstance(one, m.ExecuteReduce)]
+    assert {(plan.epoch, plan.holders) for plan in plans} == {(2, (2, 2))}
+    sends = planner.step(m.ExecutionFailed(7, 2, 2, "it is gone", (0, 1)), 0.0).sends
+    ((_, failure),) = [send for send in sends if isinstance(send[1], m.OperationFailed)]
+    assert isinstance(failure, m.OperationFailed)
+    assert failure.gone == (0, 1, 1, 1, 0, 2, 1, 2)
+
+
 def test_who_has_asked_hears_which_sources_were_lost_with_a_host() -> None:
     """It may have another copy of them, which the manager does not know of."""
     planner = Planner()
