@@ -10,6 +10,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp.node.collectives.chunked_reduce import ChunkedReduce
+from hoplite_mp.node.collectives.endings import placed
 from hoplite_mp.node.collectives.operations import Operations
 from hoplite_mp.protocol import messages as m
 
@@ -59,3 +60,63 @@ def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> Non
     Operations._ran(room, 7, 1, chunked, None)
     assert chunked.drop.called
     assert operation.plan.epoch == 2
+
+
+class Counted(int):
+    """A number whose comparisons with others are counted."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int(self) == other
+
+
+@pytest.fixture
+def compared() -> type[Counted]:
+    Counted.compared = 0
+    return Counted
+
+
+def test_sources_that_are_to_be_made_again_are_found_in_one_pass(compared: type[Counted]) -> None:
+    """A host was lost that held thousands of them; each of them is given twice."""
+    sources = [compared(100 + index) for index in range(200)] * 2
+    ask: Any = mock.Mock(sources=sources, results=[7], to=[], kind="reduce", op="sum", num=400)
+    ask.deadline_s, ask.reproducible = None, False
+    operation: Any = SimpleNamespace(number=7, ask=ask, waiting={}, slot=1)
+    room: Any = mock.Mock(spec=Operations)
+    room.configure_mock(
+        client=SimpleNamespace(number=0, host_id=1000),
+        plan_executor=None,
+        imports=SimpleNamespace(public=lambda oid: ids.pack_id(1000, oid)),
+        remote_objects=SimpleNamespace(needs_making=lambda oid: True),
+        _deadline_s=lambda operation: None,
+    )
+    (request,) = Operations._request(room, operation)
+    assert isinstance(request, m.ReduceRequested)
+    assert request.ready == ()
+    assert operation.waiting == {100 + index: [index, 200 + index] for index in range(200)}
+    assert compared.compared < 20 * len(sources)
+
+
+def test_places_of_an_alltoall_are_looked_up_and_not_searched(compared: type[Counted]) -> None:
+    """Every other column stays on the node that asks, which is no other node."""
+    columns = 400
+    destinations = tuple(compared(index % 2) for index in range(columns))
+    kept: list[Any] = []
+    executor: Any = SimpleNamespace(
+        links=SimpleNamespace(
+            peers=SimpleNamespace(
+                by_number={1: SimpleNamespace(member=SimpleNamespace(host_id=1001))}
+            )
+        ),
+        imports=SimpleNamespace(public=lambda oid: ids.pack_id(1000, oid)),
+        replicas=SimpleNamespace(say=kept.append),
+    )
+    ask: Any = SimpleNamespace(kind="alltoall", sources=range(columns))
+    commit: Any = SimpleNamespace(contributors=tuple(range(columns)), destinations=destinations)
+    placed(executor, ask, commit)
+    assert {one.hosts for one in kept} == {(1001,)}
+    assert [one.object for one in kept] == [ids.pack_id(1000, at) for at in range(1, columns, 2)]
+    assert compared.compared < 20 * columns

@@ -50,11 +50,12 @@ def finish(
 def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> None:
     """After a collective that only copied: tells the owners of the sources which nodes have
     replicas."""
-    others = [node for node in message.destinations if node in plan_executor.links.peers.by_number]
+    peers = plan_executor.links.peers.by_number
+    others = dict.fromkeys(node for node in message.destinations if node in peers)
     if not others:
         return
     for index in message.contributors:
-        at = others
+        at = [*others]
         if ask.kind == "alltoall":
             place = message.destinations[index % len(message.destinations)]
             at = [place] if place in others else []

@@ -134,14 +134,15 @@ class Operations:
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
-        for oid in {
+        lost = {
             oid
             for oid in ask.sources
             if oid not in operation.waiting and self.remote_objects.needs_making(oid)
-        }:
-            operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
+        }
         for index, oid in enumerate(ask.sources):
-            if oid not in operation.waiting:
+            if oid in lost:
+                operation.waiting.setdefault(oid, []).append(index)
+            elif oid not in operation.waiting:
                 (ready if self.client.state(oid) in VALUED else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.plan_executor is not None
