@@ -14,10 +14,11 @@ This module must never know how bytes are reduced, nor which processes are membe
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
 from hoplite_mp.ids import ID_BYTES
+from hoplite_mp.protocol.codec import FRAME_BYTES_MAX
 from hoplite_mp.protocol.fields import (
     OP_CHARS_MAX,
     RANKS_MAX,
@@ -32,7 +33,12 @@ from hoplite_mp.protocol.fields import (
 )
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 __all__ = [
+    "DECISION_REPEATED_BYTES_MAX",
+    "PIECES_BYTES_MAX",
     "PIECE_BYTES_MAX",
     "GroupCommit",
     "GroupDone",
@@ -45,8 +51,10 @@ __all__ = [
     "GroupSync",
     "Piece",
     "Plan",
+    "bytes_of",
     "error_kind",
     "error_of",
+    "too_large",
 ]
 
 Plan: TypeAlias = ExecuteReduce | Distribute
@@ -58,6 +66,12 @@ PIECE_HEAD_BYTES_MAX = 16 << 10
 RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
+# What pieces may have together in one message; the rest of a frame is for what else is in it.
+PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
+PIECE_FIELDS_BYTES = 48  # of a piece, besides its payload and layout; at most
+# A node tells the leading one its last decision at each change of the members, but one that is
+# larger only once.
+DECISION_REPEATED_BYTES_MAX = 64 << 10
 # The exception that every rank raises when a call fails; see GroupCommit.
 _TYPES: dict[str, type[Exception]] = {
     "lost": PeerLostError,
@@ -104,6 +118,28 @@ class Piece(Message, frozen=True):
 def _travels(piece: Piece, nbytes: int) -> None:
     if piece.payload is not None and len(piece.payload) > nbytes + PIECE_HEAD_BYTES_MAX:
         raise ValueError(f"a piece of {len(piece.payload)} bytes does not travel in a message")
+
+
+def too_large(kind: str, pieces: Sequence[Piece]) -> str:
+    """Why these do not travel in one message; "": they do."""
+    largest = PIECE_FIELDS_BYTES + RESULT_GROWTH_MAX * PIECE_BYTES_MAX + 2 * PIECE_HEAD_BYTES_MAX
+    if len(pieces) * largest <= PIECES_BYTES_MAX:
+        return ""  # the usual case, without a look at each
+    nbytes = bytes_of(pieces)
+    if nbytes <= PIECES_BYTES_MAX:
+        return ""
+    return (
+        f"{kind} of {len(pieces)} small parts with {nbytes} bytes on one host: its messages carry "
+        f"{PIECES_BYTES_MAX} at most; give fewer parts, or parts of more than {PIECE_BYTES_MAX} "
+        "bytes, which need no message"
+    )
+
+
+def bytes_of(pieces: Iterable[Piece]) -> int:
+    """About how long these are in a message; not less."""
+    return sum(
+        PIECE_FIELDS_BYTES + len(piece.payload or b"") + len(piece.layout) for piece in pieces
+    )
 
 
 class GroupPart(Message, frozen=True):

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import numpy as np
 import pytest
 
 from hoplite_mp import serial
@@ -13,14 +14,19 @@ from hoplite_mp.node.groups import group_leading
 from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
 from hoplite_mp.node.groups.group_results import GroupResults
 from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol import codec
 from hoplite_mp.protocol.group_calls import (
+    PIECE_BYTES_MAX,
+    PIECES_BYTES_MAX,
     GroupCommit,
     GroupDone,
     GroupGo,
     GroupPart,
     GroupSync,
     Piece,
+    bytes_of,
 )
+from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.protocol.messages import GroupMembers
 from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_speculative_start import COUNT
@@ -204,3 +210,78 @@ def test_a_result_that_cannot_be_made_is_an_error_of_this_host(
     assert (stored, mask, error, data) == (oid, 0b11, "full", None)
     assert message == f"the result of call {CALL} cannot be made here: MemoryError('no room')"
     assert f"the result of call {CALL} of a group cannot be made" in caplog.text
+
+
+def test_a_large_decision_is_told_once_to_each_leading_node() -> None:
+    """Its members leave one after another: megabytes for each would fill the connection, and the
+    node would be given up. Small ones are told each time."""
+    calls = calls_of(mock.Mock(), GONE, OTHER)
+    calls.changed(members(GONE, HERE, OTHER), mock.Mock())
+    state = calls.states[GENERATION]
+    for payload, times in ((b"x", 4), (b"x" * (PIECE_BYTES_MAX * 4), 2)):
+        pieces = tuple(Piece(0, target, 9, payload) for target in range(3))
+        state.last = msgspec.structs.replace(commit(0), pieces=pieces)
+        state.calls = CALL + 1
+        calls.send_peer.reset_mock()  # type: ignore[attr-defined]
+        for version, nodes in enumerate(
+            ((GONE, HERE, OTHER), (GONE, HERE, None), (None, OTHER, HERE), (None, OTHER, None))
+        ):
+            calls.changed(members(*nodes, version=VERSION + 1 + version), mock.Mock())
+        told = [one.args[1] for one in calls.send_peer.call_args_list]  # type: ignore[attr-defined]
+        synced = [one for one in told if isinstance(one, GroupSync)]
+        assert len(synced) == 4
+        assert sum(one.last is not None for one in synced) == times
+
+
+def test_a_decision_that_was_told_before_is_remembered() -> None:
+    """The leading node hears of the members' version after the node that has told the decision."""
+    results = mock.Mock()
+    calls = calls_of(results, OTHER)
+    calls.changed(members(HERE, OTHER, first=True), mock.Mock())
+    state = calls.states[GENERATION]
+    state.calls = CALL
+    decided = msgspec.structs.replace(commit(0), pieces=(Piece(0, -1, 9, b"sum"),), to=OTHER)
+    calls.receive(OTHER, GroupSync(GENERATION, VERSION + 1, CALL + 1, decided, ((1, 0),)))
+    calls.receive(OTHER, GroupSync(GENERATION, VERSION + 2, CALL + 1, None, ((1, 0),)))
+    results.commit.assert_not_called()
+    calls.changed(members(HERE, OTHER, version=VERSION + 2), mock.Mock())
+    assert state.calls == CALL + 1
+    assert results.commit.call_args.args[0].pieces == decided.pieces
+
+
+def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
+    """As many as the members of one host can give to an alltoall of 64 ranks."""
+    host = mock.Mock()
+    results = GroupResults(host, mock.Mock())
+    payload = serial.encode(np.zeros(4000, np.uint8)).tobytes()
+    size = 64
+
+    def given(ranks: int) -> GroupPart:
+        asks = [
+            GroupCall(GENERATION, CALL, rank, "alltoall", "", 0, (payload,) * size)
+            for rank in range(ranks)
+        ]
+        return results.part(members(*[HERE] * size), CALL, asks)
+
+    fits = given(63)
+    assert not fits.mistake
+    assert PIECES_BYTES_MAX - (1 << 20) < len(codec.encode(fits)) <= bytes_of(fits.pieces) + 1000
+    refused = given(size)
+    assert not refused.pieces
+    assert refused.mistake.startswith("group 'g': alltoall of 4096 small parts with 1")
+    assert f"its messages carry {PIECES_BYTES_MAX} at most" in refused.mistake
+
+
+def test_a_decision_that_does_not_fit_into_a_message_is_an_error_of_every_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = calls_of(mock.Mock(), 1)
+    calls.changed(members(HERE, 1, first=True), mock.Mock())
+    calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
+    monkeypatch.setattr(group_leading, "too_large", lambda kind, pieces: f"{kind} is too large")
+    for rank in (0, 1):
+        given = GroupPart(GENERATION, VERSION, 0, (rank,), "barrier", "", 0, ())
+        calls.receive(rank, given)
+    told = [each.args[1] for each in calls.send_peer.call_args_list]  # type: ignore[attr-defined]
+    (decided,) = [one for one in told if isinstance(one, GroupCommit)]
+    assert (decided.error, decided.message) == ("value", "group 'g': barrier is too large")

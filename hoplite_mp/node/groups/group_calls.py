@@ -23,6 +23,7 @@ from hoplite_mp.node.groups.group_state import MemberCall, State
 from hoplite_mp.node.groups.repeated_plans import ATTEMPT_BITS
 from hoplite_mp.node.groups.speculative_start import fill_in, lacks
 from hoplite_mp.protocol.group_calls import (
+    DECISION_REPEATED_BYTES_MAX,
     GroupCommit,
     GroupDone,
     GroupGo,
@@ -31,6 +32,7 @@ from hoplite_mp.protocol.group_calls import (
     GroupSmall,
     GroupStart,
     GroupSync,
+    bytes_of,
     error_kind,
 )
 
@@ -124,7 +126,7 @@ class GroupCalls:
                 members.generation,
                 members.version,
                 state.calls,
-                state.last,
+                self._last_for(state, state.leader),
                 tuple(state.starts.items()),
             )
             self.send(state, state.leader, sync)
@@ -134,6 +136,14 @@ class GroupCalls:
         for node, pending in list(state.syncs.items()):
             if node in knowing and node != self.client.number:  # it counts if of this version
                 self.leading.sync(state, node, pending)
+
+    def _last_for(self, state: State, leader: int) -> GroupCommit | None:
+        """The last decision, for the leading node. A large one is sent to it once, because many
+        members may leave one after another."""
+        if state.last is None or bytes_of(state.last.pieces) <= DECISION_REPEATED_BYTES_MAX:
+            return state.last
+        before, state.handed = state.handed, (leader, state.calls)
+        return state.last if before != state.handed else None
 
     def closed(self, generation: int) -> None:
         """The group has ended: all members have left or died."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
 from hoplite_mp.node.groups.group_state import InProgress
 from hoplite_mp.node.groups.repeated_plans import (
@@ -24,7 +26,13 @@ from hoplite_mp.node.groups.repeated_plans import (
 from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
-from hoplite_mp.protocol.group_calls import GroupGo, GroupSkip, GroupStart, error_kind
+from hoplite_mp.protocol.group_calls import (
+    GroupGo,
+    GroupSkip,
+    GroupStart,
+    error_kind,
+    too_large,
+)
 from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
@@ -69,6 +77,9 @@ class Leading:
 
     def sync(self, state: State, node: int, message: GroupSync) -> None:
         """A node has said what it knows, after a change of the members."""
+        before = state.syncs.get(node)
+        if message.last is None and before is not None and before.committed == message.committed:
+            message = msgspec.structs.replace(message, last=before.last)  # it is sent once
         state.syncs[node] = message
         if message.version != state.members.version or state.leader != self.client.number:
             return  # that node, or this one, does not have the latest members yet
@@ -216,8 +227,14 @@ class Leading:
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         opens = outcome.opens(members, state.last) if self.small.possible else 0
         about = self.client.number, opens
-        for node in state.this_last(state.nodes, self.client.number):
-            self.send(state, node, outcome.commit(members, state.calls, node, *about))
+        nodes = state.this_last(state.nodes, self.client.number)
+        commits = [outcome.commit(members, state.calls, node, *about) for node in nodes]
+        large = next(filter(None, (too_large(one.kind, one.pieces) for one in commits)), "")
+        if large:
+            outcome.fail("value", f"group {members.name!r}: {large}")
+            commits = [outcome.commit(members, state.calls, node, *about) for node in nodes]
+        for node, commit in zip(nodes, commits, strict=True):
+            self.send(state, node, commit)
         for rank in admitted:
             self.send_manager(GroupAdmitted(members.name, members.generation, rank))
 

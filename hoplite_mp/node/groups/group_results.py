@@ -21,7 +21,7 @@ from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING, shorten
-from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind
+from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind, too_large
 from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.ref import ObjectRef
 
@@ -64,6 +64,8 @@ class GroupResults:
                     f"{ask.kind}, op {first.op!r} and {ask.op!r}, root {first.root} and {ask.root}"
                 )
         pieces = [] if mistake else [piece for ask in asks for piece in self._pieces(ask)]
+        if pieces and (large := too_large(first.kind, pieces)):
+            mistake, pieces = f"group {members.name!r}: {large}", []
         return GroupPart(
             members.generation,
             members.version,

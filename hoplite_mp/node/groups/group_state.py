@@ -83,6 +83,7 @@ class State:
     left: list[Any] = field(default_factory=list)
     last_part: tuple[int, int] | None = None  # (version, call) of the last GroupPart sent
     last: GroupCommit | None = None
+    handed: tuple[int, int] | None = None  # (leading node, `calls`) of the last large `last` sent
     result: list[Any] = field(default_factory=list)  # holds on the last result
     # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
     starts: dict[int, int] = field(default_factory=dict)

@@ -24,7 +24,9 @@ __all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-HEAD_BYTES_MAX = 16 << 10  # no head of a payload with a layout is longer
+# How much of a spilled payload is read at first. Its head is longer if very many sources have
+# contributed to it: then so many times as much is read, until it is whole.
+HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 
 def payload_layout(payload: memoryview) -> bytes:
@@ -54,8 +56,15 @@ def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> byte
         return remote.layout
     if got not in AWAY:
         return b""
-    head = results.store.read_spilled(oid, 0, HEAD_BYTES_MAX)
-    return b"" if head is None else payload_layout(memoryview(head))
+    nbytes = HEAD_BYTES
+    while (head := results.store.read_spilled(oid, 0, nbytes)) is not None:
+        try:
+            return payload_layout(memoryview(head))
+        except ValueError:
+            if len(head) < nbytes:  # that is all of it
+                raise
+        nbytes *= HEAD_GROWTH
+    return b""
 
 
 def can_fold(op: str, layout: bytes) -> bool:
