@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 
+from hoplite_mp.node.groups import group_calls
 from hoplite_mp.node.groups.repeated_plans import is_repeated
 from tests.node.group_world import World
 
 SEEDS = 300
 # Failed once: a rank's next process was taken for the one before; a newcomer's host was the only
-# one to know a decision.
-FOUND = (727, 2538)
+# one to know a decision; a leading node forgot a decision that it is told only once.
+FOUND = (727, 2538, 446)
 STEPS = 400
 SLOW_TURNS = 0.05  # of those of a slow connection
 SETTLE_STEPS = 20_000
@@ -20,7 +22,14 @@ GIVE_UP = 0.05  # of what nodes have begun without being asked to
 
 
 def play(seed: int, repeats: int = 0) -> World:
-    """A life: the group forms, calls, members go and come, in the end all is still."""
+    """A life: the group forms, calls, members go and come, in the end all is still. In half of
+    them all decisions count as large, which are told once to each leading node."""
+    repeated_bytes = -1 if seed % 4 >= 2 else group_calls.DECISION_REPEATED_BYTES_MAX
+    with mock.patch.object(group_calls, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
+        return live(seed, repeats)
+
+
+def live(seed: int, repeats: int) -> World:
     dice = random.Random(seed)
     world = World(dice, dice.randint(2, 5), dice.randint(2, 4), seed % 2 == 1, repeats)
     faults = dice.choice([1, 2, 3])  # the first so many kinds may happen besides the clean ones
