@@ -417,8 +417,8 @@ class OneNode:
         return oid, []
 
     def _has_come(self, go: Any, piece: Any) -> bool:
-        """Has the plan brought that piece here?"""
-        for plan in go.plans:
+        """Has the plan brought that piece here? A node that has begun none needs no piece."""
+        for plan in () if go is None else go.plans:
             if isinstance(plan, Distribute):
                 return self.number in plan.receivers
             size = len(plan.destinations)
