@@ -33,6 +33,11 @@ from hoplite_mp.serial.picklers import write_stream
 from hoplite_mp.serial.reducers import BareException
 from hoplite_mp.serial.streams import MakeRef, all_atoms, fill, load_within
 
+# A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
+# protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
+WHOLE_BYTES_MAX = 80 << 10
+SHORT_FORM_LENGTH = struct.Struct("<Q")
+
 
 class RemoteTraceback(Exception):
     """The traceback of an exception where it was raised, as text: its `__cause__` here."""
@@ -90,12 +95,6 @@ def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) 
     tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)
     buffers, offsets = [*encoded.buffers, memoryview(tail)], [*encoded.offsets, at]
     return Encoded(head, buffers, offsets, at + len(tail), encoded.refs)
-
-
-# A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
-# protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
-WHOLE_BYTES_MAX = 80 << 10
-SHORT_FORM_LENGTH = struct.Struct("<Q")
 
 
 def short_error(mem: memoryview) -> bytes:
