@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, why_not
+from tests.lan import Lan, forked, why_not
 from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ def lan_permitted() -> None:
     if os.environ.get("CI") == "true" and os.geteuid() == 0:
         pytest.fail(f"no emulated hosts: {reason}")
     pytest.skip(f"no emulated hosts: {reason}")
+
+
+@pytest.fixture(scope="module")
+def as_users_start_them() -> Iterator[None]:
+    """No program of the tests of a file is a fork. With a standby forks are too quick: one cannot
+    take over before each host has heard that it is one of the cluster, half a second after that."""
+    with forked.executed():
+        yield
 
 
 @pytest.fixture

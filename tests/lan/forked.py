@@ -59,8 +59,9 @@ PLAIN = {
     "start_new_session",
 }  # options of subprocess.Popen that a fork can have
 FAILED, INTERRUPTED = 127, 130
+ROOT = str(prefork.ROOT)
 # Variables that a fork follows, too.
-FOLLOWED = {"PYTHONPATH": str(prefork.ROOT), "PYTHONUNBUFFERED": ""}
+FOLLOWED = {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": ""}
 SERVE = "from tests.lan import forked; forked.serve"
 
 made: Programs | None = None
@@ -247,6 +248,12 @@ def take_place(asked: dict[str, Any], received: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [
+        sys.path[0],
+        *given,
+        *(path for path in sys.path[1:] if path not in (*given, ROOT)),
+    ]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = map(stream, range(3))
     gc.enable()

@@ -17,6 +17,8 @@ from tests.lan.test_standby import StandbyCluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("as_users_start_them")
+
 BEGIN = (
     WAIT_FOR_ALL
     + CLASSES

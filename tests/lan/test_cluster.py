@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, forked
+from tests.lan import Lan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,11 +31,7 @@ TLS_OR_PLAIN = [
 HOPLITE = [sys.executable, "-m", "hoplite_mp"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def as_users_start_them() -> Iterator[None]:
-    """No program of this file's tests is a fork."""
-    with forked.executed():
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_start_them")
 
 
 class UpCluster:

@@ -16,6 +16,8 @@ from tests.lan.test_standby import StandbyCluster
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("as_users_start_them")
+
 
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_task_whose_result_is_lost_learns_that_its_group_has_ended(tmp_path: Path) -> None:
