@@ -230,9 +230,9 @@ class Copies:
             else:
                 broken.append(epoch)
         for epoch in broken:
-            entry = self.entries[running[epoch].plan.object]
-            waiting = list(entry.transfers[epoch].waiting)
-            sends += self._replace(entry, [epoch], [waiting], now)
+            entry = self._directory.restore(running[epoch].plan)
+            if (transfer := entry.transfers.get(epoch)) is not None:  # else refused with one before
+                sends += self._replace(entry, [epoch], [list(transfer.waiting)], now)
         for entry in list(self.entries.values()):
             self._directory.forget_if_over(entry)
         return sends

@@ -128,7 +128,11 @@ class Planner:
             for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
                 if not (message.by_spare and message.node in restoring.returned):
                     self.actor_names.claim(message)
-            requests, ended = restoring.requests(), restoring.ended
+            # The manager before may have given a node up that has called again: nobody here will
+            # hear of its end once more.
+            known = self.membership.is_living
+            requests = {n: one for n, one in restoring.requests().items() if known(one.node)}
+            ended = restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             # Ends come first, because a result may already be copied from a node that has not
             # received its commit.

@@ -66,6 +66,9 @@ FOUND = {
     1206640: "a source on a host of whose death its requester had not heard",
     1702418: "a promotion that waited for the vote of a host that had died",
     1206283: "calls of an actor whose spare had let go of it before it died as well",
+    1846309: "a copy that was refused with one before it, when a manager took both up",
+    1848816: "a collective of a host that the manager before had given up",
+    1846801: "who asked a dying manager for the owner on a host that had just joined",
     1804736: "a reader whose deadline was past for the compiled clock, one nanosecond ahead, alone",
 }
 # Mistakes that are seen soon.

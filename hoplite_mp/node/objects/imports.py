@@ -38,6 +38,7 @@ class Import:
     oid: int
     hold: Any  # the node's own, until the processes that asked for the object have theirs
     described: bool = False
+    asks: bool = False  # the manager for the owner, which was not acquired from
     kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
     moved: int = -1  # number of the node after whose death a new owner was named
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -135,9 +136,8 @@ class Imports:
         """Notifies the owner that the object is held here; its description will follow."""
         one.number, self._next = self._next, self._next + 1
         one.described = False
-        if not self.send(
-            one.owner, Acquire(one.object, one.number)
-        ) and not self.above.ask_for_owner(one):
+        one.asks = not self.send(one.owner, Acquire(one.object, one.number))
+        if one.asks and not self.above.ask_for_owner(one):
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:

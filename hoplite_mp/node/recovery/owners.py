@@ -131,7 +131,9 @@ class Owners:
             elif one.owner in self.lost:
                 moved.setdefault(self.lost[one.owner].number, []).append(one)
             asks = is_kept(one) or (one.number and not one.described)
-            if asks and owner is None and one.owner not in self.lost:
+            # Its host may have become known since the question, which the manager before has taken
+            # along.
+            if asks and (owner is None or one.asks) and one.owner not in self.lost:
                 yield OwnerAsked(self.node(), one.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
