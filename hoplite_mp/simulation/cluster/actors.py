@@ -119,6 +119,7 @@ def _make(work: Programs, story: Story, where: Host | None, c: Cluster) -> None:
         options |= {"checkpoint": 1, "retries": RESTARTS[story.kind]}
     if where is not None and story.kind == "mortal":
         options["node"] = f"h{where.number}"
+        work.hear_of(story.maker, [options["node"]])
     try:
         ledger = c.options(**options).actor(Ledger, story.salt)
         ledger.all().result(timeout=HANGS_S)
