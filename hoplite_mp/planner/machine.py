@@ -128,8 +128,8 @@ class Planner:
             for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
                 if not (message.by_spare and message.node in restoring.returned):
                     self.actor_names.claim(message)
-            # The manager before may have given a node up that has called again: nobody here will
-            # hear of its end once more.
+            # A node that the former manager had given up may have called again. It is no member, so
+            # nobody will report its loss.
             known = self.membership.is_living
             requests = {n: one for n, one in restoring.requests().items() if known(one.node)}
             ended = restoring.ended

@@ -112,15 +112,17 @@ FOLDS = """
                 n = nbytes // np.dtype(dtype).itemsize
                 drawn = [np.random.default_rng([r, n]).integers(0, 9, n).astype(dtype)
                          for r in range(size)]
+                name = op if isinstance(op, str) else op.__name__
                 try:
-                    whole = fold(op if isinstance(op, str) else op.__name__, drawn)
+                    whole = fold(name, drawn)
                 except TypeError:
                     continue
                 for kind in ("allreduce", "reduce", "reduce_scatter", "scan"):
                     root = {"root": size - 1} if kind == "reduce" else {}
                     got = getattr(g, kind)(drawn[rank], op=op, **root)
                     expected = {"allreduce": whole, "reduce": whole if rank == size - 1 else None,
-                                "reduce_scatter": np.array_split(whole, size)[rank]}.get(kind, got)
+                                "reduce_scatter": np.array_split(whole, size)[rank],
+                                "scan": fold(name, drawn[: rank + 1]).astype(whole.dtype)}[kind]
                     if not (got is expected or same(got, expected)):
                         say(kind, op, dtype, nbytes, "rank", rank, got, expected)
     say("all", g.calls)

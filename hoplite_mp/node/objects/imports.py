@@ -38,7 +38,7 @@ class Import:
     oid: int
     hold: Any  # the node's own, until the processes that asked for the object have theirs
     described: bool = False
-    asks: bool = False  # the manager for the owner, which was not acquired from
+    asks: bool = False  # the manager was asked who owns it, because that host is not known here
     kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
     moved: int = -1  # number of the node after whose death a new owner was named
     waiting: list[Callable[[], None]] = field(default_factory=list)

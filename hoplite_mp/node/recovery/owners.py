@@ -131,8 +131,8 @@ class Owners:
             elif one.owner in self.lost:
                 moved.setdefault(self.lost[one.owner].number, []).append(one)
             asks = is_kept(one) or (one.number and not one.described)
-            # Its host may have become known since the question, which the manager before has taken
-            # along.
+            # Who has asked asks again, also if the owner's host has become known since: the former
+            # manager has died with the question.
             if asks and (owner is None or one.asks) and one.owner not in self.lost:
                 yield OwnerAsked(self.node(), one.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):

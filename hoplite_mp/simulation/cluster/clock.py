@@ -81,8 +81,8 @@ def virtual_time(processes: Processes) -> Iterator[None]:
         return EPOCH_S + timeline.now if processes.is_ours() else real[0]()
 
     def monotonic_ns() -> int:
-        """No two calls return the same, as in the compiled modules: a loop would never end that
-        waits until a time which those, one nanosecond ahead, hold for past."""
+        """No two calls return the same, as in the compiled modules, whose clock counts its
+        readings: a loop whose deadline is past for that clock alone would never end."""
         nonlocal now_ns
         if not processes.is_ours():
             return real[1]()
