@@ -51,13 +51,8 @@ MODULES = (
 )
 # Order of nsenter: the namespace of mounts last, because /proc is another one in it.
 NAMESPACES = ("uts", "ipc", "net", "pid", "mnt")
-PLAIN = {
-    "stdin",
-    "stdout",
-    "stderr",
-    "text",
-    "start_new_session",
-}  # options of subprocess.Popen that a fork can have
+# Options of subprocess.Popen that a fork can have.
+PLAIN = {"stdin", "stdout", "stderr", "text", "start_new_session"}
 FAILED, INTERRUPTED = 127, 130
 ROOT = str(prefork.ROOT)
 # Variables that a fork follows, too.
@@ -170,6 +165,7 @@ class Program(subprocess.Popen[Any]):
         super().__init__(args, **options)
 
     def _execute_child(self, *given: Any) -> None:
+        # What CPython's own method of this name is given, after ten other arguments.
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = given[10:16]
         ends = [p2cread, c2pwrite, errwrite]
         fds = [number if end == -1 else end for number, end in enumerate(ends)]
