@@ -65,12 +65,13 @@ class OwnerRounds:
     def lose(self, node: int) -> list[Send]:
         """A node has died. Membership must have recorded its death before this call."""
         sends: list[Send] = []
+        self._rounds.pop(node, None)  # of an earlier life of that node
+        self._rounds[node] = _Round(set(self._membership.nodes))
         for lost, open_ in list(self._rounds.items()):
             open_.waiting.discard(node)
             open_.reports.pop(node, None)
             sends += self._conclude(lost)
-        self._rounds[node] = _Round(set(self._membership.nodes))
-        return sends + self._conclude(node)
+        return sends
 
     def is_open(self, lost: int) -> bool:
         """Whether reports about that node are awaited."""
@@ -79,12 +80,10 @@ class OwnerRounds:
     def restore(self, known: list[OwnersKnown], holdings: list[HoldingsReported]) -> None:
         """Takes up the rounds of another manager. All nodes that are left have reported what they
         hold. Each of them reports again after its admission, because it may have met an object, or
-        learned of a death, since its first report; both reports count."""
+        learned of a death, since its first report; both reports count.
+
+        Invariant: an owner in `named` lives, or the round about its death is open."""
         living = self._membership.is_living
-        for told in known:
-            for object_id, owner in zip(told.objects, told.owners, strict=True):
-                if living(owner):
-                    self.named[object_id] = owner
         for message in holdings:
             if not living(message.node) or living(message.lost):
                 continue
@@ -92,6 +91,10 @@ class OwnerRounds:
             if open_ is None:
                 open_ = self._rounds[message.lost] = _Round(set(self._membership.nodes))
             open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
+        for told in known:
+            for object_id, owner in zip(told.objects, told.owners, strict=True):
+                if not self._owner_lives(object_id) and (living(owner) or owner in self._rounds):
+                    self.named[object_id] = owner
 
     def report(self, message: HoldingsReported) -> list[Send]:
         """One survivor reports what it holds. A report that is not awaited is ignored."""
@@ -122,15 +125,15 @@ class OwnerRounds:
         """The object's owner reports that no holder is left. An earlier report may still name the
         object. A new manager may read this after that owner's death; then the reports of the others
         count, with whom the owner may have lost contact before."""
-        if self._owner(message.object) == NOBODY:
+        if not self._owner_lives(message.object):
             return
         del self.named[message.object]
         for open_ in self._rounds.values():
             open_.gone.add(message.object)
 
-    def _owner(self, object_id: bytes) -> int:
-        owner = self.named.get(object_id, NOBODY)
-        return owner if owner != NOBODY and self._membership.is_living(owner) else NOBODY
+    def _owner_lives(self, object_id: bytes) -> bool:
+        owner = self.named.get(object_id)
+        return owner is not None and self._membership.is_living(owner)
 
     def _conclude(self, lost: int) -> list[Send]:
         """Names the owners if all nodes have reported."""
@@ -152,12 +155,13 @@ class OwnerRounds:
             del self.named[object_id]
         leaving = self._membership.leaving
         for object_id, nodes in whole.items():
-            if object_id in open_.gone or self._owner(object_id) != NOBODY:
+            if object_id in open_.gone or object_id in self.named:
                 continue  # another manager has named it, as the report of a node has shown
             staying = [node for node in nodes if node not in leaving]
             newest = max(spares.get(object_id, ()), default=None)
             self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
-        self.concluded(lost, {one: self._owner(one) for one in spares})
+        self._pass_on(open_)
+        self.concluded(lost, {one: self.named.get(one, NOBODY) for one in spares})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:
@@ -166,6 +170,29 @@ class OwnerRounds:
         for message in open_.asked:
             sends += self.asked(message)
         return sends
+
+    def _pass_on(self, ended: _Round) -> None:
+        """Copies what was reported of objects whose present owner has died, too, to the round about
+        that owner. A former manager had named it, and its nodes may not all know. What a spare has
+        reported stays: it is older than the present owner, which may be an actor's later host."""
+        for node, report in ended.reports.items():
+            by_owner: dict[int, list[int]] = {}
+            for place, object_id in enumerate(report.objects):
+                owner = self.named.get(object_id)
+                if owner in self._rounds:
+                    by_owner.setdefault(owner, []).append(place)
+            whole = set(report.whole)
+            for owner, places in by_owner.items():
+                part = HoldingsReported(
+                    node,
+                    owner,
+                    tuple(report.objects[place] for place in places),
+                    tuple(report.imports[place] for place in places),
+                    tuple(at for at, place in enumerate(places) if place in whole),
+                )
+                reports = self._rounds[owner].reports
+                known = reports.get(node)
+                reports[node] = part if known is None else _joined(part, known)
 
     def _named(
         self,

@@ -165,3 +165,33 @@ def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> No
     gone = (70).to_bytes(8, "little") + bytes(8)
     told = planner.step(OwnerAsked(0, gone), 0.0).sends
     assert told == ((0, OwnerTold(gone, owners.NOBODY)),)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(first: int) -> None:
+    """Seed 1871176: the owner that a former manager had named was dead, too. The round about the
+    first owner gave the object, an actor's identity, to a node that held only a handle, so nobody
+    began the actor, and its name was never free. first: the owner whose round ends first."""
+    planner = Planner()
+    for node in range(4):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    for node in (0, 1):
+        planner.membership.lose(node)
+    actor = (70).to_bytes(8, "little") + bytes(8)
+    reports = [
+        HoldingsReported(2, 0, (actor,), (5,), (0,)),  # does not know of the owner between
+        HoldingsReported(3, 1, (actor,), (0,), (0,), (0, 1)),
+        HoldingsReported(3, 0),
+        HoldingsReported(2, 1),
+    ]
+    planner.owners.restore([OwnersKnown(3, (actor,), (1,))], reports[:2])
+    ended: list[tuple[int, dict[bytes, int]]] = []
+    planner.owners.concluded = lambda lost, actors: ended.append((lost, actors))
+    sends: list[Send] = []
+    for one in sorted(reports, key=lambda report: report.lost != first):
+        sends += planner.owners.report(one)
+    assert planner.owners.named == {actor: 3}
+    assert [actors for lost, actors in ended if lost == 1] == [{actor: 3}]
+    counted = (2, 5) if first == 0 else ()
+    assert (3, OwnersNamed(1, (actor,), (3,), (counted,), ((2,) if first == 0 else (),))) in sends
+    assert (2, OwnersNamed(0, (actor,), (1 if first == 0 else 3,), ((),), ((),))) in sends
