@@ -36,6 +36,7 @@ from hoplite_mp.planner.group_members import (
     Member,
     Phase,
     Standing,
+    latest_shown,
 )
 from hoplite_mp.planner.group_returns import Returns, ended_text, struck_text
 from hoplite_mp.protocol.groups import NO_TASK
@@ -178,15 +179,11 @@ class Groups:
         them. `joins`: requests whose answers these have not received. `members`: living nodes."""
         sends: list[Send] = []
         unread = list(joins)
-        latest: dict[str, GroupMembers] = {}
+        latest = latest_shown([one.shown for one in held])
         for one in held:
-            known = latest.get(one.shown.name)
-            if known is None or _order(known) < _order(one.shown):
-                latest[one.shown.name] = one.shown
             self._generation = max(self._generation, one.shown.generation)
-        for one in held:
-            shown = latest[one.shown.name]
-            if one.shown.generation != shown.generation:
+            shown = latest.get(one.shown.generation)
+            if shown is None:
                 old = one.shown
                 sends.append((one.node, GroupClosed(old.name, old.generation, old.board)))
                 continue
@@ -447,10 +444,6 @@ def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
 
 def _task_of(shown: GroupMembers, rank: int) -> bytes:
     return shown.tasks[rank] if rank < len(shown.tasks) else NO_TASK
-
-
-def _order(shown: GroupMembers) -> tuple[int, int]:
-    return shown.generation, shown.version
 
 
 def _shown(shown: GroupMembers) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ __all__ = [
     "Member",
     "Phase",
     "Standing",
+    "latest_shown",
 ]
 
 TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
@@ -138,3 +139,22 @@ class Group:
     def free_rank(self) -> int | None:
         """The lowest free rank."""
         return next((rank for rank in range(self.size) if rank not in self.members), None)
+
+
+def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
+    """The latest version of each group, by its generation, of those that nodes have reported.
+    Groups whose name or board a later one has are left out: they have ended, although some node has
+    not received that."""
+    latest: dict[int, GroupMembers] = {}
+    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
+    for one in shown:
+        known = latest.get(one.generation)
+        if known is None or known.version < one.version:
+            latest[one.generation] = one
+        for key in (one.name, one.board):
+            newest[key] = max(newest.get(key, 0), one.generation)
+    return {
+        generation: one
+        for generation, one in latest.items()
+        if newest[one.name] == newest[one.board] == generation
+    }

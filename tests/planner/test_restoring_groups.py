@@ -77,6 +77,29 @@ def test_a_change_of_which_not_all_have_heard() -> None:
     assert cluster.back(reports) == [(1, second)]
 
 
+def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> None:
+    """Seed 1816302: the earlier group was restored, and its members' nodes were told to make its
+    board again, which erased that of the later group: its calls failed on one host alone."""
+    cluster = Cluster()
+    first = cluster.group()
+    for node in (0, 1):
+        cluster.say(m.ClientLost(node, 5, 1))
+    for node in (0, 1):
+        cluster.say(m.GroupJoinRequested(2, node, 6, 1, "later", 2, node))
+    later = cluster.latest(m.GroupMembers)
+    assert (later.board, later.generation) == (first.board, first.generation + 1)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, later, ((0, 6, 1),)),),
+        1: (r.GroupHeld(1, first, ()), m.GroupJoinRequested(2, 1, 6, 1, "later", 2, 1)),
+    }
+    sends = cluster.back(reports)
+    about = {one.name for _, one in sends if isinstance(one, m.GroupMembers)}
+    assert about == {"later"}
+    closed = [(node, one) for node, one in sends if isinstance(one, m.GroupClosed)]
+    assert closed == [(1, m.GroupClosed("g", first.generation, first.board))]
+
+
 def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     """Its host is in the cluster all the same, and has heard nothing of that: the member would wait
     for ever for calls that the others make without it."""
