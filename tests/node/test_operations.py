@@ -12,6 +12,7 @@ from hoplite_mp import ids
 from hoplite_mp.node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp.node.collectives.endings import placed
 from hoplite_mp.node.collectives.operations import Operations
+from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.protocol import messages as m
 
 
@@ -60,6 +61,31 @@ def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> Non
     Operations._ran(room, 7, 1, chunked, None)
     assert chunked.drop.called
     assert operation.plan.epoch == 2
+
+
+def test_a_plan_without_room_is_not_tried_in_each_turn() -> None:
+    """Seed 1837668: each attempt spilled one object to restore another. That woke processes, these
+    the node, and the node tried again: a hundred thousand times a second."""
+    tried: list[float] = []
+    now = 100.0
+    operation: Any = SimpleNamespace(plan=object(), try_again_at=0.0, space_deadline=110.0)
+    room: Any = mock.Mock(spec=Operations)
+    room.configure_mock(
+        operations={7: operation}, loop=SimpleNamespace(now=lambda: now), store=mock.Mock()
+    )
+
+    def execute(one: Any) -> None:
+        tried.append(now)
+        Operations._no_room(room, one, "no room")
+
+    room.execute = execute
+    for _ in range(50):
+        again = Operations.execute_again(room)
+        assert again is not None
+        now = max(now + 0.001, min(again, now + 0.007))  # other things happen meanwhile
+    assert len(tried) == pytest.approx((now - 100) / ROOM_LOOK_S, abs=1)
+    operation.plan = None
+    assert Operations.execute_again(room) is None
 
 
 class Counted(int):

@@ -70,6 +70,7 @@ class Operation:
     chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
     epoch: int = 0
     space_deadline: float = 0.0
+    try_again_at: float = 0.0  # when to look for room again; see `_no_room`
     plan: ExecuteReduce | None = None
     executed: ExecuteReduce | None = None  # the latest plan that only this node executes
     layout: bytes = b""  # dtype and shape of a source; all sources must agree
@@ -325,7 +326,11 @@ class Operations:
         return chunked_reduce
 
     def _no_room(self, operation: Operation, why: str) -> None:
-        if self.loop.now() > operation.space_deadline:
+        """An attempt may have spilled and restored objects in vain, which wakes processes, and by
+        that this node's next turn. So the next attempt does not follow in that turn."""
+        now = self.loop.now()
+        operation.try_again_at = now + ROOM_LOOK_S
+        if now > operation.space_deadline:
             why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
 
@@ -360,6 +365,7 @@ class Operations:
         elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
             execution.let_go()
             operation.plan = execution.plan  # `execute_again` starts the next chunk
+            operation.try_again_at = 0.0
         elif failure is None:
             operation.chunked_reduce = None
             operation.execution = execution
@@ -370,13 +376,11 @@ class Operations:
 
     def execute_again(self) -> float | None:
         """Tries plans that wait for room; returns when to try again, None if none waits."""
-        again = None
         for operation in list(self.operations.values()):
-            if operation.plan is not None:
+            if operation.plan is not None and self.loop.now() >= operation.try_again_at:
                 self.execute(operation)
-                if operation.plan is not None:
-                    again = self.loop.now() + ROOM_LOOK_S
-        return again
+        waiting = (one.try_again_at for one in self.operations.values() if one.plan is not None)
+        return min(waiting, default=None)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -197,6 +197,10 @@ class Rooms:
             self.resources.poll()
         return done
 
+    def _turn_is_due(self) -> None:
+        """The turn itself looks for room. It may begin a rounding error too early."""
+        self._next_turn_at = 0.0
+
     def end_turn(self) -> None:
         """Polls the rooms that also depend on what Lan's rooms have changed in this turn."""
         loop = self.host.loop
@@ -205,7 +209,7 @@ class Rooms:
         again, now = self.operations.execute_again(), loop.now()
         if again is not None and not now < self._next_turn_at <= again:  # one timer at a time
             self._next_turn_at = again
-            loop.call_later(max(0.0, again - now), lambda: None)
+            loop.call_later(max(0.0, again - now), self._turn_is_due)
         self.results.poll()
         self.groups.poll()
         self.workers.poll()
