@@ -239,9 +239,9 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-believes-the-oldest",
-        "hoplite_mp/planner/group.py",
-        "if known is None or _order(known) < _order(one.shown):",
-        "if known is None or _order(known) > _order(one.shown):",
+        "hoplite_mp/planner/group_members.py",
+        "if known is None or known.version < one.version:",
+        "if known is None or known.version > one.version:",
         (
             "A Group goes on with its members when the manager is started again; here the "
             "oldest list that any host knows is taken, and a member that came after it is "
