@@ -27,6 +27,8 @@ from benchmarks.lan.hosts import ENV, cluster
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tests.lan import Host
+
 HERE = (
     "call", "queued", "mapped", "argument", "result", "put", "get", "reduced", "actor_call",
     "group_small", "group_large", "start",
@@ -37,10 +39,12 @@ OVER = (
     *(f"{kind}:{1 << 20}" for kind in LARGE[:3]),
     *(f"{kind}:1024" for kind in ("barrier", "broadcast", "allreduce")),
 )
+REFS = "refs-"
 SMALL_TIMES = 20  # calls of 1 KiB, and four of 1 MiB, count once, as their median
 RESAMPLES = 4000
 ANSWER_S = 120.0  # for one reading; then a build hangs, and the figures would be of something else
 PORTS = {"before": 7000, "after": 7100}
+REFS_PORTS = {"before": 7200, "after": 7300}
 MEMORY = "1500MiB"
 
 
@@ -58,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = options.rows or (OVER if options.n else HERE)
     with contextlib.ExitStack() as stack:
         if options.n:
-            timed = stack.enter_context(over(trees, options.n, options.tls))
+            groups = any(not row.startswith(REFS) for row in rows)
+            refs = any(row.startswith(REFS) for row in rows)
+            timed = stack.enter_context(over(trees, options.n, options.tls, groups, refs))
         else:
             timed = stack.enter_context(here(trees))
         ratios = measured(timed, rows, options.pairs)
@@ -146,34 +152,50 @@ def here(trees: dict[str, Path]) -> Iterator[Callable[[str, str, int], float]]:
 
 @contextlib.contextmanager
 def over(
-    trees: dict[str, Path], size: int, tls: bool
+    trees: dict[str, Path], size: int, tls: bool, groups: bool, refs: bool
 ) -> Iterator[Callable[[str, str, int], float]]:
-    """Times a call with one of the builds, whose clusters lie on the same emulated hosts."""
+    """Times a call with one of the builds, whose clusters lie on the same emulated hosts. groups,
+    refs: which calls there will be."""
     from tests.lan import Lan
 
-    script = str(ROOT / "benchmarks" / "pairs" / "rank.py")
+    folder = ROOT / "benchmarks" / "pairs"
     with contextlib.ExitStack() as stack:
         lan = stack.enter_context(Lan(size, "1gbit"))
+
+        def started(
+            host: Host, build: str, script: str, address: str, *more: int
+        ) -> subprocess.Popen[str]:
+            arguments = map(str, (int(tls), size, *more))
+            process = host.popen(
+                [sys.executable, "-P", str(folder / script), address, *arguments],
+                env={**ENV, "PYTHONPATH": str(trees[build])}, cwd=trees[build],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            stack.callback(end, process)
+            return process
+
+        def up(build: str, workers: int, port: int) -> str:
+            made = cluster(lan, tls, workers, MEMORY, tree=trees[build], port=port)
+            return stack.enter_context(made)
+
         ranks: dict[str, list[subprocess.Popen[str]]] = {}
-        for build, tree in trees.items():
-            address = stack.enter_context(
-                cluster(lan, tls, 0, MEMORY, tree=tree, port=PORTS[build])
-            )
-            ranks[build] = [
-                host.popen(
-                    [sys.executable, "-P", script, address, str(int(tls)), str(size), str(rank)],
-                    env={**ENV, "PYTHONPATH": str(tree)}, cwd=tree,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                )
-                for rank, host in enumerate(lan)
-            ]  # fmt: skip
-            for process in ranks[build]:
-                stack.callback(end, process)
+        drivers: dict[str, subprocess.Popen[str]] = {}
+        for build in trees:
+            if groups:
+                address = up(build, 0, PORTS[build])
+                ranks[build] = [
+                    started(host, build, "rank.py", address, rank) for rank, host in enumerate(lan)
+                ]
+            if refs:
+                address = up(build, 1, REFS_PORTS[build])
+                drivers[build] = started(lan[0], build, "refs.py", address)
 
         def once(build: str, kind: str, nbytes: int, turn: int) -> float:
-            for process in ranks[build]:
-                asked(process, f"{kind} {nbytes} {turn}")
-            return max([answered(process) for process in ranks[build]])
+            of_refs = kind.startswith(REFS)
+            asking = [drivers[build]] if of_refs else ranks[build]
+            for process in asking:
+                asked(process, f"{kind.removeprefix(REFS)} {nbytes} {turn}")
+            return max([answered(process) for process in asking])
 
         def timed(build: str, row: str, turn: int) -> float:
             kind, size_ = row.split(":")
