@@ -71,6 +71,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
 def stopped() -> Iterator[Cluster]:
     with hoplite_mp.Cluster(1) as made:
         assert made.submit(abs, -1).result() == 1
+        made.stats()  # the node has begun, and so has its name; the first tasks need no node
         host: Any = made._host
         node = next(
             one
