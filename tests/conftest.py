@@ -73,6 +73,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+# Until all tests are collected: what that makes stays, and looking for garbage in it takes half of
+# the time.
+gc.disable()
+
+
 @pytest.hookimpl(trylast=True)  # when those are out that are not selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of few tests come first: those are the ones that take long. Processes that share the
@@ -84,6 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Thousands of tests are no garbage: `gc.collect()`, which many of them call, passes over what
     was there before the first one."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
