@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 # What only the tests of the front ends import: Ray, Dask and torch.
 ENGINES := .venv-engines
-# Of pytest. Many tests wait for what other processes do, so three keep two processors busy.
-TEST_PROCESSES := 3
+# Of pytest. Many tests wait for what other processes do, so four keep two processors busy.
+TEST_PROCESSES := 4
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
