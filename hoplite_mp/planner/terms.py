@@ -300,7 +300,10 @@ class Candidate:
 
     def is_struck(self, known: dict[int, Knowledge]) -> bool:
         """Had the manager given up this standby's host without the host knowing? Then the others
-        have gone on without its objects and tasks, and it must not lead them."""
+        have gone on without its objects and tasks, and it must not lead them. A voter may have been
+        told of the loss and of no later list yet."""
+        if any(self.own in one.gone for one in known.values()):
+            return True
         hosts, own = self.latest(known), known.get(self.own)
         mine = None if own is None else own.latest
         return (

@@ -72,11 +72,13 @@ class Hosts(NamedTuple):
 
 class Knowledge(NamedTuple):
     """What a node knows: its term, the manager's own node (None: it never had a manager), and the
-    lists in force."""
+    lists in force. `gone`: nodes of the latest list that the manager has declared gone, although
+    this node does not know a later list yet."""
 
     term: int
     at: int | None
     lists: tuple[Hosts, ...]
+    gone: tuple[int, ...] = ()
 
     @property
     def latest(self) -> Hosts | None:
@@ -100,6 +102,7 @@ def _knowledge(value: Knowledge) -> None:
     if value.at is not None:
         between("at", value.at, 0, NODES_MAX - 1)
     _lists("lists", value.lists)
+    numbers("gone", value.gone, NODES_MAX - 1)
 
 
 # ---- manager -> node

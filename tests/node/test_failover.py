@@ -106,7 +106,7 @@ class StageNetwork:
     def failover(self, named: t.StandbyNamed) -> Failover:
         stage = self.stage
         none: Any = None
-        to = stage.management, self, self.membership, self.peers, none
+        to = stage.management, self, self.membership, stage.missing, self.peers, none
         return Failover(stage.loop, stage.life, none, *to, named)
 
 
@@ -131,7 +131,9 @@ class Stage:
         self.above = StageAbove()
         self.management = Management(self.loop, client, self.life, None, self.above)
         peers: Any = None  # the standby is at none of this host's addresses
-        membership: Any = SimpleNamespace(start=LAN, members={}, manager_is_at=lambda at: None)
+        members: Any = {node: None for _, nodes in LISTS for node in nodes}
+        membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
+        self.members, self.missing = members, SimpleNamespace(members={})
         self.management.network = StageNetwork(self, membership, peers)
         self.manager = self.open()
         self.management.other_host_id = 4

@@ -385,6 +385,22 @@ def test_a_host_that_was_given_up_does_not_lead() -> None:
     assert candidate.ask(0.0) == [1]  # the others have been asked
 
 
+def test_a_host_that_was_given_up_does_not_lead_before_a_list_says_so() -> None:
+    """The manager dies between its word that the host is gone and its next list. The host, which
+    was cut off, would lead the other one, which has gone on without it."""
+    candidate = Candidate(2, 9)
+    hosts = Hosts(1, (0, 1, 2))
+    candidate.offer(2, Knowledge(1, 0, (hosts,), (0,)))
+    candidate.offer(1, Knowledge(1, 0, (hosts,), (2,)))
+    assert candidate.ask(0.0) == []
+    assert candidate.is_struck(candidate.offers)
+    candidate.offer(1, Knowledge(1, 0, (hosts,)))
+    assert candidate.ask(0.0) == [2, 1]
+    candidate.voted(2, candidate.term, Knowledge(1, 0, (hosts,)))
+    candidate.voted(1, candidate.term, Knowledge(1, 0, (hosts,), (2,)))  # heard meanwhile
+    assert not candidate.has_won
+
+
 def test_a_standby_that_is_promoted_does_not_wait_for_hosts_that_are_gone() -> None:
     """The end of their connections may be noticed late, or never."""
     _, voters = led(0, 1, 2, 3, 4)

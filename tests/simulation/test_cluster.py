@@ -71,6 +71,7 @@ FOUND = {
     1846801: "who asked a dying manager for the owner on a host that had just joined",
     1804736: "a reader whose deadline was past for the compiled clock, one nanosecond ahead, alone",
     1837668: "two reductions that took the room from each other in each turn of the node",
+    2011621: "a standby that was promoted although its host had been given up",
     1816302: "a Group on the board of one whose end a host had not heard of",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }

@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.management import Management, Network
     from hoplite_mp.node.core.membership import Membership
     from hoplite_mp.node.life import Life
+    from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.ports import Connections, Loop, Processes
     from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.terms import Knowledge
     from hoplite_mp.transport.addresses import Address
     from hoplite_mp.transport.conversation import Admission
 
@@ -83,6 +85,7 @@ class Failover:
         management: Management,
         network: Network,
         membership: Membership,
+        missing: Missing,
         peers: Peers,
         processes: Processes,
         named: StandbyNamed,
@@ -93,6 +96,7 @@ class Failover:
         self.management = management
         self.network = network
         self.membership = membership
+        self.missing = missing
         self.peers = peers
         self.processes = processes
         self.addresses = named.addresses
@@ -146,7 +150,15 @@ class Failover:
     def knows(self) -> Knows:
         """What this node knows of terms; sent to a manager that was restarted, and to the
         standby."""
-        return Knows(self.management.client.number, self.voter.knowledge)
+        return Knows(self.management.client.number, self._knowledge)
+
+    @property
+    def _knowledge(self) -> Knowledge:
+        known = self.voter.knowledge
+        if known.latest is None:
+            return known
+        here = {self.management.client.number, *self.membership.members, *self.missing.members}
+        return known._replace(gone=tuple(node for node in known.latest.nodes if node not in here))
 
     def ends(self) -> Ends:
         """The last message of this node. It promises that the node never votes again, so that the
@@ -287,7 +299,7 @@ class Failover:
     def _from_standby(self, message: Any) -> None:
         if not isinstance(message, VoteAsked) or self.wire is None:
             return
-        before = self.voter.knowledge
+        before = self._knowledge
         if not self.voter.vote(message.term, message.candidate, self.loop.now()):
             self.wire.close("this node is not free")
             return

@@ -204,6 +204,7 @@ class Lan:
             connections,
             local.management,
             self.membership,
+            self.missing,
             self.peers,
             local.processes,
             self._open,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.management import Management
     from hoplite_mp.node.core.membership import Membership
     from hoplite_mp.node.life import Life
+    from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.ports import Calling, Connections, Loop, Processes
     from hoplite_mp.protocol.terms import StandbyNamed
@@ -43,6 +44,7 @@ class ManagerCalls:
         connections: Connections,
         management: Management,
         membership: Membership,
+        missing: Missing,
         peers: Peers,
         processes: Processes,
         let_in: Callable[[], None],
@@ -54,6 +56,7 @@ class ManagerCalls:
         self.connections = connections
         self.management = management
         self.membership = membership
+        self.missing = missing
         self.peers = peers
         self.processes = processes
         self.let_in = let_in
@@ -92,5 +95,5 @@ class ManagerCalls:
         """Makes the failover, after the manager has named a standby."""
         from hoplite_mp.node.core.failover import Failover
 
-        to = self.management, self, self.membership, self.peers
+        to = self.management, self, self.membership, self.missing, self.peers
         return Failover(self.loop, self.life, self.connections, *to, self.processes, named)

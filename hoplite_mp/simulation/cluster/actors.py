@@ -172,6 +172,8 @@ def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
             raise WrongEnd(f"{told}: in another order")
     if story.kind == "restarts":  # it may have begun again, empty
         return
+    if work.world.overruled:  # its state may be the one from before its host was given up
+        return
     for entry, place in story.confirmed.items():
         if place >= len(entries) or entries[place] != entry:
             raise WrongEnd(f"{told}: {entry} is not in its place")

@@ -47,11 +47,13 @@ def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | Non
     return Leadership(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
 
 
-def candidate_leadership(around: Surroundings, own: int) -> Leadership[Any]:
-    """The leadership of the standby; own: the number of its host's node."""
+def candidate_leadership(around: Surroundings, own: int) -> tuple[Candidate, Leadership[Any]]:
+    """What the standby knows of votes, and its leadership; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
     seconds = lease_s(around.config.silence_s)
-    return Leadership(_named(around), own=own, lease_s=seconds, write=_write, candidate=candidate)
+    return candidate, Leadership(
+        _named(around), own=own, lease_s=seconds, write=_write, candidate=candidate
+    )
 
 
 def _named(around: Surroundings) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ class World:
         self.managers = 0  # how many managers have died
         self.calls_begun = 0  # calls of Groups begun by any member
         self.taken_over = 0  # how often a standby has won
+        # A human has made a host lead without which the others had gone on.
+        self.overruled = False
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[Host, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
@@ -88,7 +90,7 @@ class World:
         around = self.around
         (at,) = around.standby_at
         host_id, place = host.host_id, host.place
-        leadership = candidate_leadership(around, ask.node)
+        candidate, leadership = candidate_leadership(around, ask.node)
         standby = VirtualManager(
             self.board,
             place,
@@ -108,6 +110,7 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.taken_over += 1
+            self.overruled = self.overruled or candidate.is_struck(candidate.votes)
             Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
 
         leadership.won = won
