@@ -26,7 +26,7 @@ from hoplite_mp.simulation.cluster.lasting import (
 )
 from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
-from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
+from hoplite_mp.simulation.cluster.programs import HANGS_S, PATIENCE_S, Programs
 from hoplite_mp.simulation.cluster.scarce import begin_scarce
 from hoplite_mp.simulation.cluster.timely import begin_newcomer, begin_timely
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
@@ -304,9 +304,11 @@ class Workload(Programs):
             value = self.value(c, ref, what)
             self.truth.check_result(operation, part, len(results), np.asarray(value),
                                     ref.contributors or ())  # fmt: skip
+        until = self.world.timeline.now + PATIENCE_S  # for all readers that have died together
         for part in range(len(results)):
             for reader in range(READERS_MAX):
-                self.board.find(f"result {part} of {operation.number} was read by {reader}")
+                left_s = max(0.0, until - self.world.timeline.now)
+                self.board.find(f"result {part} of {operation.number} was read by {reader}", left_s)
 
     def _copy(self, kind: str, refs: list[Any], to: Any, what: str, c: Cluster) -> None:
         if kind == "broadcast":
