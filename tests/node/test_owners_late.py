@@ -354,6 +354,50 @@ def test_a_manager_dies_between_two_messages_about_new_owners(
     assert not network.planner.owners.named
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
+    network: LossNetwork, again: bool
+) -> None:
+    """Seed 2015581: the first manager had told the new owner whom to count, and died before it told
+    the others who that owner is. One of these, which had met the object after the first owner's
+    death, released it, told nobody, and reported no import to the next manager, so the new owner
+    held the object for ever. again: it has met the object again meanwhile."""
+    owner, keeper, late, _ = network.living
+    object_id, mine = owner.put(BIG)
+    known, further = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    keeper.keep(known, owner)
+    network.pump()
+    (hold,) = away_hold(network, late, known)
+    network.notice(owner)
+    network.held_back = []
+    network.to_manager(NodeLost(owner.number, 0))
+    found = late.hold(object_id)  # before it reports, so it will be counted
+    network.report(owner)
+    held, network.held_back = network.held_back, None
+    network.no_manager = True
+    network.say([one for one in held if one[0] == keeper.number])
+    network.settle()  # the new owner describes the object to those that it counts
+    assert len(keeper.exports.exports[keeper.imports.own(object_id)].importers) == 1
+    assert found
+    found.clear()
+    network.settle()
+    if again:
+        found = late.hold(object_id)
+    network.restart_manager()
+    network.settle()
+    export = keeper.exports.exports.get(keeper.imports.own(object_id))
+    if again:
+        assert (late.read(found[0]) == BIG).all()
+        assert export is not None
+        assert len(export.importers) == 1
+        found.clear()
+    network.settle()
+    del export, further, mine, hold
+    clean(network)
+    assert not network.planner.owners.named
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_more_than_one_report_can_name(
     network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool

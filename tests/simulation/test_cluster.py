@@ -72,6 +72,7 @@ FOUND = {
     1804736: "a reader whose deadline was past for the compiled clock, one nanosecond ahead, alone",
     1837668: "two reductions that took the room from each other in each turn of the node",
     2011621: "a standby that was promoted although its host had been given up",
+    2015581: "a ref that was let go after its new owner, and no other host, had heard of it",
     1816302: "a Group on the board of one whose end a host had not heard of",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }

@@ -30,6 +30,9 @@ class Lost:
     number: int
     holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
+    # Object -> numbers that were reported to managers which have died since. A new owner may count
+    # them, and is told by this node which of them it has released.
+    former: dict[bytes, set[int]] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is still to come
     # Releases that arrived before this node knew that it is the new owner: (object, host id of the
     # sender, number of its import).
@@ -102,6 +105,13 @@ class Holdings:
             numbers.append(counted)
             if lost is not None:
                 lost.reported[object_id] = counted
+        if lost is not None:
+            for object_id in lost.former:
+                # It is reported so that the manager names its owner to this node.
+                if not self.imports.all_of(object_id) and len(objects) < HOLDINGS_MAX:
+                    objects.append(object_id)
+                    numbers.append(0)
+                    lost.reported[object_id] = 0
         known = tuple(objects), tuple(numbers), tuple(whole), tuple(spares)
         return HoldingsReported(self.node(), number, *known)
 

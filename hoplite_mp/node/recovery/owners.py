@@ -143,6 +143,8 @@ class Owners:
         for number in {**moved, **open_}:
             lost = open_.get(number)
             if lost is not None:
+                for object_id, before in lost.reported.items():
+                    lost.former.setdefault(object_id, set()).add(before)
                 lost.reported.clear()
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
             told = self.holdings.report(number, moved.get(number, []), lost)
@@ -247,9 +249,6 @@ class Owners:
             self.above.moved(one)
         if owner in self.lost:
             return
-        # A header that OwnerTold has moved already may have the reported number, too.
-        if number and all(one.number != number for one in self.imports.all_of(object_id)):
-            self.send(owner, Release(object_id, number))  # it was released after the report
         for one in ours:
             # An owner that a former manager has named does not count an import that was made since,
             # because it has closed its search and ignores OwnersNamed. So a reported import that
@@ -258,6 +257,12 @@ class Owners:
                 self._acquire(one)
             elif not one.number and (self.imports.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
+        # A header that OwnerTold has moved already may have the reported number, too. What was
+        # released after the report comes last, because the object must not be freed before
+        # another import of it has been acquired.
+        here = {one.number for one in self.imports.all_of(object_id)}
+        for before in {number, *lost.former.get(object_id, ())} - here - {0}:
+            self.send(owner, Release(object_id, before))
 
     def _acquire(self, one: Import) -> None:
         if not self.send(one.owner, Acquire(one.object, one.number)):
