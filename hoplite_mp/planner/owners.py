@@ -91,9 +91,17 @@ class OwnerRounds:
             if open_ is None:
                 open_ = self._rounds[message.lost] = _Round(set(self._membership.nodes))
             open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
+        has: dict[int, set[bytes]] = {}
+        reports: tuple[OwnersKnown | HoldingsReported, ...] = (*known, *holdings)
+        for report in reports:
+            has.setdefault(report.node, set()).update(report.objects)
         for told in known:
             for object_id, owner in zip(told.objects, told.owners, strict=True):
-                if not self._owner_lives(object_id) and (living(owner) or owner in self._rounds):
+                if living(owner) and object_id not in has.get(owner, ()):
+                    # It was freed there, and no manager lived to read that.
+                    for open_ in self._rounds.values():
+                        open_.gone.add(object_id)
+                elif not self._owner_lives(object_id) and (living(owner) or owner in self._rounds):
                     self.named[object_id] = owner
 
     def report(self, message: HoldingsReported) -> list[Send]:

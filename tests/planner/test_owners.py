@@ -104,6 +104,26 @@ def test_what_was_freed_between_two_reports_gets_no_owner() -> None:
     assert not planner.owners.named
 
 
+def test_what_its_owner_freed_while_there_was_no_manager_gets_no_owner() -> None:
+    """Seed 2023921: another node still had a replica, and told the next manager who the owner is,
+    which would never say again that the object is gone."""
+    planner = Planner()
+    for node in range(3):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    planner.membership.lose(0)
+    freed, kept, told = ((70).to_bytes(8, "little") + at.to_bytes(8, "little") for at in range(3))
+    planner.owners.restore(
+        [OwnersKnown(2, (freed, kept, told), (1, 1, 1)), OwnersKnown(1, (kept,), (1,))],
+        [
+            HoldingsReported(2, 0, (freed, kept, told), (0, 0, 0), (0, 1, 2)),
+            HoldingsReported(1, 0, (told,), (0,), (0,)),  # it has not heard that it is the owner
+        ],
+    )
+    for node in (1, 2):
+        planner.owners.report(HoldingsReported(node, 0))
+    assert planner.owners.named == {kept: 1, told: 1}
+
+
 @pytest.mark.parametrize("told", ["before", "after"])
 def test_what_a_dead_owner_has_freed_gets_the_owner_of_those_who_hold_it(told: str) -> None:
     """Seed 1206283: the owner had lost contact with the holder, and said that nobody holds the
