@@ -8,9 +8,11 @@ It must never know: what is played.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import queue
+import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 PATIENCE_S = 10.0
+PR_SET_PDEATHSIG = 1
 _cores: Any = None  # numbers of those that nobody uses, in a process of a pool
 
 
@@ -50,8 +53,13 @@ def play_all(
 
 
 def _begin(cores: Any) -> None:
+    """In a new process of the pool, which ends with its parent, also if that is killed."""
     global _cores
     _cores = cores
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextlib.contextmanager
