@@ -65,6 +65,7 @@ class StripeLayout:
         self.count = prod(self.shape)
         slices = max(1, len(plan.results))
         self.shapes = slices_of(self.shape, slices)
+        self._heads: dict[int, tuple[bytes, int, int]] = {}
         self._bounds: list[tuple[int, int]] = []
         begin = 0
         for shape in self.shapes if plan.kind == "reduce_scatter" else ():
@@ -73,8 +74,12 @@ class StripeLayout:
 
     def head(self, index: int) -> tuple[bytes, int, int]:
         """(head of the payload, offset of the elements, bytes in all) of result `index`."""
-        dtype = serial.named_dtype(self.result_name)
-        return serial.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
+        known = self._heads.get(index)
+        if known is None:
+            dtype = serial.named_dtype(self.result_name)
+            known = serial.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
+            self._heads[index] = known
+        return known
 
     def elements(self, stripe: int) -> tuple[int, int]:
         """[begin, end) of a stripe, in elements of the whole array."""
