@@ -133,7 +133,7 @@ class MapCalls:
             futures = ((self.submit(fixed, *args), 1) for args in items.rows())
             limit = buffersize
         bar = open_bar(progress, total)
-        return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)
+        return Results(Run(futures, limit, timeout, deadline, ordered, self, bar), chunked)
 
     def _chunksize(self, count: int) -> int:
         workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))

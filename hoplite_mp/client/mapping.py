@@ -33,14 +33,16 @@ class Run:
         self,
         futures: Iterator[tuple[Future[Any], int]],
         ahead_max: int | None,
+        timeout: float | None,
         deadline: float | None,
         ordered: bool,
         executor: object,
         bar: Any,
     ) -> None:
-        """futures: each with the number of its items. executor: kept alive. bar: a tqdm bar, or
-        None."""
+        """futures: each with the number of its items. timeout: in seconds, as the user gave it;
+        deadline: what it means. executor: kept alive. bar: a tqdm bar, or None."""
         self._more = futures
+        self._timeout = timeout
         self._deadline = deadline
         self._executor = executor
         self._bar = bar
@@ -86,7 +88,7 @@ class Run:
                 self._ended(next(self._ends))
             return self._ended(next(self._ends))
         except HopliteTimeoutError:
-            raise self._late() from None
+            raise self.late() from None
 
     async def next_in_loop(self) -> Future[Any]:
         """The next Future, once it is done. Cancelling this call loses nothing."""
@@ -95,7 +97,7 @@ class Run:
 
             future = self._ahead[0]
             if not await ended(future._submitter, future._oid, self.left()):
-                raise self._late()
+                raise self.late()
             return self._ahead.popleft()
         try:
             while self._ordered:
@@ -105,7 +107,7 @@ class Run:
                 self._ended(await anext(self._ends))
             return self._ended(await anext(self._ends))
         except HopliteTimeoutError:
-            raise self._late() from None
+            raise self.late() from None
 
     def _catch_up(self) -> None:
         """Updates the bar with what is done by now."""
@@ -119,16 +121,13 @@ class Run:
             self._bar.update(items)
         return future
 
-    def _late(self) -> HopliteTimeoutError:
+    def late(self) -> HopliteTimeoutError:
+        """The error if the next result is not ready in time."""
+        within = f"within the {self._timeout:g} s of map()"
         if self._ordered:
-            return HopliteTimeoutError(
-                "the next result was not ready within the timeout of map(); "
-                f"{len(self._ahead)} are under way"
-            )
-        return HopliteTimeoutError(
-            f"none of {len(self._under_way)} results under way was ready within the timeout of "
-            "map()"
-        )
+            return HopliteTimeoutError(f"the next result was not ready {within}")
+        count = len(self._under_way)
+        return HopliteTimeoutError(f"none of {count} results under way was ready {within}")
 
     def go_on(self) -> None:
         """Sends another task, because a result has been read."""
@@ -181,7 +180,7 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
         while run:
             future = run.next()
             try:
-                result = [future.result(run.left())]
+                result = [_read(future, run)]
                 # So that the submitter drops the Future, and with it the result.
                 future._submitter.drain()
             finally:
@@ -191,6 +190,15 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
             yield result.pop()  # from here on only the reader holds it
     finally:
         run.end()
+
+
+def _read(future: Future[Any], run: Run) -> Any:
+    try:
+        return future.result(run.left())
+    except HopliteTimeoutError:
+        if future.done():  # it is the task's own error
+            raise
+        raise run.late() from None
 
 
 def _poppers(

@@ -41,6 +41,15 @@ def test_a_wait_that_was_too_short(cluster: Cluster) -> None:
     future.cancel(force=True)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_map_that_took_too_long_names_its_timeout(cluster: Cluster, ordered: bool) -> None:
+    results = cluster.map(nap, [30], timeout=0.2, ordered=ordered)
+    with pytest.raises(HopliteTimeoutError, match=r"ready within the 0\.2 s of map\(\)$"):
+        next(results)
+    with pytest.raises(HopliteTimeoutError, match="ran longer"):  # a task's own
+        next(cluster.options(timeout=0.1).map(nap, [30], timeout=60, ordered=ordered))
+
+
 def test_a_deleted_object_is_named_as_its_ref(cluster: Cluster) -> None:
     ref = cluster.put(bytes(1000))
     cluster.delete(ref)
