@@ -238,6 +238,7 @@ class Faults:
             self._later(0.3, self.world.rejoin, place)
 
     def _crawl(self, place: int) -> None:
+        self.world.crawls += 1
         factor = self.chance.choice([0.05, 0.1, 0.3])
         port = self.world.network.ports[place]
         port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)

@@ -89,7 +89,8 @@ def _receive(
             number, value = g.recv(source=source)
         except PeerLostError as error:
             world = work.world
-            hosts_stay = not (world.lost or world.cuts or world.resets or world.stops)
+            disturbed = world.cuts or world.resets or world.stops or world.crawls
+            hosts_stay = not (world.lost or disturbed)
             holds = hosts_stay and (source, expected, g.rank) in sent and not work.truth.tight
             work.truth.check_error(f"letter {expected} of {source} in {salt}", error, holds)
             return

@@ -139,7 +139,7 @@ class Truth:
     def check_members(self) -> None:
         """No host may have been given up without a fault."""
         world = self.world
-        disturbed = world.cuts or world.resets or world.stops or world.managers
+        disturbed = world.cuts or world.resets or world.stops or world.managers or world.crawls
         if world.gave_up and world.lives[0].alive and not disturbed:
             raise WrongEnd(f"host {world.gave_up[0].place} was given up, and nothing has happened")
 

@@ -62,6 +62,9 @@ class World:
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[Host, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
+        # Hosts whose links became slow. What such a host sends leaves in one queue here, in which
+        # a beat may wait behind megabytes, so it may be given up.
+        self.crawls = 0
         self.left: set[Host] = set()  # lives that were asked to leave
         self.went: set[Host] = set()  # those of them whose node has ended by itself
         self.struck: set[int] = set()  # machines at which any fault has struck
