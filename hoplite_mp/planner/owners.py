@@ -43,11 +43,24 @@ _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
+class _Held:
+    """Who holds one object. `counted`: (node, number of its import); `whole`: nodes."""
+
+    counted: set[tuple[int, int]] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
+
+    def add(self, other: _Held) -> None:
+        self.counted |= other.counted
+        self.whole |= other.whole
+
+
+@dataclass(slots=True)
 class _Round:
     """The reports after one death. The round ends when `waiting` is empty."""
 
     waiting: set[int]
     reports: dict[int, HoldingsReported] = field(default_factory=dict)
+    further: dict[bytes, _Held] = field(default_factory=dict)  # from rounds that have ended
     asked: list[OwnerAsked] = field(default_factory=list)  # answered at the end
     gone: set[bytes] = field(default_factory=set)  # objects that were freed meanwhile
 
@@ -64,14 +77,12 @@ class OwnerRounds:
 
     def lose(self, node: int) -> list[Send]:
         """A node has died. Membership must have recorded its death before this call."""
-        sends: list[Send] = []
         self._rounds.pop(node, None)  # of an earlier life of that node
         self._rounds[node] = _Round(set(self._membership.nodes))
-        for lost, open_ in list(self._rounds.items()):
+        for open_ in self._rounds.values():
             open_.waiting.discard(node)
             open_.reports.pop(node, None)
-            sends += self._conclude(lost)
-        return sends
+        return self._conclude()
 
     def is_open(self, lost: int) -> bool:
         """Whether reports about that node are awaited."""
@@ -92,9 +103,10 @@ class OwnerRounds:
                 open_ = self._rounds[message.lost] = _Round(set(self._membership.nodes))
             open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
         has: dict[int, set[bytes]] = {}
-        reports: tuple[OwnersKnown | HoldingsReported, ...] = (*known, *holdings)
-        for report in reports:
-            has.setdefault(report.node, set()).update(report.objects)
+        for told in known:
+            has.setdefault(told.node, set()).update(told.objects)
+        for message in holdings:
+            has.setdefault(message.node, set()).update(_held_in(message))
         for told in known:
             for object_id, owner in zip(told.objects, told.owners, strict=True):
                 if living(owner) and object_id not in has.get(owner, ()):
@@ -111,7 +123,7 @@ class OwnerRounds:
             return []
         open_.waiting.discard(message.node)
         open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
-        return self._conclude(message.lost)
+        return self._conclude()
 
     def asked(self, message: OwnerAsked) -> list[Send]:
         """A node asks for the owner of an object, because the one that it knows has died or it
@@ -143,86 +155,104 @@ class OwnerRounds:
         owner = self.named.get(object_id)
         return owner is not None and self._membership.is_living(owner)
 
-    def _conclude(self, lost: int) -> list[Send]:
-        """Names the owners if all nodes have reported."""
-        if self._rounds[lost].waiting:
-            return []
+    def _conclude(self) -> list[Send]:
+        """Ends the rounds for which all nodes have reported. A round about an object that has had a
+        later owner, who is dead, too, ends after the round about that one, where the nodes that
+        knew the later owner report."""
+        sends: list[Send] = []
+        while True:
+            ready = [lost for lost, open_ in self._rounds.items() if not open_.waiting]
+            after = {lost: self._later_owners(lost) & self._rounds.keys() for lost in ready}
+            # A cycle is not possible unless nodes that a manager had given up have come back.
+            free = [lost for lost in ready if not after[lost]] or [
+                lost for lost in ready if after[lost] <= after.keys()
+            ]
+            if not free:
+                return sends
+            sends += self._end(free[0])
+
+    def _later_owners(self, lost: int) -> set[int]:
+        reports = self._rounds[lost].reports.values()
+        owners = {self.named.get(one) for report in reports for one in report.objects}
+        return {owner for owner in owners if owner is not None} - {lost}
+
+    def _end(self, lost: int) -> list[Send]:
+        """Names the owners."""
         open_ = self._rounds.pop(lost)
-        counted: dict[bytes, list[int]] = {}
-        whole: dict[bytes, list[int]] = {}
+        held = _held(open_)
+        for other in self._rounds.values():
+            theirs = _held(other)
+            for object_id, one in theirs.items():
+                if object_id in held or self.named.get(object_id) == lost:
+                    held.setdefault(object_id, _Held()).add(one)
+            for object_id in theirs.keys() & held.keys():
+                other.further.setdefault(object_id, _Held()).add(held[object_id])
         spares: dict[bytes, list[tuple[int, int]]] = {}  # (how new the state is, -node)
-        for node, report in sorted(open_.reports.items()):
-            for object_id, number in zip(report.objects, report.imports, strict=True):
-                if number:
-                    counted.setdefault(object_id, []).extend((node, number))
-            for place in report.whole:
-                whole.setdefault(report.objects[place], []).append(node)
+        for node, report in open_.reports.items():
             for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
                 spares.setdefault(report.objects[place], []).append((new, -node))
         for object_id in [one for one, owner in self.named.items() if owner == lost]:
             del self.named[object_id]
         leaving = self._membership.leaving
-        for object_id, nodes in whole.items():
-            if object_id in open_.gone or object_id in self.named:
+        for object_id, found in held.items():
+            if not found.whole or object_id in open_.gone or object_id in self.named:
                 continue  # another manager has named it, as the report of a node has shown
-            staying = [node for node in nodes if node not in leaving]
             newest = max(spares.get(object_id, ()), default=None)
-            self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
-        self._pass_on(open_)
+            first = min(found.whole - leaving or found.whole)
+            self.named[object_id] = first if newest is None else -newest[1]
         self.concluded(lost, {one: self.named.get(one, NOBODY) for one in spares})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:
-                named = [*self._named(node, report, counted, whole)]
-                sends += [(node, message) for message in named]
+                sends += [(node, message) for message in self._named(node, report, held)]
         for message in open_.asked:
             sends += self.asked(message)
         return sends
-
-    def _pass_on(self, ended: _Round) -> None:
-        """Copies what was reported of objects whose present owner has died, too, to the round about
-        that owner. A former manager had named it, and its nodes may not all know. What a spare has
-        reported stays: it is older than the present owner, which may be an actor's later host."""
-        for node, report in ended.reports.items():
-            by_owner: dict[int, list[int]] = {}
-            for place, object_id in enumerate(report.objects):
-                owner = self.named.get(object_id)
-                if owner in self._rounds:
-                    by_owner.setdefault(owner, []).append(place)
-            whole = set(report.whole)
-            for owner, places in by_owner.items():
-                part = HoldingsReported(
-                    node,
-                    owner,
-                    tuple(report.objects[place] for place in places),
-                    tuple(report.imports[place] for place in places),
-                    tuple(at for at, place in enumerate(places) if place in whole),
-                )
-                reports = self._rounds[owner].reports
-                known = reports.get(node)
-                reports[node] = part if known is None else _joined(part, known)
 
     def _named(
         self,
         node: int,
         report: HoldingsReported,
-        counted: dict[bytes, list[int]],
-        whole: dict[bytes, list[int]],
+        held: dict[bytes, _Held],
     ) -> Iterator[OwnersNamed]:
         """What that node is sent, in messages that fit into a frame."""
         rows: list[_Row] = []
         size = 0
         for one in report.objects:
             owner = self.named.get(one, NOBODY)
-            held, others = (counted.get(one, ()), whole.get(one, ())) if owner == node else ((), ())
-            row = one, owner, tuple(held), tuple(other for other in others if other != node)
-            length = OBJECT_NUMBERS + len(held) + len(others)
+            found = held[one] if owner == node else _Held()
+            counted = tuple(number for pair in sorted(found.counted) for number in pair)
+            row = one, owner, counted, tuple(sorted(found.whole - {node}))
+            length = OBJECT_NUMBERS + len(counted) + len(found.whole)
             if rows and size + length > NUMBERS_MAX:
                 yield _told(report.lost, rows, True)
                 rows, size = [], 0
             rows.append(row)
             size += length
         yield _told(report.lost, rows, False)
+
+
+def _held(open_: _Round) -> dict[bytes, _Held]:
+    """What was reported of each object in a round, and what rounds that have ended add to it."""
+    found = {
+        object_id: _Held() for report in open_.reports.values() for object_id in report.objects
+    }
+    for node, report in open_.reports.items():
+        for object_id, number in zip(report.objects, report.imports, strict=True):
+            if number:
+                found[object_id].counted.add((node, number))
+        for place in report.whole:
+            found[report.objects[place]].whole.add(node)
+    for object_id in found.keys() & open_.further.keys():
+        found[object_id].add(open_.further[object_id])
+    return found
+
+
+def _held_in(report: HoldingsReported) -> set[bytes]:
+    """The objects that the node has or uses."""
+    whole = {report.objects[place] for place in report.whole}
+    used = zip(report.objects, report.imports, strict=True)
+    return whole | {object_id for object_id, number in used if number}
 
 
 def _joined(first: HoldingsReported | None, later: HoldingsReported) -> HoldingsReported:

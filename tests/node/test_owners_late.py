@@ -398,6 +398,34 @@ def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
     assert not network.planner.owners.named
 
 
+def test_a_replica_comes_after_a_ref_was_let_go(network: LossNetwork) -> None:
+    """The owner forgets a host's replica with a release, so it has to hear of the replica after
+    that; or else it never tells the host to let go of it."""
+    owner, keeper, late, _ = network.living
+    object_id, mine = owner.put(BIG)
+    known, further = owner.put(BIG)
+    keeper.keep(object_id, owner)
+    keeper.keep(known, owner)
+    network.pump()
+    (hold,) = away_hold(network, late, known)
+    network.notice(owner)
+    network.held_back = []
+    network.to_manager(NodeLost(owner.number, 0))
+    found = late.hold(object_id)  # met after the death, so nothing keeps its header
+    network.report(owner)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] == keeper.number])
+    network.pump()
+    found.clear()
+    network.settle()
+    late.keep(object_id, keeper)  # by a collective
+    network.pump()
+    network.say([one for one in held if one[0] != keeper.number])
+    network.pump()
+    del hold, further, mine
+    clean(network)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_more_than_one_report_can_name(
     network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool

@@ -129,7 +129,10 @@ class Owners:
                 owners[one.object] = owner
                 moved.setdefault(one.moved, []).append(one)
             elif one.owner in self.lost:
-                moved.setdefault(self.lost[one.owner].number, []).append(one)
+                number = self.lost[one.owner].number
+                moved.setdefault(number, []).append(one)
+                if one.moved >= 0:  # others may know the first owner alone
+                    owners[one.object] = number
             asks = is_kept(one) or (one.number and not one.described)
             # Who has asked asks again, also if the owner's host has become known since: the former
             # manager has died with the question.
@@ -249,20 +252,21 @@ class Owners:
             self.above.moved(one)
         if owner in self.lost:
             return
+        # Acquire comes before Release, because otherwise the object may be freed between them, and
+        # Release before Kept, because with it the owner forgets that this host has a replica.
         for one in ours:
             # An owner that a former manager has named does not count an import that was made since,
             # because it has closed its search and ignores OwnersNamed. So a reported import that
             # nobody has described is acquired, too; an owner that does count it counts it once.
             if one.number and (one.number != number or not one.described):
                 self._acquire(one)
-            elif not one.number and (self.imports.is_whole(one) or is_kept(one)):
-                self._keep_on(one)
-        # A header that OwnerTold has moved already may have the reported number, too. What was
-        # released after the report comes last, because the object must not be freed before
-        # another import of it has been acquired.
+        # A header that OwnerTold has moved already may have the reported number, too.
         here = {one.number for one in self.imports.all_of(object_id)}
-        for before in {number, *lost.former.get(object_id, ())} - here - {0}:
-            self.send(owner, Release(object_id, before))
+        for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
+            self.send(owner, Release(object_id, before))  # it was released after the report
+        for one in ours:
+            if not one.number and (self.imports.is_whole(one) or is_kept(one)):
+                self._keep_on(one)
 
     def _acquire(self, one: Import) -> None:
         if not self.send(one.owner, Acquire(one.object, one.number)):
