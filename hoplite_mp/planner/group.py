@@ -37,6 +37,8 @@ from hoplite_mp.planner.group_members import (
     Phase,
     Standing,
     latest_shown,
+    restored,
+    superseded,
 )
 from hoplite_mp.planner.group_returns import Returns, ended_text, struck_text
 from hoplite_mp.protocol.groups import NO_TASK
@@ -180,29 +182,17 @@ class Groups:
         sends: list[Send] = []
         unread = list(joins)
         latest = latest_shown([one.shown for one in held])
+        over = superseded(latest.values())
+        ended: dict[int, Group] = {}
         for one in held:
             self._generation = max(self._generation, one.shown.generation)
-            shown = latest.get(one.shown.generation)
-            if shown is None:
-                old = one.shown
-                sends.append((one.node, GroupClosed(old.name, old.generation, old.board)))
+            shown = latest[one.shown.generation]
+            if shown.generation in over:
+                old = ended.setdefault(shown.generation, restored(shown))
+                old.nodes.add(one.node)
+                old.hear(one.left, one.died)
                 continue
-            group = self.groups.get(shown.name)
-            if group is None:
-                group = Group(shown.name, shown.generation, shown.board, shown.size)
-                group.phase = Phase.FORMED if shown.formed else Phase.FORMING
-                group.shown, group.versions = shown, shown.version
-                if shown.past is not None:
-                    group.tasks.update(zip(shown.past.tasks, shown.past.runs, strict=True))
-                    group.dead.update(dict.fromkeys(shown.past.dead))
-                    group.open = shown.past.open
-                group.left = shown.left
-                group.parent, group.founders, group.come = (
-                    shown.parent,
-                    shown.founders,
-                    shown.come,
-                )
-                self.groups[shown.name] = group
+            group = self.groups.setdefault(shown.name, restored(shown))
             if shown.formed and not one.shown.formed and group.shown is not None:
                 # Some nodes have not received that it is formed, so it is sent to all again as new.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
@@ -212,7 +202,7 @@ class Groups:
                     joining = shown.joining >> rank & 1
                     standing = Standing.JOINING if joining else Standing.ALIVE
                     identity = Identity(one.node, client, generation)
-                    task = _task_of(shown, rank)
+                    task = group.task_at(rank)
                     tries = shown.tries[rank] if rank < len(shown.tries) else 0
                     member = Member(identity, NO_REQUEST, standing, task, tries)
                     member.since = shown.since_of(rank)
@@ -220,19 +210,19 @@ class Groups:
                 else:
                     about = shown.name, shown.generation, shown.board, rank, client, generation
                     sends.append((one.node, GroupGivenUp(*about, struck_text(shown.name))))
-            group.left = group.left or not set(one.left) <= set(one.died)
-            for rank in one.died:
-                group.die(_task_of(shown, rank))
+            group.hear(one.left, one.died)
             if shown.first:  # the answer to the join that formed it may not have arrived
                 self._give_back(group, one.node, one.left, unread)
         there = {one.node for one in held}
+        for old in ended.values():
+            sends += self._close(old)
         for group in list(self.groups.values()):
             self._give_back_unheard(group, held, unread)
             sends += self._tell_unheard(group, held, members)
             there.update(member.identity.node for member in group.members.values())
             for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
-                if node is not None and node not in there and group.shown is not None:
-                    group.die(_task_of(group.shown, rank))
+                if node is not None and node not in there:
+                    group.die(group.task_at(rank))
             told = self._settle(group)
             if not told and group.shown is not None:  # some may not have received the latest
                 told = [
@@ -353,13 +343,17 @@ class Groups:
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
+    def _close(self, group: Group) -> list[Send]:
+        """All members have left or died."""
+        end = group.end if group.left and group.phase is Phase.FORMED else None
+        if end is not None:
+            self.ends.add(end)
+        return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
+
     def _settled(self, group: Group, awaited: bool) -> list[Send]:
         if not group.members and not awaited:
             del self.groups[group.name]
-            end = group.end if group.left and group.phase is Phase.FORMED else None
-            if end is not None:
-                self.ends.add(end)
-            return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
+            return self._close(group)
         if not group.members:  # all members have left before the last founder joined
             return []
         if len(group.members) == group.size or (group.founders and not awaited):
@@ -440,10 +434,6 @@ def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
         if here and not group.come >> rank & 1:
             return True
     return False
-
-
-def _task_of(shown: GroupMembers, rank: int) -> bytes:
-    return shown.tasks[rank] if rank < len(shown.tasks) else NO_TASK
 
 
 def _shown(shown: GroupMembers) -> tuple[object, ...]:

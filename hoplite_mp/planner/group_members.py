@@ -16,7 +16,7 @@ from hoplite_mp.protocol.fields import RANKS_MAX
 from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from hoplite_mp.planner.group_returns import Mates
     from hoplite_mp.protocol.groups import Run
@@ -33,6 +33,8 @@ __all__ = [
     "Phase",
     "Standing",
     "latest_shown",
+    "restored",
+    "superseded",
 ]
 
 TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
@@ -124,6 +126,17 @@ class Group:
             if len(self.dead) > TASKS_MAX:
                 del self.dead[next(iter(self.dead))]
 
+    def hear(self, left: Iterable[int], died: Iterable[int]) -> None:
+        """A node reports which ranks there have left or died, of the members last shown."""
+        self.left = self.left or not set(left) <= set(died)
+        for rank in died:
+            self.die(self.task_at(rank))
+
+    def task_at(self, rank: int) -> bytes:
+        """The task of the member that was last shown at that rank."""
+        tasks = () if self.shown is None else self.shown.tasks
+        return tasks[rank] if rank < len(tasks) else NO_TASK
+
     @property
     def end(self) -> GroupEnd | None:
         """What is remembered of the group after its end; None: nothing."""
@@ -142,19 +155,36 @@ class Group:
 
 
 def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
-    """The latest version of each group, by its generation, of those that nodes have reported.
-    Groups whose name or board a later one has are left out: they have ended, although some node has
-    not received that."""
+    """The latest version of each group, by its generation, of those that nodes have reported."""
     latest: dict[int, GroupMembers] = {}
-    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
     for one in shown:
         known = latest.get(one.generation)
         if known is None or known.version < one.version:
             latest[one.generation] = one
+    return latest
+
+
+def superseded(shown: Collection[GroupMembers]) -> set[int]:
+    """The generations of those groups whose name or board a later one has. They have ended,
+    although some node has not received that."""
+    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
+    for one in shown:
         for key in (one.name, one.board):
             newest[key] = max(newest.get(key, 0), one.generation)
     return {
-        generation: one
-        for generation, one in latest.items()
-        if newest[one.name] == newest[one.board] == generation
+        one.generation for one in shown if max(newest[one.name], newest[one.board]) > one.generation
     }
+
+
+def restored(shown: GroupMembers) -> Group:
+    """A group as a planner before this one has shown it, without its members."""
+    group = Group(shown.name, shown.generation, shown.board, shown.size)
+    group.phase = Phase.FORMED if shown.formed else Phase.FORMING
+    group.shown, group.versions = shown, shown.version
+    if shown.past is not None:
+        group.tasks.update(zip(shown.past.tasks, shown.past.runs, strict=True))
+        group.dead.update(dict.fromkeys(shown.past.dead))
+        group.open = shown.past.open
+    group.left = shown.left
+    group.parent, group.founders, group.come = shown.parent, shown.founders, shown.come
+    return group

@@ -306,12 +306,8 @@ MUTANTS = (
     Mutant(
         "owners-round-waits-for-a-second-death",
         "hoplite_mp/planner/owners.py",
-        (
-            "            open_.waiting.discard(node)\n"
-            "            open_.reports.pop(node, None)\n"
-            "            sends += self._conclude(lost)"
-        ),
-        ("            open_.reports.pop(node, None)\n            sends += self._conclude(lost)"),
+        "            open_.waiting.discard(node)\n            open_.reports.pop(node, None)\n",
+        "            open_.reports.pop(node, None)\n",
         (
             "Objects of a dead host get new owners although a second host dies before it "
             "has reported; here its report is awaited for ever, and readers of these "
@@ -326,6 +322,27 @@ MUTANTS = (
         (
             "A process that meets a ref while a new owner is being found gets an answer at "
             "the end of the round; here the question is dropped, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "owners-round-overlooks-a-later-owner",
+        "hoplite_mp/planner/owners.py",
+        "and (living(owner) or owner in self._rounds):",
+        "and living(owner):",
+        (
+            "An actor that has moved twice goes on at the host that keeps its newest state; here "
+            "the round about its first host ends first, and gives it to a host that cannot begin "
+            "it: its calls fail, and its name stays taken."
+        ),
+    ),
+    Mutant(
+        "group-restart-restores-what-has-ended",
+        "hoplite_mp/planner/group.py",
+        "            if shown.generation in over:",
+        "            if shown.generation in over and shown.name in self.groups:",
+        (
+            "A Group has its board alone; here a new manager restores one that has ended on the "
+            "board of a later one, whose members on one host are told that it has ended."
         ),
     ),
     Mutant(

@@ -100,6 +100,34 @@ def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> No
     assert closed == [(1, m.GroupClosed("g", first.generation, first.board))]
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later: bool) -> None:
+    """A task that died in it is tried again, and would wait for members that never come. later:
+    another group has its board since then."""
+    cluster = Cluster()
+    tasks = [(701).to_bytes(8, "little") + at.to_bytes(8, "little") for at in (1, 2)]
+    for rank, task in enumerate(tasks):
+        cluster.say(m.GroupJoinRequested(1 + rank, 1, 5 + rank, 1, "g", 2, rank, task=task))
+    first = cluster.latest(m.GroupMembers)
+    cluster.say(m.ClientLost(1, 6, 1))  # rank 1
+    second = cluster.latest(m.GroupMembers)
+    cluster.say(m.GroupLeft("g", first.generation, 0, 1, 5, 1))
+    reports = nothing()
+    if later:
+        cluster.say(m.GroupJoinRequested(3, 0, 6, 1, "later", 1, 0))
+        shown = cluster.latest(m.GroupMembers)
+        assert shown.board == first.board
+        reports |= {0: (r.GroupHeld(0, shown, ((0, 6, 1),)),)}
+    cluster.die()
+    reports |= {1: (r.GroupHeld(1, second, (), (0, 1), (1,)),)}
+    cluster.back(reports)
+    closed = cluster.latest(m.GroupClosed)
+    assert closed.end is not None
+    assert closed.end.dead == (tasks[1],)
+    again = m.GroupJoinRequested(9, 1, 7, 1, "g", 2, 1, task=tasks[1], tries=1)
+    assert [type(one) for _, one in cluster.say(again)] == [m.GroupRefused]
+
+
 def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     """Its host is in the cluster all the same, and has heard nothing of that: the member would wait
     for ever for calls that the others make without it."""
