@@ -102,7 +102,9 @@ class Waits(threading.Thread):
         self.join(max(0.0, deadline - time.monotonic()))
         assert not self.is_alive(), f"{self.way} still waits for {self.future!r}"
         assert self.problem is None, (self.way, self.problem)
-        assert self.future.done()
+        # A call of the waiter's own may have shown it first that the cluster is gone.
+        concurrent.futures.wait([self.future], max(0.0, deadline - time.monotonic()))
+        assert self.future.done(), self.way
 
 
 class Sends(threading.Thread):
