@@ -36,6 +36,7 @@ from hoplite_mp.planner.group_members import (
     Member,
     Phase,
     Standing,
+    is_founder,
     latest_shown,
     restored,
     superseded,
@@ -211,7 +212,7 @@ class Groups:
                     about = shown.name, shown.generation, shown.board, rank, client, generation
                     sends.append((one.node, GroupGivenUp(*about, struck_text(shown.name))))
             group.hear(one.left, one.died)
-            if shown.first:  # the answer to the join that formed it may not have arrived
+            if shown.formed:  # the answer to the join that formed it may not have arrived
                 self._give_back(group, one.node, one.left, unread)
         there = {one.node for one in held}
         for old in ended.values():
@@ -236,8 +237,8 @@ class Groups:
     def _give_back_unheard(
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
-        """As `_give_back`, for nodes that received no version; only if none followed the first."""
-        if group.shown is None or not group.shown.first:
+        """As `_give_back`, for nodes that received no version."""
+        if group.shown is None or not group.shown.formed:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
         for node in sorted({one for one in group.shown.nodes if one is not None} - heard):
@@ -267,15 +268,15 @@ class Groups:
     def _give_back(
         self, group: Group, node: int, left: Sequence[int], unread: list[GroupJoinRequested]
     ) -> bool:
-        """Gives the ranks that a version shows at a node to that node's unanswered requests; these
-        are members from call 0 on. left: ranks whose members on that node have left or died.
-        False: there is no such request."""
+        """Gives the ranks that a version shows at a node to that node's unanswered requests. These
+        are members from call 0 on: no call can have been made without them. left: ranks whose
+        members on that node have left or died. False: there is no such request."""
         assert group.shown is not None
         found = False
         for join in [join for join in unread if (join.node, join.name) == (node, group.name)]:
             for rank, its in enumerate(group.shown.nodes):
-                if rank in left:  # the answer for this rank was read, by a former member
-                    continue
+                if rank in left or not is_founder(group.shown, rank):
+                    continue  # the answer for this rank was read, by a former member
                 if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)

@@ -32,6 +32,7 @@ __all__ = [
     "Member",
     "Phase",
     "Standing",
+    "is_founder",
     "latest_shown",
     "restored",
     "superseded",
@@ -174,6 +175,13 @@ def superseded(shown: Collection[GroupMembers]) -> set[int]:
     return {
         one.generation for one in shown if max(newest[one.name], newest[one.board]) > one.generation
     }
+
+
+def is_founder(shown: GroupMembers, rank: int) -> bool:
+    """Is the living member of that rank known to be one of those with whom the group became whole?
+    It takes at least `size` versions until then, so who was shown by one of these is."""
+    alive = shown.alive >> rank & 1
+    return bool(alive and (shown.first or shown.since_of(rank) <= shown.size))
 
 
 def restored(shown: GroupMembers) -> Group:

@@ -187,6 +187,34 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
     assert shown[-1].version > whole.version == shown[-1].since_of(1)
 
 
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
+    newcomer: bool,
+) -> None:
+    """Seed 2042625: its members were taken for newcomers, and began with the third call, while they
+    made their first one. newcomer: the member there is one indeed."""
+    cluster = Cluster()
+    joins = [m.GroupJoinRequested(1, node, 5, 1, "g", 3, node) for node in range(3)]
+    for join in joins:
+        cluster.say(join)
+    cluster.say(m.ClientLost(2, 5, 1))
+    asked = joins[1]
+    if newcomer:
+        cluster.say(m.ClientLost(1, 5, 1))
+        asked = m.GroupJoinRequested(2, 1, 6, 1, "g", 3, 1)
+        cluster.say(asked)
+    shown = cluster.latest(m.GroupMembers)
+    assert shown.nodes == (0, 1, None)
+    assert not shown.first
+    cluster.die()
+    reports = nothing() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)}
+    sends = cluster.back(reports)
+    (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
+    assert (answer.rank, answer.admitted) == (1, not newcomer)
+    last = [one for node, one in sends if node == 1 and isinstance(one, m.GroupMembers)][-1]
+    assert (last.first, last.alive) == ((False, 0b01) if newcomer else (True, 0b11))
+
+
 def test_who_holds_a_rank_since_when() -> None:
     """A newcomer is told from the member before it, also by the next manager."""
     cluster = Cluster()

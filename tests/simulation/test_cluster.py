@@ -74,6 +74,7 @@ FOUND = {
     2011621: "a standby that was promoted although its host had been given up",
     2015581: "a ref that was let go after its new owner, and no other host, had heard of it",
     2023921: "an object that its owner freed while there was no manager",
+    2042625: "members who were asked for while one of them died, and their manager",
     1816302: "a Group on the board of one whose end a host had not heard of",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
