@@ -238,7 +238,7 @@ class Groups:
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
         """As `_give_back`, for nodes that received no version."""
-        if group.shown is None or not group.shown.formed:
+        if group.shown is None or group.phase is not Phase.FORMED:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
         for node in sorted({one for one in group.shown.nodes if one is not None} - heard):

@@ -215,6 +215,28 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
     assert (last.first, last.alive) == ((False, 0b01) if newcomer else (True, 0b11))
 
 
+def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> None:
+    """Seeds 2052625 and 2052799 of a build that told the latter first."""
+    cluster = Cluster()
+    joins = [m.GroupJoinRequested(1, node, 5, 1, "g", 3, node) for node in range(3)]
+    shown = []
+    for join in joins:
+        cluster.say(join)
+        shown.append(cluster.latest(m.GroupMembers))
+    assert [one.formed for one in shown] == [False, False, True]
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, shown[2], ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, shown[1], ((1, 5, 1),)),),
+        2: (joins[2],),
+    }
+    sends = cluster.back(reports)
+    (answer,) = [one for node, one in sends if node == 2 and isinstance(one, m.GroupJoined)]
+    assert (answer.rank, answer.admitted) == (2, True)
+    last = [one for node, one in sends if node == 2 and isinstance(one, m.GroupMembers)][-1]
+    assert (last.first, last.alive, last.joining) == (True, 0b111, 0)
+
+
 def test_who_holds_a_rank_since_when() -> None:
     """A newcomer is told from the member before it, also by the next manager."""
     cluster = Cluster()

@@ -75,6 +75,7 @@ FOUND = {
     2015581: "a ref that was let go after its new owner, and no other host, had heard of it",
     2023921: "an object that its owner freed while there was no manager",
     2042625: "members who were asked for while one of them died, and their manager",
+    2052625: "members of three hosts that had heard of a new Group more, less and nothing",
     1816302: "a Group on the board of one whose end a host had not heard of",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
