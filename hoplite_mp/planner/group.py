@@ -23,12 +23,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hoplite_mp.planner import cost, forest
 from hoplite_mp.planner.group_ends import GroupEnds
 from hoplite_mp.planner.group_members import (
-    NO_REQUEST,
     ON_ADMIT,
     ON_JOIN,
     Group,
@@ -36,12 +33,9 @@ from hoplite_mp.planner.group_members import (
     Member,
     Phase,
     Standing,
-    is_founder,
-    latest_shown,
-    restored,
-    superseded,
 )
-from hoplite_mp.planner.group_returns import Returns, ended_text, struck_text
+from hoplite_mp.planner.group_restoring import RestoredGroups
+from hoplite_mp.planner.group_returns import Returns, ended_text
 from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import (
     SHARES,
@@ -177,115 +171,21 @@ class Groups:
         held: Sequence[GroupHeld],
         joins: Iterable[GroupJoinRequested],
         members: Collection[int],
+        closed: Collection[int] = (),
     ) -> list[Send]:
         """Restores the groups of the planner before this one, as the nodes of their members know
-        them. `joins`: requests whose answers these have not received. `members`: living nodes."""
-        sends: list[Send] = []
-        unread = list(joins)
-        latest = latest_shown([one.shown for one in held])
-        over = superseded(latest.values())
-        ended: dict[int, Group] = {}
-        for one in held:
-            self._generation = max(self._generation, one.shown.generation)
-            shown = latest[one.shown.generation]
-            if shown.generation in over:
-                old = ended.setdefault(shown.generation, restored(shown))
-                old.nodes.add(one.node)
-                old.hear(one.left, one.died)
-                continue
-            group = self.groups.setdefault(shown.name, restored(shown))
-            if shown.formed and not one.shown.formed and group.shown is not None:
-                # Some nodes have not received that it is formed, so it is sent to all again as new.
-                group.shown = msgspec.structs.replace(group.shown, formed=False)
-            group.nodes.add(one.node)
-            for rank, client, generation in one.here:
-                if shown.nodes[rank] == one.node:
-                    joining = shown.joining >> rank & 1
-                    standing = Standing.JOINING if joining else Standing.ALIVE
-                    identity = Identity(one.node, client, generation)
-                    task = group.task_at(rank)
-                    tries = shown.tries[rank] if rank < len(shown.tries) else 0
-                    member = Member(identity, NO_REQUEST, standing, task, tries)
-                    member.since = shown.since_of(rank)
-                    self._take(group, rank, member)
-                else:
-                    about = shown.name, shown.generation, shown.board, rank, client, generation
-                    sends.append((one.node, GroupGivenUp(*about, struck_text(shown.name))))
-            group.hear(one.left, one.died)
-            if shown.formed:  # the answer to the join that formed it may not have arrived
-                self._give_back(group, one.node, one.left, unread)
-        there = {one.node for one in held}
-        for old in ended.values():
-            sends += self._close(old)
+        them. `joins`: requests whose answers these have not received. `members`: living nodes.
+        `closed`: generations of groups of whose end some node has heard."""
+        found = RestoredGroups(held, joins, members, closed, self._take)
+        self._generation = max(self._generation, found.generation)
+        self.groups.update(found.groups)
+        sends = list(found.sends)
+        for group in found.ended:
+            sends += self._close(group)
         for group in list(self.groups.values()):
-            self._give_back_unheard(group, held, unread)
-            sends += self._tell_unheard(group, held, members)
-            there.update(member.identity.node for member in group.members.values())
-            for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
-                if node is not None and node not in there:
-                    group.die(group.task_at(rank))
-            told = self._settle(group)
-            if not told and group.shown is not None:  # some may not have received the latest
-                told = [
-                    (one.node, group.shown)
-                    for one in held
-                    if one.shown.name == group.name and one.shown.version < group.versions
-                ]
-            sends += told
+            sends += found.find_unheard(group)
+            sends += self._settle(group) or found.missed(group)
         return sends + self._settle_forming()
-
-    def _give_back_unheard(
-        self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
-    ) -> None:
-        """As `_give_back`, for nodes that received no version."""
-        if group.shown is None or group.phase is not Phase.FORMED:
-            return
-        heard = {one.node for one in held if one.shown.name == group.name}
-        for node in sorted({one for one in group.shown.nodes if one is not None} - heard):
-            if self._give_back(group, node, (), unread):
-                group.nodes.add(node)
-                # It is sent to the node as new that the group is formed.
-                group.shown = msgspec.structs.replace(group.shown, formed=False)
-
-    def _tell_unheard(
-        self, group: Group, held: Sequence[GroupHeld], members: Collection[int]
-    ) -> list[Send]:
-        """Sends the version of a formed group to those of its nodes that have never received one,
-        because their members died early. It is sent their ends, and says that nothing more comes
-        from them. A node that is gone is not counted: calls would wait for it for ever."""
-        shown = group.shown
-        if shown is None or not shown.formed:
-            return []
-        heard = {one.node for one in held if one.shown.name == group.name}
-        unheard = (
-            {node for node in shown.nodes if node is not None and node in members}
-            - heard
-            - group.nodes
-        )
-        group.nodes |= unheard
-        return [(node, shown) for node in sorted(unheard)]
-
-    def _give_back(
-        self, group: Group, node: int, left: Sequence[int], unread: list[GroupJoinRequested]
-    ) -> bool:
-        """Gives the ranks that a version shows at a node to that node's unanswered requests. These
-        are members from call 0 on: no call can have been made without them. left: ranks whose
-        members on that node have left or died. False: there is no such request."""
-        assert group.shown is not None
-        found = False
-        for join in [join for join in unread if (join.node, join.name) == (node, group.name)]:
-            for rank, its in enumerate(group.shown.nodes):
-                if rank in left or not is_founder(group.shown, rank):
-                    continue  # the answer for this rank was read, by a former member
-                if its == node and rank not in group.members and join.rank in (None, rank):
-                    identity = Identity(join.node, join.client, join.client_generation)
-                    member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
-                    member.since = group.shown.since_of(rank)
-                    self._take(group, rank, member)
-                    unread.remove(join)
-                    found = True
-                    break
-        return found
 
     def _settle_forming(self) -> list[Send]:
         """Settles all groups that are not formed yet: the founders that such a group waits for, or
@@ -374,6 +274,8 @@ class Groups:
         if shown and _shown(shown) == now_shown:
             return []
         group.versions += 1
+        if formed and not group.whole:
+            group.whole = group.versions
         for member in group.members.values():
             member.since = member.since or group.versions
         group.shown = GroupMembers(
@@ -406,6 +308,7 @@ class Groups:
             parent=group.parent,
             founders=group.founders,
             come=group.come if group.founders else 0,
+            whole=group.whole,
         )
         return _to_all(group, group.shown)
 

@@ -16,7 +16,7 @@ from hoplite_mp.protocol.fields import RANKS_MAX
 from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from hoplite_mp.planner.group_returns import Mates
     from hoplite_mp.protocol.groups import Run
@@ -32,10 +32,6 @@ __all__ = [
     "Member",
     "Phase",
     "Standing",
-    "is_founder",
-    "latest_shown",
-    "restored",
-    "superseded",
 ]
 
 TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
@@ -96,6 +92,7 @@ class Group:
     nodes: set[int] = field(default_factory=set)  # those that have had members
     shown: GroupMembers | None = None  # the version that these nodes were sent last
     versions: int = 0  # versions that were sent so far
+    whole: int = 0  # the first of them that has shown it formed; 0: none yet
     tasks: dict[bytes, Run] = field(default_factory=dict)  # of present and former members
     dead: dict[bytes, None] = field(default_factory=dict)  # of those that died and are not back
     left: bool = False  # has any member left of its own accord?
@@ -153,46 +150,3 @@ class Group:
     def free_rank(self) -> int | None:
         """The lowest free rank."""
         return next((rank for rank in range(self.size) if rank not in self.members), None)
-
-
-def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
-    """The latest version of each group, by its generation, of those that nodes have reported."""
-    latest: dict[int, GroupMembers] = {}
-    for one in shown:
-        known = latest.get(one.generation)
-        if known is None or known.version < one.version:
-            latest[one.generation] = one
-    return latest
-
-
-def superseded(shown: Collection[GroupMembers]) -> set[int]:
-    """The generations of those groups whose name or board a later one has. They have ended,
-    although some node has not received that."""
-    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
-    for one in shown:
-        for key in (one.name, one.board):
-            newest[key] = max(newest.get(key, 0), one.generation)
-    return {
-        one.generation for one in shown if max(newest[one.name], newest[one.board]) > one.generation
-    }
-
-
-def is_founder(shown: GroupMembers, rank: int) -> bool:
-    """Is the living member of that rank known to be one of those with whom the group became whole?
-    It takes at least `size` versions until then, so who was shown by one of these is."""
-    alive = shown.alive >> rank & 1
-    return bool(alive and (shown.first or shown.since_of(rank) <= shown.size))
-
-
-def restored(shown: GroupMembers) -> Group:
-    """A group as a planner before this one has shown it, without its members."""
-    group = Group(shown.name, shown.generation, shown.board, shown.size)
-    group.phase = Phase.FORMED if shown.formed else Phase.FORMING
-    group.shown, group.versions = shown, shown.version
-    if shown.past is not None:
-        group.tasks.update(zip(shown.past.tasks, shown.past.runs, strict=True))
-        group.dead.update(dict.fromkeys(shown.past.dead))
-        group.open = shown.past.open
-    group.left = shown.left
-    group.parent, group.founders, group.come = shown.parent, shown.founders, shown.come
-    return group

@@ -138,7 +138,12 @@ class Planner:
             # received its commit.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
-            sends += self.groups.restore(restoring.groups, restoring.joins, self.membership.nodes)
+            sends += self.groups.restore(
+                restoring.groups,
+                [join for join in restoring.joins if known(join.node)],
+                self.membership.nodes,
+                {end.generation for end in restoring.group_ends},
+            )
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)

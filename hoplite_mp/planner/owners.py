@@ -53,6 +53,11 @@ class _Held:
         self.counted |= other.counted
         self.whole |= other.whole
 
+    def lose(self, node: int) -> None:
+        """That node has died."""
+        self.counted = {pair for pair in self.counted if pair[0] != node}
+        self.whole.discard(node)
+
 
 @dataclass(slots=True)
 class _Round:
@@ -82,6 +87,8 @@ class OwnerRounds:
         for open_ in self._rounds.values():
             open_.waiting.discard(node)
             open_.reports.pop(node, None)
+            for held in open_.further.values():
+                held.lose(node)
         return self._conclude()
 
     def is_open(self, lost: int) -> bool:

@@ -244,7 +244,7 @@ class Restoring:
     @property
     def joins(self) -> list[GroupJoinRequested]:
         """Requests to join Groups that are not answered yet."""
-        return [one for one in self.later if isinstance(one, GroupJoinRequested)]
+        return [*dict.fromkeys(one for one in self.later if isinstance(one, GroupJoinRequested))]
 
     def requests(self) -> dict[int, ReduceRequested]:
         """The open collectives, taken out of `later`."""

@@ -227,7 +227,8 @@ class GroupMembers(Message, frozen=True):
     `parent` and `founders` as in GroupJoinRequested; and which founders have `come`, as bits.
     `since`: the first version that showed the member of each rank, 0 for a free rank. Messages of
     earlier versions were for the member before it. A node may miss that version itself, if the
-    manager dies before it has sent it to all nodes.
+    manager dies before it has sent it to all nodes. `whole`: the first version that showed the
+    group formed, 0 before that; members that are shown since then or earlier begin with call 0.
     """
 
     name: str
@@ -250,11 +251,12 @@ class GroupMembers(Message, frozen=True):
     come: int = 0
     tries: tuple[int, ...] = ()
     since: tuple[int, ...] = ()
+    whole: int = 0
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation, board=self.board, version=self.version)
-        counts(parent=self.parent, come=self.come)
+        counts(parent=self.parent, come=self.come, whole=self.whole)
         _founders(self.founders)
         between("size", self.size, 1, RANKS_MAX)
         _tasks("tasks", self.tasks, self.size)

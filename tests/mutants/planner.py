@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-believes-the-oldest",
-        "hoplite_mp/planner/group_members.py",
+        "hoplite_mp/planner/group_restoring.py",
         "if known is None or known.version < one.version:",
         "if known is None or known.version > one.version:",
         (
@@ -250,7 +250,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-overlooks-the-unheard",
-        "hoplite_mp/planner/group.py",
+        "hoplite_mp/planner/group_restoring.py",
         "        return [(node, shown) for node in sorted(unheard)]",
         "        return []",
         (
@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-restores-what-has-ended",
-        "hoplite_mp/planner/group.py",
+        "hoplite_mp/planner/group_restoring.py",
         "            if shown.generation in over:",
         "            if shown.generation in over and shown.name in self.groups:",
         (

@@ -11,6 +11,7 @@ import pytest
 from hoplite_mp import ids
 from hoplite_mp.node.groups.group_state import Known
 from hoplite_mp.node.groups.groups import Groups
+from hoplite_mp.protocol.groups import GroupEnd
 from hoplite_mp.protocol.local import GroupJoin
 from hoplite_mp.protocol.messages import (
     GroupClosed,
@@ -169,3 +170,18 @@ def test_a_member_whose_group_will_never_be_whole_is_woken(
     assert world.groups.given_up == ({SLOT: {(7, 1): "nobody comes"}} if given_up else {})
     assert world.known.left == ({1} if given_up else set())
     assert (1 in world.known.here) is not given_up
+
+
+def test_the_next_manager_is_told_of_each_end(world: World) -> None:
+    """Also of groups of driver threads, of which nothing else is to be remembered: another node may
+    not have heard of the end."""
+    task = bytes(16)
+    ends = [
+        GroupEnd("died", 3, (task,), (task,), ((0, 1, 1, 0),)),
+        GroupEnd("left", 4, (), (task,), ((0, 1, 1, 0),)),
+    ]
+    for end in ends:
+        world.groups.receive(GroupClosed(end.name, end.generation, 1, end))
+    world.groups.receive(GroupClosed("of threads", 5, 1, None))
+    told = [one for one in world.groups.report() if isinstance(one, GroupEnd)]
+    assert told == [*ends, GroupEnd("of threads", 5, (), (), ())]

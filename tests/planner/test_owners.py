@@ -216,3 +216,39 @@ def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(fi
         (3, OwnersNamed(1, (actor,), (3,), ((2, 5),), ((2,),))),
         (2, OwnersNamed(0, (actor,), (3,), ((),), ((),))),
     ]
+
+
+def test_a_dead_node_is_not_named_by_what_an_ended_round_has_passed_on() -> None:
+    """The first owner and the later one are dead. The round about the later one names a node, which
+    dies before the round about the first one has ended; that one has its report from the other."""
+    planner = Planner()
+    for node in range(5):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    for node in (0, 1):
+        planner.membership.lose(node)
+    one = (70).to_bytes(8, "little") + bytes(8)
+    # 0 was the first owner, 1 the later one. 2 and 4 know the first alone, 3 the later one.
+    planner.owners.restore(
+        [OwnersKnown(3, (one,), (1,))],
+        [
+            HoldingsReported(2, 0, (one,), (5,), (0,)),
+            HoldingsReported(4, 0, (one,), (6,), ()),
+            HoldingsReported(3, 1, (one,), (7,), (0,)),
+            HoldingsReported(3, 0),
+            HoldingsReported(2, 1),
+            HoldingsReported(4, 1),
+        ],
+    )
+    for message in (
+        HoldingsReported(2, 1),
+        HoldingsReported(3, 1, (one,), (7,), (0,)),
+        HoldingsReported(4, 1),  # the round about 1 ends: 2 is named
+        HoldingsReported(2, 0, (one,), (5,), (0,)),
+        HoldingsReported(3, 0),
+        NodeLost(2, 0),
+        HoldingsReported(4, 0, (one,), (6,), ()),
+        HoldingsReported(4, 2),
+        HoldingsReported(3, 2, (one,), (7,), (0,)),
+    ):
+        planner.step(message, 0.0)
+    assert planner.owners.named == {one: 3}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _tasks, ids
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.groups.group_state import Known
+from hoplite_mp.protocol.groups import GroupEnd
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups.point_to_point import PointToPoint
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.requests import Requests
-    from hoplite_mp.protocol.groups import GroupEnd
     from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Groups"]
@@ -75,10 +75,11 @@ class Groups:
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest generation that this node has received
-        # For the next manager: groups that ended with dead members, and those that all members
-        # left.
+        # For the next manager: groups that ended with dead members, those that all members left,
+        # and those of which nothing else is to be remembered than that they have ended.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         # Tasks of this host about whose end the manager has asked, because members of a Group wait
         # for it: id -> (header, where this node is parked). They are few, so all are checked in
         # each turn.
@@ -146,6 +147,7 @@ class Groups:
             yield GroupHeld(self.client.number, known.shown, here, left, died)
         yield from self.ends
         yield from self.clean_ends
+        yield from self.bare_ends
         yield from (asked for _, asked in self.joining.values())
 
     def receive(self, message: Any) -> bool:
@@ -192,8 +194,7 @@ class Groups:
             text, ended = message.message, message.error == "ended"
             self.reply(asked.client, Reply(number, text) if ended else Reply(number, None, text))
         elif isinstance(message, GroupClosed):
-            if message.end is not None:
-                (self.ends if message.end.dead else self.clean_ends).append(message.end)
+            self._note_end(message)
             self.messages.closed(message.generation)
             if self.hosts is not None:
                 self.hosts.closed(message.generation)
@@ -210,6 +211,14 @@ class Groups:
         else:
             return False
         return True
+
+    def _note_end(self, message: GroupClosed) -> None:
+        """The next manager must not restore a group of whose end another node has not heard."""
+        end = message.end
+        if end is None:
+            self.bare_ends.append(GroupEnd(message.name, message.generation, (), (), ()))
+        else:
+            (self.ends if end.dead else self.clean_ends).append(end)
 
     def _give_up(self, message: GroupGivenUp) -> None:
         """Makes that member raise an error that says why its group will never be complete. The

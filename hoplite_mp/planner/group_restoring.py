@@ -1,0 +1,223 @@
+"""Groups of a manager that has died, as the nodes of their members report them to the next one.
+
+Why it exists: the manager that has died may have told one node of a change, and not another one, so
+reports of one Group differ. Its latest version counts, and what a node reports of a member counts
+if that version shows the same member. Requests to join that were answered, but whose answers were
+not received, are found again by the ranks that the latest version shows at their nodes.
+
+This module must never know how a living Group changes (`group.py` decides).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp.planner.group_members import (
+    NO_REQUEST,
+    Group,
+    Identity,
+    Member,
+    Phase,
+    Standing,
+)
+from hoplite_mp.planner.group_returns import struck_text
+from hoplite_mp.protocol.messages import GroupGivenUp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from hoplite_mp.planner.plan import Send
+    from hoplite_mp.protocol.messages import GroupJoinRequested, GroupMembers
+    from hoplite_mp.protocol.reports import GroupHeld
+
+__all__ = ["RestoredGroups"]
+
+
+class RestoredGroups:
+    """All Groups that nodes have reported. `groups`: those that live, by name; `ended`: those that
+    are over, although some node has not received that; `generation`: the highest one."""
+
+    def __init__(
+        self,
+        held: Sequence[GroupHeld],
+        joins: Iterable[GroupJoinRequested],
+        members: Collection[int],
+        closed: Collection[int],
+        take: Callable[[Group, int, Member], None],
+    ) -> None:
+        """joins: requests whose answers their nodes have not received. members: living nodes.
+        closed: generations of Groups of whose end some node has heard. take: adds a member."""
+        self.groups: dict[str, Group] = {}
+        self.ended: list[Group] = []
+        self.sends: list[Send] = []
+        self.generation = max((one.shown.generation for one in held), default=0)
+        self._held = held
+        self._unread = list(joins)
+        self._members = members
+        self._take = take
+        self._gone: dict[int, set[int]] = {}  # generation -> ranks whose members have left or died
+        latest = latest_shown([one.shown for one in held])
+        over = superseded(latest.values()) | latest.keys() & set(closed)
+        ended: dict[int, Group] = {}
+        for one in held:
+            shown = latest[one.shown.generation]
+            if shown.generation in over:
+                group = ended.setdefault(shown.generation, restored(shown))
+                self.sends += [(one.node, _given_up(shown, *place)) for place in one.here]
+            else:
+                group = self.groups.setdefault(shown.name, restored(shown))
+                self._note_members(group, one, shown)
+            group.nodes.add(one.node)
+            group.left = group.left or not set(one.left) <= set(one.died)
+            left = [rank for rank in one.left if _is_latest(one, shown, rank)]
+            group.hear(left, [rank for rank in one.died if _is_latest(one, shown, rank)])
+            if shown.generation not in over:
+                self._gone.setdefault(shown.generation, set()).update(left)
+                if shown.formed:  # the answer to the join that formed it may not have arrived
+                    self._give_back(group, one.node, left)
+        self.ended = list(ended.values())
+
+    def _note_members(self, group: Group, one: GroupHeld, shown: GroupMembers) -> None:
+        """Takes those members that a node has and the latest version shows."""
+        if shown.formed and not one.shown.formed and group.shown is not None:
+            # Some nodes have not received that it is formed, so it is sent to all again as new.
+            group.shown = msgspec.structs.replace(group.shown, formed=False)
+        for rank, client, generation in one.here:
+            if shown.nodes[rank] != one.node or not _is_latest(one, shown, rank):
+                self.sends.append((one.node, _given_up(shown, rank, client, generation)))
+                continue
+            standing = Standing.JOINING if shown.joining >> rank & 1 else Standing.ALIVE
+            identity = Identity(one.node, client, generation)
+            tries = shown.tries[rank] if rank < len(shown.tries) else 0
+            member = Member(identity, NO_REQUEST, standing, group.task_at(rank), tries)
+            member.since = shown.since_of(rank)
+            self._take(group, rank, member)
+
+    def find_unheard(self, group: Group) -> list[Send]:
+        """Finds the members at nodes that have never received a version of that Group; returns what
+        nodes are sent that have no member any more. To be called once for each Group, in any order,
+        before it is settled."""
+        self._give_back_unheard(group)
+        sends = self._tell_unheard(group)
+        there = {one.node for one in self._held}
+        for each in self.groups.values():
+            there.update(member.identity.node for member in each.members.values())
+        known = group.members.keys() | self._gone.get(group.generation, set())
+        for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
+            if node is not None and node not in there:
+                group.die(group.task_at(rank))
+            if node is not None and rank not in known:
+                group.come &= ~(1 << rank)  # its request was not answered, and comes again
+        return sends
+
+    def missed(self, group: Group) -> list[Send]:
+        """The latest version, to those nodes of that Group that may not have received it."""
+        if group.shown is None:
+            return []
+        return [
+            (one.node, group.shown)
+            for one in self._held
+            if one.shown.generation == group.generation and one.shown.version < group.versions
+        ]
+
+    def _heard(self, group: Group) -> set[int]:
+        """The nodes that have received some version of that Group."""
+        return {one.node for one in self._held if one.shown.generation == group.generation}
+
+    def _give_back_unheard(self, group: Group) -> None:
+        """As `_give_back`, for nodes that received no version."""
+        if group.shown is None or group.phase is not Phase.FORMED:
+            return
+        nodes = {one for one in group.shown.nodes if one is not None}
+        for node in sorted(nodes - self._heard(group)):
+            if self._give_back(group, node, ()):
+                group.nodes.add(node)
+                # It is sent to the node as new that the group is formed.
+                group.shown = msgspec.structs.replace(group.shown, formed=False)
+
+    def _tell_unheard(self, group: Group) -> list[Send]:
+        """Sends the version of a formed group to those of its nodes that have never received one,
+        because their members died early. It is sent their ends, and says that nothing more comes
+        from them. A node that is gone is not counted: calls would wait for it for ever."""
+        shown = group.shown
+        if shown is None or not shown.formed:
+            return []
+        nodes = {node for node in shown.nodes if node is not None and node in self._members}
+        unheard = nodes - self._heard(group) - group.nodes
+        group.nodes |= unheard
+        return [(node, shown) for node in sorted(unheard)]
+
+    def _give_back(self, group: Group, node: int, left: Collection[int]) -> bool:
+        """Gives the ranks that a version shows at a node to that node's unanswered requests. These
+        are members from call 0 on: no call can have been made without them. left: ranks whose
+        members on that node have left or died. False: there is no such request."""
+        assert group.shown is not None
+        found = False
+        about = node, group.name
+        for join in [join for join in self._unread if (join.node, join.name) == about]:
+            for rank, its in enumerate(group.shown.nodes):
+                if rank in left or not is_founder(group.shown, rank):
+                    continue  # the answer for this rank was read, by a former member
+                if its == node and rank not in group.members and join.rank in (None, rank):
+                    identity = Identity(join.node, join.client, join.client_generation)
+                    member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
+                    member.since = group.shown.since_of(rank)
+                    self._take(group, rank, member)
+                    self._unread.remove(join)
+                    found = True
+                    break
+        return found
+
+
+def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
+    """The latest version of each group, by its generation, of those that nodes have reported."""
+    latest: dict[int, GroupMembers] = {}
+    for one in shown:
+        known = latest.get(one.generation)
+        if known is None or known.version < one.version:
+            latest[one.generation] = one
+    return latest
+
+
+def superseded(shown: Collection[GroupMembers]) -> set[int]:
+    """The generations of those groups whose name or board a later one has. They have ended,
+    although some node has not received that."""
+    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
+    for one in shown:
+        for key in (one.name, one.board):
+            newest[key] = max(newest.get(key, 0), one.generation)
+    return {
+        one.generation for one in shown if max(newest[one.name], newest[one.board]) > one.generation
+    }
+
+
+def is_founder(shown: GroupMembers, rank: int) -> bool:
+    """Is the living member of that rank one of those with whom the group became whole?"""
+    return bool(shown.alive >> rank & 1 and shown.since_of(rank) <= shown.whole)
+
+
+def restored(shown: GroupMembers) -> Group:
+    """A group as a planner before this one has shown it, without its members."""
+    group = Group(shown.name, shown.generation, shown.board, shown.size)
+    group.phase = Phase.FORMED if shown.formed else Phase.FORMING
+    group.shown, group.versions = shown, shown.version
+    if shown.past is not None:
+        group.tasks.update(zip(shown.past.tasks, shown.past.runs, strict=True))
+        group.dead.update(dict.fromkeys(shown.past.dead))
+        group.open = shown.past.open
+    group.left, group.whole = shown.left, shown.whole
+    group.parent, group.founders, group.come = shown.parent, shown.founders, shown.come
+    return group
+
+
+def _is_latest(one: GroupHeld, shown: GroupMembers, rank: int) -> bool:
+    """Was the member of that rank that the node knows shown by the latest version, too, or has
+    another one taken its place, of which the node has not heard?"""
+    return one.shown.since_of(rank) == shown.since_of(rank)
+
+
+def _given_up(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupGivenUp:
+    about = shown.name, shown.generation, shown.board, rank, client, generation
+    return GroupGivenUp(*about, struck_text(shown.name))
