@@ -28,6 +28,7 @@ class NaiveOperation:
     gives: set[int] = field(default_factory=set)  # those of them that others depend on
     unfinished: set[int] = field(default_factory=set)
     destinations: tuple[int, ...] = ()
+    lost: set[int] = field(default_factory=set)  # nodes that have died since the latest plan
 
     def report(self, what: str, index: int, node: int = 0) -> None:
         letter = self.sources[index] if index < len(self.sources) else None
@@ -35,6 +36,12 @@ class NaiveOperation:
 
     def lose(self, node: int) -> None:
         self.history.append(("lost", -1, node))
+        self.lost.add(node)
+
+    def plan_for(self, destinations: tuple[int, ...]) -> None:
+        """From now on the results go there. A next life of a lost host may be among them."""
+        self.destinations = destinations
+        self.lost.difference_update(destinations)
 
     def replay(self) -> tuple[dict[int, set[int]], list[int]]:
         """Holders of ready sources in order of arrival, and failed sources in order of failing."""

@@ -129,9 +129,8 @@ class ReduceWalk(Walk):
         if op.unfinished or op.members is None:
             assert sends == []
             return
-        lost = {node for what, _, node in op.history if what == "lost"}
         # A next life of a lost host has its number, and nothing of what that one was sent.
-        at = tuple(node for node in op.destinations if node not in lost or op.kind == "alltoall")
+        at = tuple(node for node in op.destinations if node not in op.lost or op.kind == "alltoall")
         commit = m.Commit(operation, op.epoch, tuple(sorted(op.members)), at)
         told = (op.told | {op.node}) & set(self.living)
         assert sorted(sends, key=str) == sorted(((n, commit) for n in told), key=str)
@@ -199,8 +198,7 @@ class ReduceWalk(Walk):
             return
         op.lose(node)
         destinations = op.destinations or op.to
-        lost = {one for what, _, one in op.history if what == "lost"}
-        if node in destinations and (op.kind in BOUND or lost.issuperset(destinations)):
+        if node in destinations and (op.kind in BOUND or op.lost.issuperset(destinations)):
             ((to, message),) = sends[:1]
             assert to == op.node
             assert isinstance(message, m.OperationFailed)
@@ -262,6 +260,8 @@ class ReduceWalk(Walk):
             # Everybody holds already what they would be sent.
             assert not folds
             op.members, op.unfinished = chosen, set()  # whatever a plan of before had them do
+            if op.destinations and op.to:
+                op.plan_for(tuple(node for node in op.to if node in self.living))
             self.check_commit(operation, sends)
             return
         self.check_plan(operation, op, chosen, plans)
@@ -300,7 +300,7 @@ class ReduceWalk(Walk):
         assert {*plan.holders, *owners} <= set(self.living)
         wanted = {*plan.holders, *owners, *plan.destinations} & set(self.living)
         assert sorted(node for node, _ in plans) == sorted(wanted)
-        op.destinations = plan.destinations
+        op.plan_for(plan.destinations)
         op.unfinished = {*plan.destinations, *owners} & set(self.living)
         op.gives = {*plan.holders, *owners}
         if plan.shape != "stripes":
