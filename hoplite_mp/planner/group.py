@@ -21,6 +21,7 @@ This module must never know what members compute, nor where a board is.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hoplite_mp.planner import cost, forest
@@ -50,7 +51,7 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.topology import Topology
@@ -171,17 +172,17 @@ class Groups:
         held: Sequence[GroupHeld],
         joins: Iterable[GroupJoinRequested],
         members: Collection[int],
-        closed: Collection[int] = (),
+        closed: Mapping[int, GroupEnd] = MappingProxyType({}),
     ) -> list[Send]:
         """Restores the groups of the planner before this one, as the nodes of their members know
         them. `joins`: requests whose answers these have not received. `members`: living nodes.
-        `closed`: generations of groups of whose end some node has heard."""
+        `closed`: by generation, the ends of which some node has heard."""
         found = RestoredGroups(held, joins, members, closed, self._take)
         self._generation = max(self._generation, found.generation)
         self.groups.update(found.groups)
         sends = list(found.sends)
         for group in found.ended:
-            sends += self._close(group)
+            sends += self._close(group, closed.get(group.generation))
         for group in list(self.groups.values()):
             sends += found.find_unheard(group)
             sends += self._settle(group) or found.missed(group)
@@ -244,10 +245,12 @@ class Groups:
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
-    def _close(self, group: Group) -> list[Send]:
-        """All members have left or died."""
+    def _close(self, group: Group, told: GroupEnd | None = None) -> list[Send]:
+        """All members have left or died. told: the end, as the planner before has told it."""
         end = group.end if group.left and group.phase is Phase.FORMED else None
-        if end is not None:
+        if told is not None:  # what has been reported of the group since may be out of date
+            end = told if told.tasks else None
+        elif end is not None:
             self.ends.add(end)
         return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
 
@@ -271,7 +274,8 @@ class Groups:
         formed = group.phase is Phase.FORMED
         former = tuple(sorted(group.nodes.difference(nodes)))
         now_shown = (*masks, formed, nodes, former)
-        if shown and _shown(shown) == now_shown:
+        new = any(not member.since for member in group.members.values())
+        if shown and _shown(shown) == now_shown and not new:
             return []
         group.versions += 1
         if formed and not group.whole:

@@ -101,15 +101,14 @@ class RestoredGroups:
         before it is settled."""
         self._give_back_unheard(group)
         sends = self._tell_unheard(group)
-        there = {one.node for one in self._held}
-        for each in self.groups.values():
-            there.update(member.identity.node for member in each.members.values())
+        asks = {join.task for join in self._unread if join.name == group.name}
         known = group.members.keys() | self._gone.get(group.generation, set())
         for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
-            if node is not None and node not in there:
-                group.die(group.task_at(rank))
             if node is not None and rank not in known:
-                group.come &= ~(1 << rank)  # its request was not answered, and comes again
+                # Its host has not heard of it: its request comes again, or it has died.
+                if group.task_at(rank) not in asks:
+                    group.die(group.task_at(rank))
+                group.come &= ~(1 << rank)
         return sends
 
     def missed(self, group: Group) -> list[Send]:
@@ -155,8 +154,8 @@ class RestoredGroups:
         members on that node have left or died. False: there is no such request."""
         assert group.shown is not None
         found = False
-        about = node, group.name
-        for join in [join for join in self._unread if (join.node, join.name) == about]:
+        about = node, group.name, group.size
+        for join in [join for join in self._unread if (join.node, join.name, join.size) == about]:
             for rank, its in enumerate(group.shown.nodes):
                 if rank in left or not is_founder(group.shown, rank):
                     continue  # the answer for this rank was read, by a former member

@@ -142,7 +142,7 @@ class Planner:
                 restoring.groups,
                 [join for join in restoring.joins if known(join.node)],
                 self.membership.nodes,
-                {end.generation for end in restoring.group_ends},
+                {end.generation: end for end in restoring.group_ends},
             )
             for node in self.membership.nodes:
                 if node not in restoring.returned:

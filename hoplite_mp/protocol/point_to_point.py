@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hoplite_mp.ids import ID_BYTES
-from hoplite_mp.protocol.fields import RANKS_MAX, SOURCES_MAX, Message, between, counts
+from hoplite_mp.protocol.fields import RANKS_MAX, SOURCES_MAX, Message, between, counts, flags
 
 __all__ = [
     "MESSAGE_INLINE_BYTES_MAX",
@@ -74,15 +74,18 @@ class GroupSentTaken(Message, frozen=True):
 
 class GroupSourceEnded(Message, frozen=True):
     """The member that had this rank on the sender's node is gone, by the members of that version.
-    All that it has sent was forwarded before."""
+    All that it has sent was forwarded before. `unheard`: this node has missed some versions, after
+    a manager's death; if one of them showed a member of that rank here, nothing comes from it."""
 
     generation: int
     version: int
     rank: int
+    unheard: bool = False
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version)
         between("rank", self.rank, 0, RANKS_MAX - 1)
+        flags(unheard=self.unheard)
 
 
 PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded

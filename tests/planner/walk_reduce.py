@@ -261,7 +261,8 @@ class ReduceWalk(Walk):
             assert not folds
             op.members, op.unfinished = chosen, set()  # whatever a plan of before had them do
             if op.destinations and op.to:
-                op.plan_for(tuple(node for node in op.to if node in self.living))
+                all_to_all = op.kind == "alltoall"
+                op.plan_for(tuple(n for n in op.to if all_to_all or n in self.living))
             self.check_commit(operation, sends)
             return
         self.check_plan(operation, op, chosen, plans)

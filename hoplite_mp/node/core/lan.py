@@ -375,6 +375,7 @@ class Lan:
         self.plan_executor.cells.pairs.lose(number)
         self.replicas.lose_peer(host_id)
         local.messages.lose_node(number)
+        self.group_calls.lose_node(number)
         self.draining.lose_peer(host_id)
         local.workers.lose_peer(host_id)
         self.far_actors.lose_peer(host_id)

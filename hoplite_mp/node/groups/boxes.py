@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.protocol.local import INBOX_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 __all__ = ["Box", "End", "Letter"]
 
@@ -135,6 +135,19 @@ class Box:
         already."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
+
+    def end_if_due(self, rank: int, node: int, version: int) -> None:
+        """Nothing more comes from that node by members of that rank that are gone since then."""
+        at, since = self._due.get(rank, (-1, 0))
+        if at == node and since <= version:
+            self.add(rank, node, End(rank, version))
+
+    def end_unheard(self, knowing: Collection[int | None]) -> None:
+        """Adds the Ends that are due from other nodes than these. They are gone, or have never
+        heard that they had a member: a manager has died that knew."""
+        for rank, (node, version) in list(self._due.items()):
+            if node not in knowing:
+                self.add(rank, node, End(rank, version))
 
     def know(self, present: int, *, formed: bool) -> None:
         """Sets which ranks have a member at present."""

@@ -155,6 +155,12 @@ class GroupCalls:
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
+    def lose_node(self, node: int) -> None:
+        """That host is gone. The number of a Group that it alone has heard of may be given to
+        another one, for which its messages are not."""
+        for waiting in self.pending_messages.values():
+            waiting[:] = [one for one in waiting if one[0] != node]
+
     def _let_go(self, state: State) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""
         go, state.go = state.go, None

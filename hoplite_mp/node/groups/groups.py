@@ -160,8 +160,12 @@ class Groups:
                 board.reset(message.size, message.generation)
                 known = Known(message.name, message.generation, board, message)
                 self.known[message.board] = known
-            known.shown, me = message, self.client.number
-            known.left = {rank for rank in known.left if message.nodes[rank] == me}
+            before, known.shown, me = known.shown, message, self.client.number
+            known.left = {  # who is shown there now may be another one, after a manager's death
+                rank
+                for rank in known.left
+                if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
+            }
             known.died &= known.left
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None

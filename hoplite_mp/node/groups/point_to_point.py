@@ -99,9 +99,11 @@ class PointToPoint:
 
     def changed(self, members: GroupMembers, known: Known) -> None:
         """The manager has announced a new version of the members."""
-        group = self.groups.get(members.generation)
+        group, heard = self.groups.get(members.generation), 0
         if group is None:
             group = self.groups[members.generation] = Between(members, known)
+        else:
+            heard = group.members.version
         before, group.members = group.members, members
         me = self.client.number
         for rank in [rank for rank in group.boxes if members.nodes[rank] != me]:
@@ -115,11 +117,22 @@ class PointToPoint:
             if node == me and rank not in known.left and rank not in group.boxes:
                 announce = functools.partial(known.board.announce, rank)
                 group.boxes[rank] = Box(members.size, members.since_of(rank), announce)
+        if members.formed and heard + 1 < members.version:
+            self._say_unheard(members)
+        knowing = {*members.nodes, *members.former}
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.boxes.values():
+            box.end_unheard(knowing)
             box.know(present, formed=members.formed)
         for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
+
+    def _say_unheard(self, members: GroupMembers) -> None:
+        """Versions that this node has missed may have shown members here of ranks that are free."""
+        for rank in [rank for rank, node in enumerate(members.nodes) if node is None]:
+            end = GroupSourceEnded(members.generation, members.version, rank, True)
+            for other in {*members.nodes, *members.former} - {None, self.client.number}:
+                self._send(other, end)  # type: ignore[arg-type]
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
         """The member that held that rank on that node is gone."""
@@ -153,7 +166,10 @@ class PointToPoint:
             box.close()
 
     def lose_node(self, node: int) -> None:
-        """That host is gone: what its members sent and has not arrived is lost."""
+        """That host is gone: what its members sent and has not arrived is lost. The number of a
+        Group that it alone has heard of may be given to another one."""
+        for waiting in self.pending_messages.values():
+            waiting[:] = [one for one in waiting if one[0] != node]
         for group in self.groups.values():
             for number in [n for n, one in group.sent.items() if one.node == node]:
                 group.arrived(number)
@@ -277,7 +293,11 @@ class PointToPoint:
         if group is None or group.members.version < message.version:
             self._keep_pending(node, message)
         elif isinstance(message, GroupSourceEnded):
-            self._end(group, message.rank, node, message.version)
+            if message.unheard:
+                for box in group.boxes.values():
+                    box.end_if_due(message.rank, node, message.version)
+            else:
+                self._end(group, message.rank, node, message.version)
         else:
             self._take(group, node, message)
 
