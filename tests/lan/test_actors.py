@@ -90,6 +90,47 @@ print("gone")
     ]
 
 
+def test_an_actor_that_alone_holds_results_of_its_host(cluster: UpCluster, lan: Lan) -> None:
+    """The driver, whose node owns the results, lets go of them, and is given the refs back."""
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + CLASSES
+        + """
+class Keeper:
+    def __init__(self):
+        self.refs = {}
+    def keep(self, i, box):
+        self.refs[i] = box["ref"]
+    def give(self):
+        return self.refs
+    def drop(self):
+        self.refs = {}
+import hoplite_mp
+def make(i, size):
+    return np.full(size, i)
+keepers = [c.options(node=n).actor(Keeper) for n in c.nodes if n.workers]
+used = c.stats()["bytes_used"]
+for size in (3, 100_000):
+    for at in keepers:
+        futures = [c.submit(make, i, size) for i in range(40)]
+        kept = [at.keep(i, {"ref": hoplite_mp.by_ref(f)}) for i, f in enumerate(futures)]
+        c.wait(kept)
+        del futures, kept
+        for i, ref in at.give().result(30).items():
+            assert c.get(ref, timeout=30)[-1] == i
+        del ref
+        at.drop().result(30)
+deadline = time.monotonic() + 30
+while c.stats()["bytes_used"] > used + (4 << 20):
+    assert time.monotonic() < deadline, (used, c.stats()["bytes_used"])
+    time.sleep(0.1)
+print("all")
+""",
+    )
+    assert out == "all\n", out
+
+
 def test_close_finishes_the_calls_made_before_on_another_host(cluster: UpCluster, lan: Lan) -> None:
     """Those that are on their way, that wait in the queue, that wait for an argument, on either
     host; not the later ones."""

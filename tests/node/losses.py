@@ -142,6 +142,7 @@ class LossSide(Side):
             recovering.reconstruction.ask_again,
         )
         up.is_guest = recovering.is_run_here
+        up.result_held = self.replicas.watch_result
         self.upward.ends_elsewhere = self.recovering.keep
         self.upward.target_of = self.recovering.target_of
         self.exports.roster = self.host.roster

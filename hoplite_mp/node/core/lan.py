@@ -176,6 +176,7 @@ class Lan:
         upward.drivers, upward.far_output = self.drivers, self.far_output
         upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
         upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
+        upward.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
         self.line_ended = self.drivers.line_ended
         self.worker_exited = self.streaming_sources.lose

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.objects.imports import Import
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.node.output.far_output import FarOutput
     from hoplite_mp.node.output.subscriber import Subscriber
     from hoplite_mp.node.recovery.recovering import Recovering
@@ -50,6 +51,7 @@ class LanUpward(Upward):
     peers: Peers
     plan_executor: PlanExecutor
     recovering: Recovering
+    replicas: Replicas
     spares: Spares
     transfers: Transfers
     # Handles a message of the manager; False if it is not about other hosts.
@@ -75,6 +77,9 @@ class LanUpward(Upward):
 
     def ask_for_owner(self, one: Import) -> bool:
         return self.recovering.owners.ask_for_owner(one)
+
+    def result_held(self, oid: int) -> None:
+        self.replicas.watch_result(oid)
 
     def extra_holds(self, oid: int) -> int:
         return self.recovering.lineage.holds(oid)

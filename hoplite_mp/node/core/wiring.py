@@ -70,6 +70,8 @@ class Upward:
     def ask_for_owner(self, one: Import) -> bool:
         return False
 
+    def result_held(self, oid: int) -> None: ...
+
     def extra_holds(self, oid: int) -> int:
         return 0
 

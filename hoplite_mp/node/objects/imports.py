@@ -41,6 +41,7 @@ class Import:
     asks: bool = False  # the manager was asked who owns it, because that host is not known here
     kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
     moved: int = -1  # number of the node after whose death a new owner was named
+    runs_here: bool = False  # the result of the owner's task, whose value a worker here will write
     waiting: list[Callable[[], None]] = field(default_factory=list)
     # All headers here that stand for the same object, in one shared list. The object's id leads to
     # the first one; the others stay as long as they are held.
@@ -55,6 +56,10 @@ class Above(Protocol):
 
     def ask_for_owner(self, one: Import) -> bool:
         """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
+
+    def result_held(self, oid: int) -> None:
+        """The owner counts from now on that processes here hold the result of its task, which the
+        node may keep for the owner as well."""
 
 
 class Imports:
@@ -77,10 +82,11 @@ class Imports:
         self._next = 1
         results.local = self.local
 
-    def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
+    def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
         """Calls `done` with a hold on each object's header here (None: it is gone), as soon as all
-        owners have confirmed that they keep the objects as long as these holds live."""
-        found = [self._hold(one) for one in objects]
+        owners have confirmed that they keep the objects as long as these holds live. holder: the id
+        of a host that keeps its own objects during that time in any case."""
+        found = [self._hold(one, holder) for one in objects]
         open_ = {id(one): one for one, _ in found if one is not None and not one.described}
         left = len(open_)
         holds = [hold for _, hold in found]
@@ -96,7 +102,7 @@ class Imports:
         if not open_:
             done(holds)
 
-    def _hold(self, object_id: bytes) -> tuple[Import | None, Any]:
+    def _hold(self, object_id: bytes, holder: int) -> tuple[Import | None, Any]:
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return None, self.client.hold(oid)
@@ -104,8 +110,11 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                if known.kept and not known.number and known.owner != self.client.host_id:
+                # A replica or the result of a task of the owner, which does not count them here.
+                if not known.number and known.owner not in (self.client.host_id, holder):
                     self._acquire(known)
+                    if not known.kept:
+                        self.above.result_held(known.oid)
                 return known, hold
         one = self._new(object_id)
         hold = self.client.hold(one.oid)
@@ -164,12 +173,16 @@ class Imports:
         """Another host's task, which runs here, has this header: the id of the task's result leads
         to it from now on. An earlier header here for the same result gets its value from the owner,
         as on other hosts."""
-        self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
+        owner = ids.unpack_id(object_id)[0]
+        self.lead(Import(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
         """A task that was to run here goes back to its owner. Processes of this host hold its
         result, and learn from the owner what becomes of it, as they do of other imports."""
-        self._acquire(self.by_oid[oid])
+        one = self.by_oid[oid]
+        one.runs_here = False
+        if not one.number:
+            self._acquire(one)
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""
@@ -228,6 +241,9 @@ class Imports:
                 self.remote_objects.learn(one.oid, message.holders)
             self.answer(one)  # it was described before, or placed here by a collective
             return
+        if one.runs_here:
+            self.answer(one)
+            return
         if message.standing == "ready":
             self._ready(one, message)
         elif message.standing == "failed":
@@ -267,7 +283,7 @@ class Imports:
 
     def fail(self, one: Import, why: str) -> None:
         """The value will never be known here; readers get an ObjectLostError."""
-        if self.client.state(one.oid) == STATE["CLAIMED"]:
+        if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self.store(one, serial.encode_error(error, "").tobytes(), True)
         self.answer(one)

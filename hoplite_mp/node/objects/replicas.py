@@ -49,6 +49,9 @@ class Replicas:
         self.loop = loop
         self.exports = exports
         self.holds: dict[bytes, Any] = {}
+        # Results of other hosts' tasks that are kept here until the hosts let go of them, and that
+        # processes here hold as well, which the owners count.
+        self._results: set[int] = set()
         self._polling = False
 
     def expect(
@@ -126,6 +129,12 @@ class Replicas:
         self.holds[object_id] = hold
         self._poll_later()
 
+    def watch_result(self, oid: int) -> None:
+        """Its owner counts that processes here hold the result of the owner's task. The node keeps
+        it, too, as long as the owner wants it, so it is polled whether nobody else does."""
+        self._results.add(oid)
+        self._poll_later()
+
     # -- polling -------------------------------------------------------------------------------
 
     def _poll_later(self) -> None:
@@ -144,9 +153,17 @@ class Replicas:
                 del self.holds[object_id]
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
-        self._polling = bool(self.holds)
+        self._results = {oid for oid in self._results if not self._result_ended(oid)}
+        self._polling = bool(self.holds or self._results)
         if self._polling:
             self.loop.call_later(KEPT_LOOK_S, self._poll)
+
+    def _result_ended(self, oid: int) -> bool:
+        """Whether a result need not be polled any more. If the node keeps nothing of it, the owner
+        is notified when its header is freed."""
+        if oid not in self.imports.by_oid or not self.client.private_counts(oid)[0]:
+            return True
+        return self.exports.only_ours(oid) and self.imports.release_kept(oid)
 
     def _never_came(self, oid: int) -> bool:
         """Whether the value will not come any more: it is lost, an error, or its task was

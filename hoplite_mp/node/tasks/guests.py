@@ -150,14 +150,15 @@ class Guests:
     def _ask(self, guest: Guest, message: RunTask, named: list[bytes]) -> None:
         """Begins the task when everything that it names is held here."""
         if not self.above.is_actor(message.pool):
-            self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
+            # The sender keeps what a task of its own names until the task has ended.
+            self.imports.ask(named, lambda holds: self._begin(guest, message, holds), guest.peer)
             return
         # Calls of one host to one actor begin in the order in which they arrived, even if the
         # objects that a later one names are here first.
         row = self.rows.setdefault((guest.peer, message.pool), deque())
         row.append((guest, message))
         guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
-        self.imports.ask(named, lambda holds: self._ready(guest, holds))
+        self.imports.ask(named, lambda holds: self._ready(guest, holds), guest.peer)
 
     def _ready(self, guest: Guest, holds: list[Any]) -> None:
         """Everything that a call of an actor names is held here."""

@@ -1,0 +1,219 @@
+"""Results of tasks of another host, held by processes of the host on which the tasks have run.
+
+The runner has the result's header already, so a process there could hold it without asking the
+owner. But the owner has to count that host: its own processes may let go of the result, and be
+given the ref back by a process of the runner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.node.objects.exports import KEPT_LOOK_S
+from hoplite_mp.protocol.peers import Acquire, Release
+from hoplite_mp.ref import ObjectRef
+from tests.cext.host import STATE
+from tests.node.losses import LossNetwork, LossSide
+from tests.node.pair import states_of
+from tests.node.test_imports import away_hold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    """Host 0 sends, host 1 has a worker, host 2 none."""
+    made = LossNetwork(3)
+    runner = made.sides[1]
+    made.sides[0].delegation.set_runner(runner.host_id, runner.number, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sides(network: LossNetwork) -> list[LossSide]:
+    return network.living
+
+
+def forget(network: LossNetwork, side: LossSide, oid: int) -> None:
+    """The process that has sent the task lets go of its result."""
+    del side.sent[oid]
+    side.party.collect()
+    network.settle()
+
+
+def pass_looks(network: LossNetwork) -> None:
+    """Time for what is polled."""
+    for side in network.living:
+        side.loop.pass_time(2 * KEPT_LOOK_S)
+    network.settle()
+
+
+def nothing_is_left(network: LossNetwork) -> None:
+    network.settle()
+    pass_looks(network)
+    for side in network.living:
+        side.party.collect()
+        network.settle()
+        assert states_of(side.node) == []
+        assert not side.imports.by_oid
+        assert not side.exports.exports
+        assert not side.guests.by_task
+
+
+@pytest.mark.parametrize("value", ["small", BIG], ids=["small", "big"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_result_that_the_runners_process_alone_holds(
+    network: LossNetwork, sides: list[LossSide], early: bool, value: Any
+) -> None:
+    """early: the process has the ref before the task has ended."""
+    sender, runner, other = sides
+    oid = sender.submit()
+    object_id = ids.pack_id(sender.host_id, oid)
+    network.pump()
+    task = runner.take_task()
+    holds = away_hold(network, runner, object_id) if early else []
+    runner.answer(task, value)
+    network.settle()
+    holds = holds or away_hold(network, runner, object_id)
+    forget(network, sender, oid)
+    for side in (sender, other):
+        back = away_hold(network, side, object_id)
+        assert back != [None]
+        remote = back[0].oid in side.remote_objects  # type: ignore[attr-defined]
+        assert not remote or side.remote_objects.want(back[0].oid, lambda: None)  # type: ignore[attr-defined]
+        network.settle()
+        assert np.array_equal(side.value(back[0]), value)
+        back.clear()
+        side.party.collect()
+        network.settle()
+    holds.clear()
+    nothing_is_left(network)
+
+
+def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
+    network: LossNetwork, sides: list[LossSide]
+) -> None:
+    """The runner keeps a big result for the owner, and the owner keeps it for the runner."""
+    sender, runner, _ = sides
+    oid = sender.submit()
+    network.pump()
+    runner.answer(runner.take_task(), BIG)
+    network.settle()
+    (hold,) = away_hold(network, runner, ids.pack_id(sender.host_id, oid))
+    forget(network, sender, oid)
+    assert runner.guests.by_task
+    del hold
+    nothing_is_left(network)
+
+
+def test_another_process_asks_after_the_first_one_has_let_go(
+    network: LossNetwork, sides: list[LossSide]
+) -> None:
+    sender, runner, _ = sides
+    oid = sender.submit()
+    object_id = ids.pack_id(sender.host_id, oid)
+    network.pump()
+    runner.answer(runner.take_task(), BIG)
+    network.settle()
+    for _ in range(2):
+        holds = away_hold(network, runner, object_id)
+        assert len(sender.exports.exports[oid].importers) == 1
+        holds.clear()
+        runner.party.collect()
+        pass_looks(network)
+        assert oid not in sender.exports.exports
+    forget(network, sender, oid)
+    nothing_is_left(network)
+
+
+def test_a_later_task_of_the_owner_names_the_result_without_a_message(
+    network: LossNetwork, sides: list[LossSide]
+) -> None:
+    """The runner has a big result, and the owner keeps it as long as the task runs."""
+    sender, runner, _ = sides
+    first = sender.submit()
+    network.pump()
+    runner.answer(runner.take_task(), BIG)
+    network.settle()
+    ref: ObjectRef[Any] = ObjectRef(ids.pack_id(sender.host_id, first), sender.party.hold(first))
+    sent: list[Any] = []
+    send = runner.imports.send
+
+    def note_all(host_id: int, message: Any) -> bool:
+        sent.append(message)
+        return send(host_id, message)
+
+    runner.imports.send = note_all
+    second = sender.submit((ref,), holds=[ref])
+    network.pump()
+    runner.answer(runner.take_task(), "too")
+    network.settle()
+    assert not [one for one in sent if isinstance(one, Acquire) and one.object == ref._id]
+    del ref
+    for oid in (first, second):
+        forget(network, sender, oid)
+    nothing_is_left(network)
+
+
+def test_it_is_deleted_while_it_runs(network: LossNetwork, sides: list[LossSide]) -> None:
+    """The owner says at once that the result is gone. The runner's header is its worker's until the
+    worker has finished."""
+    sender, runner, _ = sides
+    oid = sender.submit()
+    network.pump()
+    task = runner.take_task()
+    holds = away_hold(network, runner, ids.pack_id(sender.host_id, oid))
+    sender.party.delete(oid)
+    network.pump()
+    assert runner.node.state(task) == STATE["CLAIMED"]
+    runner.answer(task, "late")
+    network.settle()
+    assert runner.value(holds[0]) == "late"
+    holds.clear()
+    forget(network, sender, oid)
+    nothing_is_left(network)
+
+
+def test_it_is_recalled_after_a_process_there_has_asked(
+    network: LossNetwork, sides: list[LossSide]
+) -> None:
+    """The owner counts one import, and lets go of it."""
+    sender, runner, _ = sides
+    oids = [sender.submit() for _ in range(3)]
+    network.pump()
+    task = runner.take_task()
+    holds = [away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids]
+    known = sender.delegation.runners[runner.host_id]
+    known.workers = 0
+    sender.delegation.recall(known, 1 << 10)
+    network.pump()
+    while again := sender.take_task():
+        sender.answer(again, "home")
+    runner.answer(task, "away")
+    network.settle()
+    assert sorted(map(runner.value, holds)) == ["away", "home", "home"]
+    assert all(len(one.importers) == 1 for one in sender.exports.exports.values())
+    released: list[Release] = []
+    send = runner.imports.send
+
+    def note(host_id: int, message: Any) -> bool:
+        if isinstance(message, Release):
+            released.append(message)
+        return send(host_id, message)
+
+    runner.imports.send = note
+    holds.clear()
+    runner.party.collect()
+    network.settle()
+    assert len(released) == 3
+    for oid in oids:
+        forget(network, sender, oid)
+    nothing_is_left(network)
