@@ -47,10 +47,20 @@ class Member:
         # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
         self._spins = not hosts
         self._closed = False
+        self._ended_with_task = False  # the task that has made it has ended
 
     def _check_member(self) -> None:
         if self._closed:
-            raise ClosedError(f"group {self.name!r}: this member has left")
+            raise ClosedError(f"group {self.name!r}: this member has left{self._why_left}")
+
+    @property
+    def _why_left(self) -> str:
+        if not self._ended_with_task:
+            return ""
+        return (
+            ", because a Group ends with the task, or the call of an actor, that has made it; an "
+            "actor that needs it for all its calls makes it in its constructor"
+        )
 
     # -- the first call ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hoplite_mp._version import __version__
 from hoplite_mp.demo.training import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TextIO, TypeAlias
 
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -325,18 +325,23 @@ class _Once(argparse.Action):
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
+    return _whole(text, "0 or more", lambda number: number >= 0)
 
 
 def _workers(text: str) -> int:
     from hoplite_mp.client.spreading import WORKERS_MAX
 
-    number = int(text)
-    if not 0 <= number <= WORKERS_MAX:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {WORKERS_MAX}")
+    most = WORKERS_MAX
+    return _whole(text, f"from 0 to {most}", lambda number: 0 <= number <= most)
+
+
+def _whole(text: str, which: str, is_one: Callable[[int], bool]) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or not is_one(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {which}")
     return number
 
 

@@ -195,7 +195,8 @@ class CollectiveCalls:
             How many of the refs go in, 1 to len(refs). Default: all.
         deadline : float, optional
             Seconds from this call. After that, the refs that are ready go in, or, if there are
-            none, the first one to become ready. Default: no deadline.
+            none, the first one to become ready. Before that, a ref that fails is an error as
+            without a deadline, unless `num` others are left. Default: no deadline.
         to : Node or str, optional
             Where the result is placed. Default: the caller's node.
         reproducible : bool, optional

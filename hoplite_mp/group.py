@@ -218,12 +218,14 @@ class Group(PeerCalls):
         """
         self._leave(False)
 
-    def _leave(self, failed: bool) -> None:
+    def _leave(self, failed: bool, with_task: bool = False) -> None:
         """Leaves the Group, after the calls that were begun in the background. `failed`: the task
         has raised an exception, so those calls are given up: the other ranks may wait for what this
-        one would have done next, and these calls for the other ranks."""
+        one would have done next, and these calls for the other ranks. with_task: the task has
+        ended."""
         if self._left:
             return
+        self._ended_with_task = with_task
         if failed:
             self._closed = True
             if self._memory.client.usable:
@@ -307,7 +309,9 @@ class GroupCalls:
         Returns
         -------
         Group
-            To be closed by `close()` or `with`; it closes itself at the end of the task.
+            To be closed by `close()` or `with`; it closes itself at the end of the task, or of the
+            call of an actor, in which it was made. One that an actor makes in its constructor lives
+            as long as the actor.
 
         Raises
         ------

@@ -308,7 +308,7 @@ class Messages(Calling):
 
     def _check(self) -> None:
         if self._closed:
-            raise ClosedError(f"group {self.name!r}: this member has left")
+            raise ClosedError(f"group {self.name!r}: this member has left{self._why_left}")
         self._memory.check()
         if self._hosts is not None and self.calls is not None:
             self._admitted()  # raises if this member was given up

@@ -317,7 +317,7 @@ class Worker:
     def leave_groups(self, failed: bool) -> None:
         for leave in self.runtime.task_leaves:
             with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
-                leave(failed)
+                leave(failed, with_task=True)
 
     def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
         known = self.functions.get(function_id)

@@ -27,12 +27,15 @@ class Voice:
         """audience: the one that the node assumes before the first mark."""
         self.host_id = host_id
         self.audience = audience
+        self._marked = False
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, audience: int) -> None:
-        """Everything that is printed from now on is for that audience."""
-        if audience == self.audience:
+        """Everything that is printed from now on is for that audience. The first one is marked in
+        any case, so that the node knows whom this worker has served."""
+        if audience == self.audience and self._marked:
             return
+        self._marked = True
         self.flush()
         self.audience = audience
         for pipe in self.pipes:

@@ -367,6 +367,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         os.dup2(write, 2)
         voice = Voice(HOST_ID, 0)
         os.write(1, b"mine\nhalf")
+        voice.turn_to(0)  # whom it serves first
         voice.turn_to(0)  # no news
         voice.turn_to(ANNA)
         os.close(1)
@@ -380,9 +381,11 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         data += piece
     os.close(read)
     assert ended(pid) == 0
-    assert data == (b"mine\nhalf" + 2 * mark(HOST_ID, ANNA) + 2 * mark(HOST_ID, BERT) + b"yours\n")
-    runs = fed(Lines(HOST_ID, 100), data, [])
-    assert runs == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
+    marks = [2 * mark(HOST_ID, audience) for audience in (0, ANNA, BERT)]
+    assert data == b"mine\nhalf" + b"".join(marks) + b"yours\n"
+    lines = Lines(HOST_ID, 100)
+    assert fed(lines, data, []) == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
+    assert lines.served == {0, ANNA, BERT}
 
 
 # -- the words ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.core.client_ends import ClientEnds
+    from hoplite_mp.node.core.former_drivers import FormerDrivers
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.streaming_source import StreamingSources
@@ -71,6 +72,7 @@ class Drivers:
         workers: Workers,
         delegation: Delegation,
         streaming_sources: StreamingSources,
+        former: FormerDrivers,
         poll: Callable[[], None],
     ) -> None:
         """poll: called after words in shared memory have changed."""
@@ -87,6 +89,7 @@ class Drivers:
         self.workers = workers
         self.delegation = delegation
         self.streaming_sources = streaming_sources
+        self.former = former
         self.poll = poll
         self.by_slot: dict[int, Driver] = {}
         self._ever = 0  # number of drivers that have ever attached
@@ -174,6 +177,7 @@ class Drivers:
         self.ends.settle(slot, None, 0, reads_on)
         self.workers.close_owned(slot)
         self.far_output.ask_last_lines(self.peers.met, driver.name)
+        self.former.driver_ended(driver.name)
         driver.output_until = self.loop.now() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
 

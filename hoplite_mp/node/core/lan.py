@@ -22,6 +22,7 @@ from hoplite_mp.node.collectives.plan_executor import PlanExecutor
 from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.core import peer_table
 from hoplite_mp.node.core.drivers import Drivers
+from hoplite_mp.node.core.former_drivers import FormerDrivers
 from hoplite_mp.node.core.manager_calls import ManagerCalls
 from hoplite_mp.node.core.membership import Membership
 from hoplite_mp.node.groups.group_calls import GroupCalls
@@ -58,6 +59,7 @@ from hoplite_mp.protocol.messages import (
 from hoplite_mp.protocol.peers import (
     Evacuated,
     HeldUp,
+    LastLinesAsked,
     LastLinesSent,
     Leaving,
     Probe,
@@ -141,6 +143,7 @@ class Lan:
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
         self.draining = Draining(host, local.guests, local.workers, upward)
+        self.former_drivers = FormerDrivers(host, local.output, local.workers)
         self.drivers = Drivers(
             host,
             lines,
@@ -151,6 +154,7 @@ class Lan:
             local.workers,
             local.delegation,
             self.streaming_sources,
+            self.former_drivers,
             poll,
         )
         self.locations = Locations(host)
@@ -243,6 +247,7 @@ class Lan:
             **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
             Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
             HeldUp: lambda host_id, message: self.plan_executor.cells.held_up(host_id),
+            LastLinesAsked: self._driver_leaves,
             LastLinesSent: self._last_lines,
             WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
             RemoveNode: lambda host_id, message: self.draining.begin(),
@@ -252,6 +257,10 @@ class Lan:
             GroupSentTaken: self._group_message,
             GroupSourceEnded: self._group_message,
         }
+
+    def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
+        self.far_output.last_lines_asked(host_id, message)
+        self.former_drivers.driver_ended(message.audience or host_id)
 
     def _bell(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
@@ -382,6 +391,7 @@ class Lan:
         self.far_actors.lose_peer(host_id)
         self.spares.lose_peer(host_id, number)
         self.far_output.lose_peer(host_id)
+        self.former_drivers.host_ended(host_id)
         local.tracing.went(host_id, number, member.workers)
         local.questions.lose_peer(host_id)
         local.exports.lose_peer(host_id)

@@ -118,6 +118,5 @@ def inspection_table(
         looking.DumpAsked: waits.asked,
         peers.Printed: far_output.printed,
         peers.PrintedTaken: far_output.taken,
-        peers.LastLinesAsked: far_output.last_lines_asked,
         peers.RelayAsked: relays.asked,
     }

@@ -16,11 +16,13 @@ Run = tuple[int, list[bytes]]
 
 
 class Lines:
-    """The state of one pipe. `audience`: the audience of the bytes that are read next."""
+    """The state of one pipe. `audience`: the audience of the bytes that are read next; `served`:
+    all that marks have named."""
 
     def __init__(self, host_id: int, line_bytes_max: int, audience: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
         self.audience = audience
+        self.served: set[int] = set()
         self.rest = b""  # the beginning of a line whose end has not been read yet
         self._head = mark_head(host_id)
 
@@ -61,6 +63,7 @@ class Lines:
             if before:
                 _append(runs, self.audience, [before])
             self.audience = audience
+            self.served.add(audience)
         return runs
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:

@@ -206,6 +206,14 @@ class Output:
         for pipe in list(self.held):
             self._push(pipe)
 
+    def served(self) -> dict[int, set[int]]:
+        """The audiences that each worker has named, by its slot; none that has named nobody."""
+        found: dict[int, set[int]] = {}
+        for pipe in self.pipes.values():
+            if pipe.lines.served:
+                found.setdefault(pipe.slot, set()).update(pipe.lines.served)
+        return found
+
     def waits_for(self, audience: int) -> bool:
         """Whether there may be lines for that audience that cannot be sent yet."""
         return any(

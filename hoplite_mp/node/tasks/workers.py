@@ -15,7 +15,6 @@ from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.headers import CLIENT_WORKER
 from hoplite_mp.node.tasks import hints
-from hoplite_mp.node.tasks.hints import Hints
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
 from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending, memory_in_use
 from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
@@ -66,7 +65,7 @@ class Above(hints.Above, Protocol):
         """Announces for how many workers of this host other hosts may send tasks."""
 
 
-class Workers(Hints):
+class Workers(hints.Hints):
     """All workers of this host, by pool."""
 
     above: Above
@@ -272,8 +271,7 @@ class Workers(Hints):
     # -- births and deaths ---------------------------------------------------------------------
 
     def spawned(self, slot: int, pid: int) -> None:
-        worker = self.all.get(slot)
-        self.trouble = ""
+        worker, self.trouble = self.all.get(slot), ""
         if worker is not None:
             worker.pid = pid
             self.tasks.set_pid(slot, pid)
@@ -483,18 +481,20 @@ class Workers(Hints):
     def _wake_at(self, due_ns: int | None) -> None:
         if due_ns is None:
             return
-        due = due_ns / 1e9
-        now = self.loop.now()
+        due, now = due_ns / 1e9, self.loop.now()
         if self._due is None or self._due <= now or due < self._due:
             self._due = due
             self.loop.call_later(max(0.0, due - now), lambda: None)
 
     def retire(self, pool: Pool, count: int) -> None:
         for slot in sorted(pool.workers, reverse=True):
-            if count and not self.client.client_info(slot)["running"]:
-                worker = pool.workers[slot]
-                if not worker.retiring:
-                    worker.retiring = True
-                    self.client.set_retire(slot, 3 if worker.called else 1)
-                    count -= 1
-        self.tasks.wake_pool(pool.number)
+            worker = pool.workers[slot]
+            if count and not worker.retiring and not self.client.client_info(slot)["running"]:
+                self.replace(worker)
+                count -= 1
+
+    def replace(self, worker: WorkerInfo) -> None:
+        """Lets that worker end as soon as it is idle; `poll` starts another one if it is missed."""
+        worker.retiring = True
+        self.client.set_retire(worker.slot, 3 if worker.called else 1)
+        self.tasks.wake(worker.slot)

@@ -23,9 +23,10 @@ FUNCTION_BYTES_MAX = 1024
 # the other hosts and their links, handlers, logs of limited length. Any other table must be empty.
 LASTING = {
     "Counters._more", "Delegation._offered", "Delegation.runners", "Failover._endpoints",
-    "FarOutput.others", "Forests._known", "GroupCalls.pending_messages", "Groups.clean_ends",
-    "Groups.ends", "HandOut.bags", "Lan._takers", "Ledger._sums", "Ledger._used",
-    "Ledger.totals", "Links.counted", "Links.ends", "Links.links", "Management._ends",
+    "FarOutput.others", "Forests._known", "FormerDrivers._gone", "FormerDrivers._hosts",
+    "GroupCalls.pending_messages", "Groups.bare_ends", "Groups.clean_ends", "Groups.ends",
+    "HandOut.bags", "Lan._takers", "Ledger._sums", "Ledger._used", "Ledger.totals",
+    "Links.counted", "Links.ends", "Links.links", "Management._ends",
     "Management._measured", "Management._sent", "Membership._ended", "Membership._gone",
     "Membership._living", "Membership._numbers", "Membership.gone", "Membership.members",
     "Meter._samples", "Meter.full", "Meter.known", "Meter.peaks", "Notes._guests_now",

@@ -1,0 +1,78 @@
+"""What programs that have gone leave in a node that serves one after another: nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.core.former_drivers import LOOK_S
+from tests.attach.conftest import PATIENCE_S
+
+if TYPE_CHECKING:
+    from tests.attach.conftest import Up
+
+PROGRAM = """
+globals()["big"] = np.full(1_000_000, 3)
+def remember(_):
+    before = getattr(sys, "remembered", 0)
+    sys.remembered = before + int(big[7])
+    time.sleep(0.05)
+    return os.getpid(), before
+def nested(n):
+    return hoplite_mp.current().submit(remember, n).result()
+found = [f.result() for f in [c.submit(nested, i) for i in range(8)]]
+print(*{pid for pid, _ in found}, flush=True)
+assert min(before for _, before in found) == 0
+"""
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def until(reached: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def run(up: Up) -> set[int]:
+    """Plays the program; returns the processes in which its tasks were."""
+    driver = up.driver(PROGRAM)
+    out, _ = driver.communicate(timeout=PATIENCE_S)
+    assert driver.returncode == 0
+    served = {int(pid) for pid in out.split()}
+    assert served
+    return served
+
+
+def gone(pids: set[int]) -> None:
+    until(lambda: not any(map(is_there, pids)), "a worker of a program that has gone is left")
+
+
+def test_their_workers_are_replaced(up: Up) -> None:
+    """These have the globals of its functions, and what its tasks have set."""
+    with up.attach() as c:
+        mine = c.put(b"x" * 100_000)
+        gone(run(up))  # the first one makes what every node has
+        used, objects = c.stats()["bytes_used"], c.stats()["objects"]
+        for _ in range(3):
+            gone(run(up))
+        until(lambda: c.stats()["objects"] <= objects, "objects of its functions stay")
+        until(lambda: c.stats()["bytes_used"] <= used + (2 << 20), "memory of its globals stays")
+        assert c.get(mine) == b"x" * 100_000
+        assert c.stats()["workers_lost"] == 0
+
+
+def test_a_worker_that_has_served_a_program_that_is_there_stays(up: Up) -> None:
+    """What the tasks of that program have set is still set, as long as it is there."""
+    with up.attach() as c:
+        c.run(setattr, os, "was_here", True)
+        run(up)
+        time.sleep(3 * LOOK_S)
+        assert all(c.run(hasattr, os, "was_here"))
+        served = set(c.run(os.getpid))
+    gone(served)
