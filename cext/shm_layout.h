@@ -167,6 +167,8 @@ typedef struct {
 } shm_table;
 static_assert(sizeof(shm_table) == 192 + 6 * 512, "table");
 
+/* End when idle; ask the node what to run between two tasks. */
+enum client_retire { RETIRE_ENDS = 1, RETIRE_ASKS = 2 };
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 
 /* A client slot: what the client writes for itself, what wakes it, what it counts. */
@@ -183,7 +185,7 @@ typedef struct {
     uint32_t blocked;      /* waits inside a task */
     uint64_t pad2[6];
     uint32_t task;         /* futex: a hint was posted */
-    uint32_t retire;       /* node: 1 end when idle, 2 ask it what to run between two tasks */
+    uint32_t retire;       /* node: flags of enum client_retire */
     uint64_t running;      /* local id of the task that runs */
     uint64_t deadline_ns;  /* 0 = none */
     uint64_t deadline_id;  /* of the task with that deadline: `running`, or one around it */

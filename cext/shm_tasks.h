@@ -228,7 +228,9 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
     AND(&p->idle[slot / 64], ~bit);
-    if (id) { /* found after it had stopped spinning: who saw it spin, or idle, counts on it */
+    /* Found after it had stopped spinning: who saw it spin, or idle, counts on it. So does who saw
+     * it idle if it is to end; the node has started another worker in its place. */
+    if (id || LOAD(&me->retire) & RETIRE_ENDS) {
         wake_for_rest(c, pool);
         return id;
     }

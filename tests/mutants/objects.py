@@ -40,17 +40,29 @@ MUTANTS = (
     Mutant(
         "imports-kept-copy-is-not-counted",
         "hoplite_mp/node/objects/imports.py",
+        "if not known.number and known.owner not in (self.client.host_id, holder):",
         (
-            "                if known.kept and not known.number and known.owner != "
-            "self.client.host_id:\n"
-            "                    self._acquire(known)\n"
-            "                return known, hold"
+            "if not known.number and not known.kept and known.owner not in "
+            "(self.client.host_id, holder):"
         ),
-        "                return known, hold",
         (
             "A ref that a process takes to an object of which its host keeps a copy counts "
             "at the owner; here the owner does not hear of the process, frees the object, "
             "and the ref cannot be passed on to other hosts."
+        ),
+    ),
+    Mutant(
+        "imports-result-made-here-is-not-counted",
+        "hoplite_mp/node/objects/imports.py",
+        "if not known.number and known.owner not in (self.client.host_id, holder):",
+        (
+            "if not known.number and known.kept and known.owner not in "
+            "(self.client.host_id, holder):"
+        ),
+        (
+            "A process that holds the result of another host's task, which has run on its own "
+            "host, counts at the owner; here the owner frees the result although an actor holds "
+            "it, and who is given the ref back reads that the object is lost."
         ),
     ),
     Mutant(

@@ -136,7 +136,8 @@ class LossSide(Side):
             self.upward,
         )
         recovering, up = self.recovering, self.upward
-        up.make_room, up.extra_holds = recovering.lineage.make_room, recovering.lineage.holds
+        up.make_room = recovering.lineage.make_room
+        up.extra_holds = lambda oid: recovering.lineage.holds(oid) + (oid in self.guests)  # type: ignore[method-assign]
         up.ask_for_owner, up.nobody_named = (
             recovering.owners.ask_for_owner,
             recovering.reconstruction.ask_again,

@@ -82,7 +82,7 @@ class LanUpward(Upward):
         self.replicas.watch_result(oid)
 
     def extra_holds(self, oid: int) -> int:
-        return self.recovering.lineage.holds(oid)
+        return self.recovering.lineage.holds(oid) + (oid in self.rooms.guests)
 
     def receive(self, message: Any) -> None:
         if not self.receive_about_hosts(message):

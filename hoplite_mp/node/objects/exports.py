@@ -54,7 +54,8 @@ class Above(Protocol):
     """What this room asks of the rooms above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many holds the node has on the object although no process may want it (lineage)."""
+        """How many holds the node has on the object although no process may want it: for lineage,
+        and for the host whose task's result it is."""
 
 
 class Exports:
@@ -199,8 +200,13 @@ class Exports:
             self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Whether only one hold of the node keeps the object, besides the holds of lineage."""
-        ours = 1 + self.above.extra_holds(oid)
+        """Whether only one hold of the node keeps the object, besides the holds of lineage and of
+        the host whose task's result it is."""
+        return self.holds_only(oid, 1)
+
+    def holds_only(self, oid: int, more: int) -> bool:
+        """As `only_ours`, for so many holds."""
+        ours = more + self.above.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
 

@@ -161,9 +161,11 @@ class Replicas:
     def _result_ended(self, oid: int) -> bool:
         """Whether a result need not be polled any more. If the node keeps nothing of it, the owner
         is notified when its header is freed."""
-        if oid not in self.imports.by_oid or not self.client.private_counts(oid)[0]:
+        one = self.imports.by_oid.get(oid)
+        if one is None or not self.client.private_counts(oid)[0]:
             return True
-        return self.exports.only_ours(oid) and self.imports.release_kept(oid)
+        ours = self.exports.holds_only(oid, int(one.object in self.holds))
+        return ours and self.imports.release_kept(oid)
 
     def _never_came(self, oid: int) -> bool:
         """Whether the value will not come any more: it is lost, an error, or its task was
