@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import hoplite_mp
 from hoplite_mp.errors import ActorLostError, HopliteTimeoutError
 from hoplite_mp.node.recovery import holdings
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import make
+from tests.aimed.aim import BIG
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["ownerless"]
+__all__ = ["held_where_made", "ownerless"]
 
 
 class Sleeper:
@@ -21,6 +24,52 @@ class Sleeper:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Keeper:
+    """An actor that is given refs, and gives them back."""
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+
+    def keep(self, refs: list[Any]) -> None:
+        self.refs += refs
+
+    def give(self) -> list[Any]:
+        return self.refs
+
+
+def held_where_made(a: Aim) -> None:
+    """An actor on the host where a task has run holds its result alone. The host that has sent the
+    task is given the ref back, and so is another one."""
+    A, B, C = a.some(3)
+    leaf = a.leaf(a.chance.choice([10, BIG]))
+
+    def ask(c: Any) -> None:
+        there = c.options(node=f"h{B.number}")
+        keeper = there.options(name="keeper").actor(Keeper)
+        ref = there.submit(make, leaf, 0.0).ref
+        if a.chance.random() < 0.5:
+            c.wait([ref])
+        keeper.keep([hoplite_mp.by_ref(ref)]).result(timeout=HANGS_S)
+        del ref
+        time.sleep(a.chance.choice([0.0, 0.1]))
+        for _ in range(2):
+            (back,) = keeper.give().result(timeout=HANGS_S)
+            a.work.truth.check_leaf(leaf, a.work.value(c, back, "back"))
+            del back
+            time.sleep(0.1)
+        a.say("read")
+        a.hear("over")
+
+    def ask_too(c: Any) -> None:
+        a.hear("read")
+        (back,) = c.get_actor("keeper").give().result(timeout=HANGS_S)
+        a.work.truth.check_leaf(leaf, a.work.value(c, back, "back"))
+        a.say("over")
+
+    a.run(A, "ask", ask)
+    a.run(C, "ask too", ask_too)
 
 
 def ownerless(a: Aim) -> None:
