@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.core.former_drivers import LOOK_S
+from hoplite_mp.protocol.rounds import BeginRound
 from tests.attach.conftest import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -73,6 +74,23 @@ def test_a_worker_that_has_served_a_program_that_is_there_stays(up: Up) -> None:
         c.run(setattr, os, "was_here", True)
         run(up)
         time.sleep(3 * LOOK_S)
-        assert all(c.run(hasattr, os, "was_here"))
-        served = set(c.run(os.getpid))
+        assert all(c.run(hasattr, os, "was_here").values())
+        served = set(c.run(os.getpid).values())
     gone(served)
+
+
+def test_a_round_that_has_begun_counts_on_them(up: Up) -> None:
+    """A new program's call that runs once in every worker, while those of the last one end."""
+    run(up)
+    with up.attach() as c:
+        channel = c._runtime.channel
+        tell = channel.tell
+
+        def slowly(what: Any) -> Any:
+            if isinstance(what, BeginRound):
+                time.sleep(3 * LOOK_S)
+            return tell(what)
+
+        channel.tell = slowly  # type: ignore[method-assign]
+        assert len(c.run(setattr, os, "was_here", True)) == 2
+        assert all(c.run(hasattr, os, "was_here").values())

@@ -217,3 +217,49 @@ def test_it_is_recalled_after_a_process_there_has_asked(
     for oid in oids:
         forget(network, sender, oid)
     nothing_is_left(network)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_it_is_deleted_and_then_recalled(
+    network: LossNetwork, sides: list[LossSide], heard: bool
+) -> None:
+    """Its readers end. heard: the runner knows that it is gone before the task goes back."""
+    sender, runner, _ = sides
+    oids = [sender.submit() for _ in range(3)]
+    network.pump()
+    task = runner.take_task()
+    holds: list[Any] = [
+        away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids
+    ]
+    sender.party.delete(oids[2])
+    if heard:
+        network.pump()
+    known = sender.delegation.runners[runner.host_id]
+    known.workers = 0
+    sender.delegation.recall(known, 1 << 10)
+    network.pump()
+    while again := sender.take_task():
+        sender.answer(again, "home")
+    runner.answer(task, "away")
+    network.settle()
+    assert runner.node.state(holds[2].oid) != STATE["CLAIMED"]
+
+
+def test_a_replica_that_was_let_go_of_does_not_hide_it(
+    network: LossNetwork, sides: list[LossSide]
+) -> None:
+    sender, runner, _ = sides
+    oid = sender.submit()
+    object_id = ids.pack_id(sender.host_id, oid)
+    network.pump()
+    runner.answer(runner.take_task(), BIG)
+    network.settle()
+    runner.replicas.keep(object_id, BIG.nbytes)
+    network.settle()
+    runner.replicas.let_go(object_id)
+    holds = away_hold(network, runner, object_id)
+    holds.clear()
+    runner.party.collect()
+    pass_looks(network)
+    forget(network, sender, oid)
+    nothing_is_left(network)

@@ -18,6 +18,7 @@ from hoplite_mp.protocol.output import same_host
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.tasks.rounds import Rounds
     from hoplite_mp.node.tasks.workers import Workers
 
 __all__ = ["FormerDrivers"]
@@ -33,11 +34,13 @@ LOOKS_MAX = 20
 class FormerDrivers:
     """The drivers that have gone, as long as some worker has served them."""
 
-    def __init__(self, host: HostContext, output: Output, workers: Workers) -> None:
+    def __init__(self, host: HostContext, output: Output, workers: Workers, rounds: Rounds) -> None:
         self.loop = host.loop
+        self.roster = host.roster
         self.client = host.client
         self.output = output
         self.workers = workers
+        self.rounds = rounds
         self._gone: dict[int, int] = {}  # name of a driver -> looks left
         self._hosts: dict[int, int] = {}  # the same by id, of hosts with all their drivers
         self._looking = False
@@ -58,7 +61,10 @@ class FormerDrivers:
             self.loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
+        for host_id in self.roster.by_host_id:  # given up once, and a member again
+            self._hosts.pop(host_id, None)
         busy = False
+        self.output.read_marks()
         served = self.output.served()  # by slot
         for slot, names in served.items():
             worker = self.workers.all.get(slot)
@@ -66,7 +72,8 @@ class FormerDrivers:
                 continue
             if not all(map(self._is_gone, names)):
                 continue
-            if self.client.client_info(slot)["running"]:
+            running = self.client.client_info(slot)["running"]
+            if running or self.rounds.counts_on(slot) or self.workers.pauses():
                 busy = True
             else:
                 self.workers.replace(worker)

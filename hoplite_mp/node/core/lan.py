@@ -143,7 +143,7 @@ class Lan:
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
         self.draining = Draining(host, local.guests, local.workers, upward)
-        self.former_drivers = FormerDrivers(host, local.output, local.workers)
+        self.former_drivers = FormerDrivers(host, local.output, local.workers, local.rounds)
         self.drivers = Drivers(
             host,
             lines,

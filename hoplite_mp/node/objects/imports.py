@@ -58,8 +58,8 @@ class Above(Protocol):
         """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
 
     def result_held(self, oid: int) -> None:
-        """The owner counts from now on that processes here hold the result of its task, which the
-        node may keep for the owner as well."""
+        """The owner counts from now on that processes here hold an object that the node may keep
+        for the owner as well: the result of its task."""
 
 
 class Imports:
@@ -113,8 +113,7 @@ class Imports:
                 # A replica or the result of a task of the owner, which does not count them here.
                 if not known.number and known.owner not in (self.client.host_id, holder):
                     self._acquire(known)
-                    if not known.kept:
-                        self.above.result_held(known.oid)
+                    self.above.result_held(known.oid)
                 return known, hold
         one = self._new(object_id)
         hold = self.client.hold(one.oid)
@@ -143,7 +142,8 @@ class Imports:
 
     def _acquire(self, one: Import) -> None:
         """Notifies the owner that the object is held here; its description will follow."""
-        one.number, self._next = self._next, self._next + 1
+        if not one.number:
+            one.number, self._next = self._next, self._next + 1
         one.described = False
         one.asks = not self.send(one.owner, Acquire(one.object, one.number))
         if one.asks and not self.above.ask_for_owner(one):
@@ -181,8 +181,8 @@ class Imports:
         result, and learn from the owner what becomes of it, as they do of other imports."""
         one = self.by_oid[oid]
         one.runs_here = False
-        if not one.number:
-            self._acquire(one)
+        # Also if the owner counts it already, which may have described it before: it is gone, say.
+        self._acquire(one)
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""

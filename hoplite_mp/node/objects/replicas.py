@@ -162,9 +162,10 @@ class Replicas:
         """Whether a result need not be polled any more. If the node keeps nothing of it, the owner
         is notified when its header is freed."""
         one = self.imports.by_oid.get(oid)
-        if one is None or not self.client.private_counts(oid)[0]:
+        if one is None or not one.number or not self.client.private_counts(oid)[0]:
             return True
-        ours = self.exports.holds_only(oid, int(one.object in self.holds))
+        replica = self.holds.get(one.object)  # perhaps on another header of the same object
+        ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
         return ours and self.imports.release_kept(oid)
 
     def _never_came(self, oid: int) -> bool:

@@ -125,8 +125,7 @@ class Output:
     def mark_lines(self, number: int, audience: int) -> None:
         """Sends the driver a mark that follows all lines already written for it, as far as there
         was room for them."""
-        for fd in list(self.pipes):
-            self.catch_up(fd)
+        self.read_marks()
         if audience in self.drivers:
             _, driver = self.drivers[audience]
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
@@ -205,6 +204,11 @@ class Output:
         """Offers the lines of held pipes again, because there may be room now."""
         for pipe in list(self.held):
             self._push(pipe)
+
+    def read_marks(self) -> None:
+        """Reads what has been written so far, so that `served` is up to date."""
+        for fd in list(self.pipes):
+            self.catch_up(fd)
 
     def served(self) -> dict[int, set[int]]:
         """The audiences that each worker has named, by its slot; none that has named nobody."""

@@ -204,6 +204,10 @@ class Rounds:
         if round is not None:
             self._call(round)
 
+    def counts_on(self, slot: int) -> bool:
+        """Whether a round that is not over counts on the worker in that slot."""
+        return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
+
     def _roster(self) -> set[int]:
         """Slots of the workers in the common pool at present."""
         if self.roster.leaves:
