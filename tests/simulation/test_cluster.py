@@ -37,6 +37,7 @@ from tests.mutants.shipped import MUTANTS
 print(json.dumps(play((mutant, [known_seeds()[{name!r}], *range({seeds})]))))
 """
 FOUND = {
+    5400508: "a standby that an operator promoted, of which nobody alive knew that it was given up",
     140: "a copy that the new owner of an object kept for the old one",
     240: "a kept copy in whose place is an error",
     742: "a copy that was to come when its collective ended",

@@ -59,6 +59,7 @@ class World:
         self.taken_over = 0  # how often a standby has won
         # A human has made a host lead without which the others had gone on.
         self.overruled = False
+        self._counted: tuple[int, ...] = ()  # the nodes of the last manager's hosts when it ended
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[Host, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
@@ -113,7 +114,10 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.taken_over += 1
-            self.overruled = self.overruled or candidate.is_struck(candidate.votes)
+            # Who votes need not know that this host was given up, because the manager has told it
+            # to nobody who lives.
+            given_up = bool(self._counted) and ask.node not in self._counted
+            self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
             Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
 
         leadership.won = won
@@ -201,6 +205,8 @@ class World:
 
     def _end_manager(self) -> bool:
         manager, self.manager = self.manager, None
+        if manager is not None:
+            self._counted = manager.planner.membership.nodes
         return self._end_process(manager)
 
     def _end_standby(self) -> bool:
