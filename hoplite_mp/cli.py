@@ -325,7 +325,7 @@ class _Once(argparse.Action):
 
 
 def _count(text: str) -> int:
-    return _whole(text, "0 or more", lambda number: number >= 0)
+    return _whole(text, "of 0 or more", lambda number: number >= 0)
 
 
 def _workers(text: str) -> int:
@@ -341,7 +341,7 @@ def _whole(text: str, which: str, is_one: Callable[[int], bool]) -> int:
     except ValueError:
         number = None
     if number is None or not is_one(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {which}")
+        raise argparse.ArgumentTypeError(f"must be a whole number {which}, not {text!r}")
     return number
 
 

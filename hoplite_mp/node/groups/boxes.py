@@ -137,14 +137,15 @@ class Box:
             self._due[rank] = node, version
 
     def end_if_due(self, rank: int, node: int, version: int) -> None:
-        """Nothing more comes from that node by members of that rank that are gone since then."""
+        """That node says that no member of that rank is left there, by the members of that version.
+        It counts only if an End of such a member is due from that node."""
         at, since = self._due.get(rank, (-1, 0))
         if at == node and since <= version:
             self.add(rank, node, End(rank, version))
 
     def end_unheard(self, knowing: Collection[int | None]) -> None:
-        """Adds the Ends that are due from other nodes than these. They are gone, or have never
-        heard that they had a member: a manager has died that knew."""
+        """Adds the Ends that are due from other nodes than these. Such a node is gone, or has never
+        heard that it had a member, because the manager that knew it has died."""
         for rank, (node, version) in list(self._due.items()):
             if node not in knowing:
                 self.add(rank, node, End(rank, version))

@@ -157,7 +157,7 @@ class GroupCalls:
 
     def lose_node(self, node: int) -> None:
         """That host is gone. The number of a Group that it alone has heard of may be given to
-        another one, for which its messages are not."""
+        another one, for which its messages are not meant."""
         for waiting in self.pending_messages.values():
             waiting[:] = [one for one in waiting if one[0] != node]
 

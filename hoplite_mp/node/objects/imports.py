@@ -181,7 +181,8 @@ class Imports:
         result, and learn from the owner what becomes of it, as they do of other imports."""
         one = self.by_oid[oid]
         one.runs_here = False
-        # Also if the owner counts it already, which may have described it before: it is gone, say.
+        # Also if the owner counts this host already: it may have said before that the object is
+        # gone, which did not matter while the task was here, and says it again.
         self._acquire(one)
 
     def public(self, oid: int) -> bytes:
