@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.pool_requests import PoolRequests
-from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
-from hoplite_mp.node.tasks.rounds import CALLED, RETIRE, Rounds
+from hoplite_mp.node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
+from hoplite_mp.node.tasks.rounds import Rounds
 from hoplite_mp.protocol.local import OpenPool, Request
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import (
@@ -260,9 +260,9 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(worl
     assert world.taken() == [(FIRST, FarRoundOpened(4, 1, 2))]
     workers[6].retiring = True
     rounds.arrived(1)
-    assert flags == {5: CALLED, 6: CALLED | RETIRE}
+    assert flags == {5: RETIRE_ASKS, 6: RETIRE_ASKS | RETIRE_ENDS}
     assert sorted(woken) == [5, 6]
     for slot, given in ((6, [71]), (5, [72]), (5, [])):
         rounds.take(slot, Request(1, 0, None))  # type: ignore[arg-type]
         assert world.replies.pop() == (slot, given)
-    assert flags == {5: 0, 6: RETIRE}
+    assert flags == {5: 0, 6: RETIRE_ENDS}

@@ -22,6 +22,8 @@ __all__ = ["Pool", "WorkerInfo"]
 
 SURPLUS_PATIENCE_S = 1.0
 STUCK_PATIENCE_S = 1.0
+# Bits of a worker's word in the store (enum client_retire in cext/shm_layout.h).
+RETIRE_ENDS, RETIRE_ASKS = 1, 2
 
 
 @dataclass(slots=True)
@@ -37,6 +39,11 @@ class WorkerInfo:
     worked: bool = False
     called: bool = False  # asked to fetch a round's task between two tasks (node/tasks/rounds.py)
     born: float = 0.0
+
+    @property
+    def retire_bits(self) -> int:
+        """What the worker is to do as soon as it is between two tasks."""
+        return (RETIRE_ENDS if self.retiring else 0) | (RETIRE_ASKS if self.called else 0)
 
 
 @dataclass(slots=True)

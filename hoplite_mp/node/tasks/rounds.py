@@ -43,7 +43,6 @@ LOOK_S = 0.05
 # How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
 # stopped delays the caller. Lower: a slow node may still begin a task after the caller returned.
 END_PATIENCE_S = 1.0
-RETIRE, CALLED = 1, 2  # bits of a worker's slot
 ENDED = "its worker ended before its turn in this round"
 
 
@@ -230,7 +229,7 @@ class Rounds:
         for slot in round.waiting:
             worker = self.workers.all[slot]
             worker.called = True
-            self.client.set_retire(slot, CALLED | (RETIRE if worker.retiring else 0))
+            self.client.set_retire(slot, worker.retire_bits)
             self.tasks.wake(slot)
         self.tasks.wake_pool(COMMON_POOL)
 
@@ -240,7 +239,7 @@ class Rounds:
         worker = self.workers.all.get(slot)
         if worker is not None:  # cleared first, so that a task that arrives later calls it again
             worker.called = False
-            self.client.set_retire(slot, RETIRE if worker.retiring else 0)
+            self.client.set_retire(slot, worker.retire_bits)
         for round in self.by_pool.values():
             if round.begun and slot in round.waiting and (free := self._free(round)):
                 round.waiting.discard(slot)

@@ -496,5 +496,5 @@ class Workers(hints.Hints):
     def replace(self, worker: WorkerInfo) -> None:
         """Lets that worker end as soon as it is idle; `poll` starts another one if it is missed."""
         worker.retiring = True
-        self.client.set_retire(worker.slot, 3 if worker.called else 1)
+        self.client.set_retire(worker.slot, worker.retire_bits)
         self.tasks.wake(worker.slot)
