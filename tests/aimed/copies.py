@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.errors import HopliteTimeoutError, StoreFullError
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, StoreFullError
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import (
@@ -18,7 +18,7 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim
 
 __all__ = [
-    "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "taken_back",
+    "abandoned", "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "taken_back",
     "unknown", "unreachable", "untold",
 ]  # fmt: skip
 
@@ -222,6 +222,42 @@ def gathered(a: Aim) -> None:
         future.result(timeout=HANGS_S)
 
     a.run(A, "ask", ask)
+
+
+def abandoned(a: Aim) -> None:
+    """A gather fails while it brings an object that a program there waits for: the program gets it
+    in another way."""
+    a.must(crawl=2, die=1)
+    A, B, D = a.some(3)
+    x, y = a.leaf(BIG), a.leaf(BIG)
+
+    def ask(c: Any) -> None:
+        refs = [a.work.ref(c, "x"), a.work.ref(c, "y")]
+        c.wait(refs)
+        for host in (A, B):
+            a.crawl(host)
+        future = c.gather(refs, to=f"h{D.number}")
+        time.sleep(0.05)
+        a.say("begun")
+        time.sleep(0.1)
+        a.die(B)
+        try:
+            future.result(timeout=HANGS_S)
+        except ObjectLostError:
+            a.say("failed")
+        else:
+            raise WrongEnd("a gather of an object that was lost has not failed")
+        a.hear("read")
+
+    def read(c: Any) -> None:
+        a.hear("begun")
+        a.read(c, x, "x")
+        a.say("read")
+
+    a.offer(A, x, "x")
+    a.offer(B, y, "y", strict=False)
+    a.run(A, "ask", ask)
+    a.run(D, "read", read)
 
 
 def no_room(a: Aim) -> None:

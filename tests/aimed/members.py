@@ -27,6 +27,7 @@ __all__ = [
     "part_of_the_dead",
     "survives_leader",
     "unheard",
+    "varied",
 ]
 
 
@@ -235,3 +236,22 @@ def unheard(a: Aim) -> None:
 
     a.run(A, "rank 0", receive)
     a.run(B, "rank 1", send, False)
+
+
+def varied(a: Aim) -> None:
+    """Members make a call that was made before, so they begin by its plan; one that comes late
+    gives more than before. What the others have received by then is kept or freed."""
+    names = a.some(3)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("varied", 3, rank) as g:
+            for _ in range(5):
+                g.allgather(np.full(20_000, rank))
+            if rank == 2:
+                time.sleep(0.3)
+            parts = g.allgather(np.full(20_000 + 5_000 * (rank == 2), rank))
+            if [(one[0], len(one)) for one in parts] != [(0, 20_000), (1, 20_000), (2, 25_000)]:
+                raise WrongEnd("wrong parts")
+
+    for rank, host in enumerate(names):
+        a.run(host, f"rank {rank}", partial(member, rank))

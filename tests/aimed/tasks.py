@@ -22,6 +22,7 @@ from tests.aimed.aim import BIG, Aim, with_resource
 __all__ = [
     "ancestors",
     "asked_again",
+    "asked_of_the_dead",
     "asked_twice",
     "broken",
     "divided",
@@ -87,6 +88,34 @@ def asked_twice(a: Aim) -> None:
     a.run(S, "send", send)
     a.run(R, "read", read)
     a.run(T, "read", read)
+
+
+def asked_of_the_dead(a: Aim) -> None:
+    """A lost result is made again although a host dies that was asked whether it has a copy."""
+    a.must(die=1)
+    S, R, D = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 3)
+    leaf = Leaf(a.work.salt(), 1, 20_000)
+
+    def send(c: Any) -> None:
+        ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.0).ref
+        a.work.board.publish("made", ref._id)
+        c.wait([ref])
+        time.sleep(0.1)
+        a.trap("CopiesAsked", lambda s, r: r != D.place or a.die(D), arrives=False)
+        a.all_again()
+        a.say("gone")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "made"))
+        a.hear("read")
+
+    def read(c: Any) -> None:
+        ref = a.work.ref(c, "made")
+        c.wait([ref])
+        a.hear("gone")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "made"))
+        a.say("read")
+
+    a.run(S, "send", send)
+    a.run(R, "read", read)
 
 
 def asked_again(a: Aim) -> None:
