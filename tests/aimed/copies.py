@@ -18,8 +18,8 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim
 
 __all__ = [
-    "abandoned", "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused", "taken_back",
-    "unknown", "unreachable", "untold",
+    "abandoned", "circle", "drained", "forgiven", "gaps", "gathered", "no_room", "refused",
+    "taken_back", "unknown", "unreachable", "untold",
 ]  # fmt: skip
 
 
