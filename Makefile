@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
         test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
-        test-wheel clean
+        test-wheel files clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -37,6 +37,7 @@ help:
 	@echo "make engines   the environment with Ray, Dask and torch, which the next two make by themselves"
 	@echo "make test-engines  the tests of the front ends to Ray, Dask and torch, all of them"
 	@echo "make test-engines-short  those that need one host and little time"
+	@echo "make files     each file of the library and what it is for; WORDS=\"copies broadcast\": those with these words"
 	@echo "make docs      the documentation as a web site, into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
@@ -107,6 +108,9 @@ test-engines: $(ENGINES)/.installed
 
 test-engines-short: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -P -m pytest -m "not long" tests/engines
+
+files:
+	@python3 docs/list_files.py $(WORDS)
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build

@@ -26,6 +26,7 @@ extensions = [
     "command_line",
     "config_table",
     "list_examples",
+    "list_files",
 ]
 exclude_patterns = ["_build", "_drawings"]
 suppress_warnings = ["config.cache"]

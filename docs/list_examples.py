@@ -25,14 +25,14 @@ class Examples(Directive):
             section += nodes.title(text=question)
             section += nodes.paragraph("", "", nodes.literal(text=f"examples/{path.name}"))
             for part in rest.strip().split("\n\n"):
-                section += _paragraph(part)
+                section += paragraph(part)
             code = text[text.index('"""', 3) + 3 :].strip() + "\n"
             section += nodes.literal_block(code, code, language="python")
             found.append(section)
         return found
 
 
-def _paragraph(text: str) -> nodes.paragraph:
+def paragraph(text: str) -> nodes.paragraph:
     """What stands between backticks is a literal: commands keep their quotes and dashes."""
     made = nodes.paragraph()
     for number, part in enumerate(text.replace("``", "`").split("`")):

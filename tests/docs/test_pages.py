@@ -90,3 +90,30 @@ def test_the_table_of_failures_names_tests_that_are_there() -> None:
     assert len(named) > 20
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
+def test_every_file_says_what_it_is_for(site: Path) -> None:
+    listed = words(site / "files.html")
+    files = [
+        path
+        for folder, kinds in (("hoplite_mp", ["*.py"]), ("cext", ["*.pyx", "*.pxi", "*.[ch]"]))
+        for kind in kinds
+        for path in (ROOT / folder).rglob(kind)
+    ]
+    assert len(files) > 400
+    assert [path.name for path in files if f"{path.name}: " not in listed] == []
+
+
+def test_files_are_found_by_words() -> None:
+    for asked, answer in (
+        ("silence beats", "hoplite_mp/manager/beats.py"),
+        ("crc32c check", "cext/engine_crc.c"),
+    ):
+        found = subprocess.run(
+            [sys.executable, str(ROOT / "docs" / "list_files.py"), *asked.split()],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        assert answer in [line.partition(": ")[0] for line in found]
+        assert len(found) < 20
