@@ -110,3 +110,12 @@ def test_every_host_begins_to_read_where_a_section_begins() -> None:
     # Of eight hosts two may be late.
     parts = {Fraction(i, owners) for owners in (8, 7, 6) for i in range(owners + 1)}
     assert section_bounds("allreduce", 8, 168) == sorted(168 * part for part in parts)
+
+
+def test_links_that_were_idle_while_a_member_was_late_count_as_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second call's stripes are as wide as the first one's, whose hosts waited for the last."""
+    monkeypatch.setattr(f"{__name__}.MEMBERS", 8)
+    first, second = seconds(monkeypatch, 0.7 * NBYTES / RATE)
+    assert second < 1.03 * first

@@ -164,7 +164,10 @@ class Leading:
     def _ask_to_move(self, state: State, attempt: int, outcome: Outcome, missing: set[int]) -> None:
         """Sends the plans to all nodes that take part in them."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
-        state.in_progress = InProgress(state.calls, attempt, outcome, set(outcome.waits), missing)
+        # While a member is late, the others' links are idle for a time.
+        fills = outcome.kind in FILLING and not missing
+        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
+        state.in_progress = InProgress(*about)
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -178,7 +181,8 @@ class Leading:
     def _await_repeated(self, state: State, outcome: Outcome) -> None:
         """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
         waiting = set(outcome.waits)
-        state.in_progress = InProgress(state.calls, outcome.attempt, outcome, waiting)
+        fills = outcome.kind in FILLING
+        state.in_progress = InProgress(state.calls, outcome.attempt, outcome, waiting, fills=fills)
         for node, report in state.early.items():
             if state.in_progress is not None:
                 self.done(state, node, report)
@@ -206,7 +210,7 @@ class Leading:
             state.early[node] = message
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
-        if message.up and message.down and moving.outcome.kind in FILLING:
+        if message.up and message.down and moving.fills:
             state.rates[node] = Host(message.up, message.down)
         if message.failure and is_repeated(message.attempt):
             state.in_progress = None

@@ -60,6 +60,7 @@ class InProgress:
     outcome: Outcome
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
+    fills: bool = False  # it saturates every node's link, so that rates can be measured
 
 
 @dataclass(slots=True)
