@@ -165,6 +165,13 @@ class Reductions:
             sends += self._end(op, op.commit())
         return sends
 
+    def stands(self, message: ManagerToNode) -> bool:
+        """Is this no plan, or one that is being executed?"""
+        if not isinstance(message, ExecuteReduce):
+            return True
+        op = self.operations.get(message.operation)
+        return op is not None and op.state is State.EXECUTING and op.epoch == message.epoch
+
     def step(self, message: Report, now: float) -> list[Send]:
         """One message about one operation; ignored if the operation is over or unknown."""
         op = self.operations.get(message.operation)

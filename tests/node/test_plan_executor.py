@@ -113,11 +113,31 @@ def test_results_of_other_nodes_operations_become_copies(requester: int) -> None
         results=(SECOND,),  # type: ignore[type-var]
     )
     execution.blocks = {0: (4096, NBYTES)}
-    assert gather.plan_executor.commit(m.Commit(9, 2, (0,))) == {}  # of another plan
     mine = gather.plan_executor.commit(m.Commit(9, 1, (0,)))
     assert mine == ({0: (4096, NBYTES)} if requester == 1 else {})
     assert sealed == ([] if requester == 1 else [(SECOND, 4096, NBYTES)])
     assert not gather.plan_executor.executions
+
+
+def test_the_commit_of_another_plan_ends_this_one() -> None:
+    """The others have gone on without this node, which was given up and did not hear of that."""
+    gather = Gather(room=True)
+    gather.execute(FIRST)
+    (execution,) = gather.plan_executor.executions.values()
+    execution.blocks = {0: (4096, NBYTES)}
+    assert gather.plan_executor.commit(m.Commit(9, 2, (0,))) == {}
+    assert not gather.plan_executor.executions
+
+
+def test_nothing_is_on_its_way_from_a_node_that_is_gone() -> None:
+    gather = Gather(room=True)
+    del gather.node.cells.links.peers.by_number[0]
+    gather.execute(SECOND)
+    assert gather.remotes[80].payload == 0
+    (execution,) = gather.plan_executor.executions.values()
+    assert not execution.copies
+    gather.plan_executor._maybe_finish(execution)
+    assert gather.sent == []
 
 
 def test_the_manager_is_told_of_rates_that_are_known() -> None:

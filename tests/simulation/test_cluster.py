@@ -78,6 +78,9 @@ FOUND = {
     2042625: "members who were asked for while one of them died, and their manager",
     2052625: "members of three hosts that had heard of a new Group more, less and nothing",
     1816302: "a Group on the board of one whose end a host had not heard of",
+    5501447: "a copy that nobody held when a slow host asked for it",
+    5504977: "a plan on a host that was given up, after the others had gone on and ended it",
+    5514125: "a plan of a dead manager for a host that had never had it, from a host that had died",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
 # Mistakes that are seen soon.

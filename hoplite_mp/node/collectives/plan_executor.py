@@ -138,7 +138,11 @@ class PlanExecutor:
         """Ends a committed execution. Returns the results of an operation of this host: index ->
         (payload, bytes); results for other hosts become replicas on this node."""
         execution = self.executions.get(message.operation)
-        if execution is None or execution.plan.epoch != message.epoch:
+        if execution is None:
+            return {}
+        if execution.plan.epoch != message.epoch:
+            # The others have gone on without this node, and a new manager has heard of both.
+            self.drop(message.operation)
             return {}
         assert not isinstance(execution.plan, Distribute)
         blocks, execution.blocks = execution.blocks, {}
@@ -324,6 +328,12 @@ class PlanExecutor:
             cell = pull.cell
             key = execution.key(cell)
             if key in execution.known:
+                continue
+            if cell.node not in self.links.peers.by_number:
+                # That node is gone, and a new plan follows. Until then the object is not on its
+                # way, so that whether it is lost does not depend on this plan.
+                execution.known.add(key)
+                execution.waiting += 1
                 continue
             object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
             oid = self.replicas.expect(object_id, nbytes, (cell.node,))

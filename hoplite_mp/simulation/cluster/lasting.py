@@ -130,22 +130,27 @@ def begin_copies(work: Programs) -> None:
         ref = c.put(leaf.array(), copies=2)
         work.board.publish(name, ref._id)
         time.sleep(stays)
+        over.append(True)
 
+    over: list[bool] = []
     work.program(maker, name, put)
     for host in readers:
         late = chance.random() * work.span_s * 1.5
-        _read_copy(work, host, leaf, name, late)
+        _read_copy(work, host, leaf, name, late, over)
 
 
-def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) -> None:
+def _read_copy(
+    work: Programs, host: Any, leaf: Leaf, name: str, late: float, over: list[bool]
+) -> None:
+    """over: not empty as soon as the program that has put the object lets go of it."""
     held: list[bool] = []  # whether it was held before any host died; empty if it was never held
 
     def read(c: Cluster) -> None:
         import time
 
         ref = work.ref(c, name)
-        if ref is None or ref._hold is None:
-            return
+        if ref is None or ref._hold is None or over:
+            return  # nobody may have held it when this host's request reached its owner
         held.append(not work.world.lost)
         time.sleep(late)
         work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
