@@ -1,4 +1,4 @@
-"""Collectives of a manager that has died, as the next one takes them up when a node has died too."""
+"""Collectives of a manager that has died, as the next one takes them up when a node died as well."""
 
 from __future__ import annotations
 
