@@ -1,4 +1,4 @@
-"""Collectives of a manager that has died, as the next one takes them up when a node died as well."""
+"""Collectives of a manager that has died, taken up by the next one when a node has died too."""
 
 from __future__ import annotations
 
