@@ -80,6 +80,7 @@ FOUND = {
     1816302: "a Group on the board of one whose end a host had not heard of",
     5501447: "a copy that nobody held when a slow host asked for it",
     5504977: "a plan on a host that was given up, after the others had gone on and ended it",
+    5620991: "messages of members that had left before a node heard of their Group",
     5514125: "a plan of a dead manager for a host that had never had it, from a host that had died",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
