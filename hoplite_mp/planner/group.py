@@ -184,8 +184,8 @@ class Groups:
         for group in found.ended:
             sends += self._close(group, closed.get(group.generation))
         for group in list(self.groups.values()):
-            sends += found.find_unheard(group) + found.missed(group)
-            sends += self._settle(group)
+            sends += found.find_unheard(group)
+            sends += self._settle(group) or found.missed(group)
         return sends + self._settle_forming()
 
     def _settle_forming(self) -> list[Send]:

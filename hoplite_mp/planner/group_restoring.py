@@ -58,7 +58,7 @@ class RestoredGroups:
         self._members = members
         self._take = take
         self._gone: dict[int, set[int]] = {}  # generation -> ranks whose members have left or died
-        self._latest = latest = latest_shown([one.shown for one in held])
+        latest = latest_shown([one.shown for one in held])
         over = superseded(latest.values()) | latest.keys() & set(closed)
         ended: dict[int, Group] = {}
         for one in held:
@@ -112,16 +112,13 @@ class RestoredGroups:
         return sends
 
     def missed(self, group: Group) -> list[Send]:
-        """The latest version, to those nodes of that Group that have not received it. It comes
-        before a new one, because who it shows may have sent messages and left since: their ends are
-        awaited only by nodes that know of them."""
-        latest = self._latest.get(group.generation)
-        if latest is None:
+        """The latest version, to those nodes of that Group that may not have received it."""
+        if group.shown is None:
             return []
         return [
-            (one.node, latest)
+            (one.node, group.shown)
             for one in self._held
-            if one.shown.generation == group.generation and one.shown.version < latest.version
+            if one.shown.generation == group.generation and one.shown.version < group.versions
         ]
 
     def _heard(self, group: Group) -> set[int]:
@@ -140,14 +137,14 @@ class RestoredGroups:
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _tell_unheard(self, group: Group) -> list[Send]:
-        """Sends the latest version of a formed group to those of its nodes that have never received
-        one. A node whose members died early is sent their ends, and says that nothing more comes
+        """Sends the version of a formed group to those of its nodes that have never received one,
+        because their members died early. It is sent their ends, and says that nothing more comes
         from them. A node that is gone is not counted: calls would wait for it for ever."""
-        shown = self._latest.get(group.generation)
+        shown = group.shown
         if shown is None or not shown.formed:
             return []
         nodes = {node for node in shown.nodes if node is not None and node in self._members}
-        unheard = nodes - self._heard(group)
+        unheard = nodes - self._heard(group) - group.nodes
         group.nodes |= unheard
         return [(node, shown) for node in sorted(unheard)]
 

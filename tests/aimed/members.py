@@ -22,6 +22,7 @@ __all__ = [
     "doze",
     "former",
     "founder",
+    "left_early",
     "letters",
     "newest",
     "part_of_the_dead",
@@ -29,6 +30,34 @@ __all__ = [
     "unheard",
     "varied",
 ]
+
+
+def left_early(a: Aim) -> None:
+    """What a member has sent before it left is received, also on a host that has never heard that
+    it was a member, because the manager has died."""
+    a.must(cut=1, manager=1)
+    R, S = a.some(2)
+
+    def come(s: int, r: int) -> bool:
+        if s != S.place:
+            return True
+        a.cut(a.hosts[0], R, 0.3)
+        a.late(0.1, a.lose_manager)
+        return False
+
+    def receive(c: Any) -> None:
+        with c.group("left early", 2, 0) as g:
+            if g.recv(source=1) != "a letter":
+                raise WrongEnd("another letter")
+
+    def send(c: Any) -> None:
+        time.sleep(0.2)
+        a.trap("GroupJoinRequested", come)
+        with c.group("left early", 2, 1) as g:
+            g.send("a letter", to=0)
+
+    a.run(R, "rank 0", receive)
+    a.run(S, "rank 1", send)
 
 
 def letters(a: Aim) -> None:

@@ -17,4 +17,12 @@ ARGUED: dict[str, str] = {
         "or has no member whose part the result needs. A decision without a plan is that of one "
         "node, which leads, and decides again without a member that has died."
     ),
+    "group-restart-overlooks-the-unheard": (
+        "A node that never received a version has a member that the new planner does not know "
+        "(else _give_back_unheard has found its request, and counts the node). Such a rank is "
+        "free, so the planner makes the next version at once (Groups._settled), and sends it to "
+        "that node as well, which is in Group.nodes. The node sees that it has missed versions, "
+        "and says by itself that nothing comes from ranks that are free "
+        "(PointToPoint._say_unheard)."
+    ),
 }

@@ -141,4 +141,14 @@ MUTANTS = (
             "the first source is left out if the first chunk was that source alone."
         ),
     ),
+    Mutant(
+        "plan-executor-waits-for-its-own-attempt",
+        "hoplite_mp/node/collectives/plan_executor.py",
+        "heard of both.\n            self.drop(message.operation)\n",
+        "heard of both.\n",
+        (
+            "A commit ends an operation on all hosts, also on one that was given up and still has "
+            "an earlier plan; here that host keeps its sources and cells for ever."
+        ),
+    ),
 )

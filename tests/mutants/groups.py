@@ -200,12 +200,22 @@ MUTANTS = (
     Mutant(
         "boxes-gone-before-its-messages",
         "hoplite_mp/node/groups/boxes.py",
-        "self.gone = everybody & ~self._present & ~due if self._formed else 0",
-        "self.gone = everybody & ~self._present if self._formed else 0",
+        "gone = everybody & ~self._present & ~due if self._formed else 0",
+        "gone = everybody & ~self._present if self._formed else 0",
         (
             "Everything that a member sent before it left is received; here recv raises as "
             "soon as the manager says that the member is gone, while its last messages are "
             "still on their way."
+        ),
+    ),
+    Mutant(
+        "point-to-point-never-met-who-has-left",
+        "hoplite_mp/node/groups/point_to_point.py",
+        "            self._await_unheard(group, knowing)\n",
+        "",
+        (
+            "A node that has missed versions of a Group awaits what members may have sent of whom "
+            "it has never heard; here what they sent before they left is lost."
         ),
     ),
 )

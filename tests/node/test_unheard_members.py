@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from hoplite_mp.headers import STATE
+from hoplite_mp.node.groups.boxes import Letter
 from hoplite_mp.node.groups.group_calls import GroupCalls
 from hoplite_mp.node.groups.point_to_point import PointToPoint
 from hoplite_mp.protocol.group_calls import GroupPart
@@ -96,6 +97,25 @@ def test_a_node_that_has_missed_that_the_group_is_whole() -> None:
         net.tell(node, v4)
     assert net.gone(0, 0) == 0b010
     assert net.gone(2, 2) == 0b010
+
+
+def test_what_members_have_sent_who_left_unheard() -> None:
+    """A node that has missed that they came awaits what others have sent before."""
+    net, asked = Net(0, 1), []
+    net.nodes[0].questions = SimpleNamespace(  # type: ignore[assignment]
+        ask_all=lambda hosts, make, done: asked.append((list(hosts), done))
+    )
+    net.tell(0, V1)
+    net.tell(0, shown(4, (0, None, None), (1, 0, 0), True, (1,), True))
+    box = net.nodes[0].groups[GENERATION].boxes[0]
+    ((hosts, answered),) = asked
+    assert (hosts, box.gone) == ([1], 0)
+    letter = Letter(1, 0, 5, [])
+    box.add(1, 1, letter)
+    answered({})
+    assert box.gone == 0b100
+    box.ready(letter, 1)
+    assert (box.gone, [*box.arrived.values()]) == (0b110, [letter])
 
 
 def test_a_node_that_has_never_heard_of_the_group() -> None:

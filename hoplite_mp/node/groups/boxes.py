@@ -64,6 +64,7 @@ class Box:
         # Nodes from which no further message is accepted.
         self._lost: set[int] = set()
         self._present, self._formed = 0, False
+        self._holds = 0  # why no further rank counts as gone yet
 
     # -- what arrives --------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Box:
             news = True
         if incoming is not None and not incoming:
             del self._incoming[rank, node]
+            self._judge()
         if news:
             self.announce()
 
@@ -158,10 +160,26 @@ class Box:
         if self.gone != before:
             self.announce()
 
+    def hold(self) -> None:
+        """Members may have come and left of whom this node has not heard, and what they have sent
+        may be on its way: until `release`, no further rank counts as gone."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """All that they have sent has been added."""
+        self._holds -= 1
+        before = self.gone
+        self._judge()
+        if self.gone != before:
+            self.announce()
+
     def _judge(self) -> None:
-        due = sum(1 << rank for rank in self._due)
+        due = 0
+        for rank in (*self._due, *(rank for rank, _ in self._incoming)):
+            due |= 1 << rank
         everybody = (1 << len(self.ended)) - 1
-        self.gone = everybody & ~self._present & ~due if self._formed else 0
+        gone = everybody & ~self._present & ~due if self._formed else 0
+        self.gone = gone & self.gone if self._holds else gone
 
     # -- the reply -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from hoplite_mp import ids, serial
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.boxes import Box, End, Letter
 from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peer_hosts import Probe
 from hoplite_mp.protocol.point_to_point import (
     MESSAGE_INLINE_BYTES_MAX,
     GroupSent,
@@ -88,6 +89,7 @@ class PointToPoint:
         self.imports = host.imports
         self.remote_objects = host.remote_objects
         self.roster = host.roster
+        self.questions = host.questions
         self.reply = host.reply
         self.replier = host.replier
         self.send_peer = host.send_peer
@@ -117,9 +119,10 @@ class PointToPoint:
             if node == me and rank not in known.left and rank not in group.boxes:
                 announce = functools.partial(known.board.announce, rank)
                 group.boxes[rank] = Box(members.size, members.since_of(rank), announce)
+        knowing = {*members.nodes, *members.former}
         if members.formed and heard + 1 < members.version:
             self._say_unheard(members)
-        knowing = {*members.nodes, *members.former}
+            self._await_unheard(group, knowing)
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.boxes.values():
             box.end_unheard(knowing)
@@ -133,6 +136,24 @@ class PointToPoint:
             end = GroupSourceEnded(members.generation, members.version, rank, True)
             for other in {*members.nodes, *members.former} - {None, self.client.number}:
                 self._send(other, end)  # type: ignore[arg-type]
+
+    def _await_unheard(self, group: Between, knowing: set[int | None]) -> None:
+        """This node has missed some versions, so members may have sent messages and left of whom it
+        has never heard. A node's answer comes after all that its members have sent before."""
+        version = group.members.version
+        boxes = [box for box in group.boxes.values() if box.born < version]
+        members = [self.roster.by_number.get(n) for n in knowing - {None, self.client.number}]  # type: ignore[arg-type]
+        if not boxes:
+            return
+        for box in boxes:
+            box.hold()
+
+        def answered(_: object) -> None:
+            for box in boxes:
+                box.release()
+
+        hosts = [member.host_id for member in members if member is not None]
+        self.questions.ask_all(hosts, Probe, answered)
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
         """The member that held that rank on that node is gone."""
