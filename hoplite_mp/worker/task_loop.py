@@ -73,6 +73,8 @@ class Worker:
         # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, and each
         # task gets one.
         self.interrupted: set[int] = set()
+        self.running: list[int] = []  # tasks inside one another, the outermost first
+        self.unwinds = False  # one of them was cancelled: those inside it are interrupted first
         # The outermost task has a timeout, at which this process may be killed.
         self.limited = False
         # Id -> (function, globals to check before it runs, bytes that it was decoded from).
@@ -204,6 +206,8 @@ class Worker:
         """Runs a task that this worker waits for, if it may run here and now."""
         if self.limited or self.beside.running:
             return False  # a deadline of another task may kill this process, and this task with it
+        if self.current and self.memory.client.inspect(self.current)["tries"]:
+            return False  # its worker has died once, perhaps of what ran here
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
@@ -212,7 +216,20 @@ class Worker:
         if not self.tasks.claim(oid):
             return False
         self.run(oid)
+        self.interrupt_waiting()
         return True
+
+    def interrupt_waiting(self) -> None:
+        """After a task that was run in place: interrupts the one that waited for it if that one, or
+        one around it, was cancelled meanwhile."""
+        if not self.current:
+            return
+        cancelled = self.current not in self.interrupted and self.tasks.aborted(self.current)
+        if self.unwinds or cancelled:
+            if self.tasks.aborted(self.current):
+                self.interrupted.add(self.current)
+                self.unwinds = any(map(self.tasks.aborted, self.running[:-1]))
+            raise KeyboardInterrupt("this task was cancelled")
 
     def run(self, oid: int) -> None:
         function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
@@ -223,6 +240,7 @@ class Worker:
         self.current = oid
         self.runtime.process_leaves = []
         outer = self.tasks.begin(oid)
+        self.running.append(oid)
         self.depth += 1
         failed = again = False
         exceptions: Exceptions = ()
@@ -256,6 +274,8 @@ class Worker:
         except BaseException as error:
             self.in_user_code = False
             failed, value, again = True, error, isinstance(error, exceptions)
+            if self.unwinds and isinstance(error, KeyboardInterrupt):
+                value, again = self.lost_inside(oid), True
         finally:
             self.in_user_code = False
             function = carried = None
@@ -279,6 +299,8 @@ class Worker:
         if before:
             self.speak_to(audience)
         self.tasks.end(outer, -1 if again else failed)
+        self.running.pop()
+        self.unwinds = self.unwinds and bool(self.running)
         self.current = before
         self.interrupted.discard(oid)
         self.runtime.process_leaves = leaves
@@ -433,7 +455,20 @@ class Worker:
 
     def on_signal(self, number: int, frame: Any) -> None:
         self.beside.cancel_aborted()
-        oid = self.current
-        if self.in_user_code and oid and oid not in self.interrupted and self.tasks.aborted(oid):
-            self.interrupted.add(oid)
-            raise KeyboardInterrupt("this task was cancelled")
+        if not self.in_user_code:
+            return
+        for oid in self.running:
+            if oid not in self.interrupted and self.tasks.aborted(oid):
+                self.interrupted.add(oid)
+                self.unwinds = oid != self.current
+                raise KeyboardInterrupt("this task was cancelled")
+
+    def lost_inside(self, oid: int) -> BaseException:
+        """What became of a task that ran inside another one that was cancelled, and is not run
+        again."""
+        from hoplite_mp.errors import WorkerLostError  # it brings multiprocessing with it
+
+        name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
+        return WorkerLostError(
+            f"{name}() ran inside {outer}(), which waited for it; that was cancelled"
+        )
