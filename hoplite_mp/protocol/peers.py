@@ -199,14 +199,17 @@ class MakeAgain(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """No process on the importer's host holds the object any more."""
+    """No process on the importer's host holds the object any more. `keeps`: its node still has a
+    whole copy; else it has none."""
 
     object: bytes
     number: int
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         _object("object", self.object)
         counts(number=self.number)
+        flags(keeps=self.keeps)
 
 
 class Kept(Message, frozen=True):

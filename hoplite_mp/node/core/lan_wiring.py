@@ -127,6 +127,10 @@ class LanUpward(Upward):
     def far_subscriber(self, audience: int) -> Subscriber | None:
         return self.far_output.subscriber(audience)
 
+    def post(self, oid: int) -> None:
+        super().post(oid)
+        self.far_actors.fail_calls(self.rooms.workers.tasks.pool_of(oid))  # its host may be gone
+
     def pool_deserted(self, pool: int, why: str) -> None:
         if not self.far_actors.lost(pool, why):
             super().pool_deserted(pool, why)

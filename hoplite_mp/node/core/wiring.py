@@ -182,6 +182,9 @@ class Upward:
     def is_round(self, pool: int) -> bool:
         return pool in self.rooms.rounds
 
+    def counts_on(self, slot: int) -> bool:
+        return self.rooms.rounds.counts_on(slot)
+
     def arrived(self, pool: int) -> None:
         self.rooms.rounds.arrived(pool)
 

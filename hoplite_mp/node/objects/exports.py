@@ -116,12 +116,13 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """No process of that host holds the object any more. If its node still keeps a replica, it
-        sends Kept again. False: the import was not counted here."""
+        """No process of that host holds the object any more. False: the import was not counted
+        here."""
         export = self.exports.get(self.own(message.object))
         if export is None:
             return False
-        export.copies.discard(peer)
+        if not message.keeps:
+            export.copies.discard(peer)
         if (peer, message.number) not in export.importers:
             return False
         export.importers.discard((peer, message.number))

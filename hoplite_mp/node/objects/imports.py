@@ -80,7 +80,7 @@ class Imports:
         self.by_object: dict[bytes, Import] = {}
         self.by_oid: dict[int, Import] = {}
         self._next = 1
-        results.local = self.local
+        results.local, results.headers = self.local, self.headers
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
         """Calls `done` with a hold on each object's header here (None: it is gone), as soon as all
@@ -159,13 +159,13 @@ class Imports:
         one.kept = True
         return hold
 
-    def release_kept(self, oid: int) -> bool:
-        """No process here holds the object any more, but the node keeps a replica: notifies the
-        owner. False: the owner did not count this import."""
+    def release_kept(self, oid: int, *, keeps: bool) -> bool:
+        """No process here holds the object any more, but the node has a header of it: notifies the
+        owner. keeps: it is that of a whole replica. False: the owner did not count this import."""
         one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
-        self.send(one.owner, Release(one.object, one.number))
+        self.send(one.owner, Release(one.object, one.number, keeps))
         one.number = 0
         return True
 
@@ -217,6 +217,12 @@ class Imports:
             return oid
         one = self.by_object.get(object_id)
         return 0 if one is None else one.oid
+
+    def headers(self, object_id: bytes) -> list[int]:
+        """The ids of all headers here that stand for an object of any host."""
+        own = self.own(object_id)
+        others = [one.oid for one in self.all_of(object_id)]
+        return [own, *others] if own and own not in others else others
 
     def is_whole(self, one: Import) -> bool:
         """Whether the value is on this host, in memory or in the spill file."""
@@ -313,7 +319,8 @@ class Imports:
             del self.by_object[one.object]
         self.remote_objects.drop(oid)
         if one.number or not one.kept:
-            self.send(one.owner, Release(one.object, one.number))
+            keeps = any(map(self.is_whole, one.same))
+            self.send(one.owner, Release(one.object, one.number, keeps))
 
     def drop(self, oid: int) -> None:
         """Notifies the owner that a process here has deleted the object."""

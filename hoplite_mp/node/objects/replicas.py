@@ -148,8 +148,9 @@ class Replicas:
                 continue  # a send in this loop has failed, which has dropped the replica
             if not self.exports.only_ours(hold.oid):
                 continue
-            was_counted = self.imports.release_kept(hold.oid)
-            if self._never_came(hold.oid):
+            never_came = self._never_came(hold.oid)
+            was_counted = self.imports.release_kept(hold.oid, keeps=not never_came)
+            if never_came:
                 del self.holds[object_id]
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
@@ -166,7 +167,7 @@ class Replicas:
             return True
         replica = self.holds.get(one.object)  # perhaps on another header of the same object
         ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
-        return ours and self.imports.release_kept(oid)
+        return ours and self.imports.release_kept(oid, keeps=False)
 
     def _never_came(self, oid: int) -> bool:
         """Whether the value will not come any more: it is lost, an error, or its task was

@@ -40,11 +40,18 @@ class Results:
         self.untaken: dict[int, list[Any]] = {}
         # The local id of an object of any host; 0: it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
+        # The same of all its headers here: its owner may count any one of them.
+        self.headers: Callable[[bytes], list[int]] = self.all_made_here
 
     def made_here(self, object_id: bytes) -> int:
         """The local id of an object of this host; 0: it is another host's."""
         host_id, oid = ids.unpack_id(object_id)
         return oid if host_id == self.client.host_id else 0
+
+    def all_made_here(self, object_id: bytes) -> list[int]:
+        """The same as a list."""
+        oid = self.made_here(object_id)
+        return [oid] if oid else []
 
     def hold(self, object_id: bytes) -> Any:
         """A hold on an object of any host; None: it has no header here, or is gone."""

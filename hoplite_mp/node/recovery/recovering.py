@@ -162,7 +162,7 @@ class Recovering:
         """Another host has released an object of this one, and its own copy with it."""
         self.owners.released(peer, message)
         number = self._number_of(peer)
-        if number is not None:
+        if number is not None and not message.keeps:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:

@@ -38,6 +38,9 @@ class Above(Protocol):
     def may_leave(self) -> bool:
         """Whether tasks can be handed to other hosts."""
 
+    def counts_on(self, slot: int) -> bool:
+        """Whether a round counts on the worker in that slot; see node/tasks/rounds.py."""
+
 
 class Hints:
     """The part of `Workers` that announces tasks."""

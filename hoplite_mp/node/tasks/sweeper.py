@@ -99,7 +99,8 @@ class Sweeper:
                 return []
             got = data
         mem = memoryview(got)
-        return [self.results.hold(object_id) for object_id in serial.read_refs(mem)]
+        headers = [oid for one in serial.read_refs(mem) for oid in self.results.headers(one)]
+        return [self.client.hold(oid) for oid in headers]
 
     def _settle(
         self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int

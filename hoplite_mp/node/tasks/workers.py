@@ -488,9 +488,9 @@ class Workers(hints.Hints):
 
     def retire(self, pool: Pool, count: int) -> None:
         for slot in sorted(pool.workers, reverse=True):
-            worker = pool.workers[slot]
-            if count and not worker.retiring and not self.client.client_info(slot)["running"]:
-                self.replace(worker)
+            busy = self.client.client_info(slot)["running"] or self.above.counts_on(slot)
+            if count and not pool.workers[slot].retiring and not busy:
+                self.replace(pool.workers[slot])
                 count -= 1
 
     def replace(self, worker: WorkerInfo) -> None:
