@@ -16,7 +16,7 @@ from tests.aimed.aim import BIG
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["held_where_made", "ownerless"]
+__all__ = ["held_where_made", "ownerless", "tried_again"]
 
 
 class Sleeper:
@@ -104,3 +104,26 @@ def ownerless(a: Aim) -> None:
     a.offer(A, a.leaf(100), "further", strict=False)
     a.run(A, "make", make, False)
     a.run(C, "call", call)
+
+
+def tried_again(a: Aim) -> None:
+    """Calls that may be tried again end when the host of an actor without restarts dies."""
+    a.must(die=1)
+    A, X = a.some(2)
+
+    def ask(c: Any) -> None:
+        actor = c.options(node=f"h{X.number}", retries=2).actor(Sleeper)
+        actor.sleep(0.0).result(timeout=HANGS_S)
+        calls = [actor.sleep(5.0) for _ in range(3)]
+        time.sleep(0.1)
+        a.die(X)
+        for call in calls:
+            try:
+                call.result(timeout=HANGS_S)
+            except ActorLostError:
+                continue
+            except HopliteTimeoutError as error:
+                raise WrongEnd("a call of an actor that is gone hangs") from error
+            raise WrongEnd("a call of an actor that is gone has a result")
+
+    a.run(A, "ask", ask)

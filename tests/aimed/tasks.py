@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
+from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import (
@@ -28,6 +30,8 @@ __all__ = [
     "divided",
     "given_refs",
     "guest_refs",
+    "held_twice",
+    "read_beside",
     "second_death",
 ]
 
@@ -277,3 +281,81 @@ def second_death(a: Aim) -> None:
         a.work.truth.check_leaf(leaf, a.work.value(c, ref, "second death"))
 
     a.run(S, "ask", ask)
+
+
+def read_beside(a: Aim) -> None:
+    """A result of a dead host stays at the host to which it was broadcast, although a process there
+    has read it and let go."""
+    a.must(die=1)
+    S, Q, R, K = a.some(4)
+    leaf = a.leaf(20_000)
+
+    def send(c: Any) -> None:
+        ref = c.options(node=f"h{Q.number}", retries=0).submit(make, leaf, 0.0).ref
+        c.wait([ref])
+        c.broadcast(ref, to=[f"h{R.number}"]).result(timeout=HANGS_S)
+        time.sleep(0.2)
+        a.work.board.publish("beside", ref._id)
+        a.die(Q)
+        time.sleep(0.5)
+        a.say("dead")
+        a.hear("read there")
+        time.sleep(1.0)
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "beside"))
+
+    def read(c: Any, after: str, then: str) -> None:
+        a.hear(after)
+        a.read(c, leaf, "beside")
+        time.sleep(0.8)
+        a.say(then)
+
+    a.run(S, "send", send)
+    a.run(K, "read", partial(read, after="dead", then="read"))
+    a.run(R, "read beside", partial(read, after="read", then="read there"))
+
+
+def held_twice(a: Aim) -> None:
+    """A ref inside what a dead process has put keeps its object, which has a header for that
+    process and another one for the task that made it, which came later."""
+    a.must(kill=1)
+    S, R, K = a.some(3)
+    leaf = a.leaf(20_000)
+
+    def send(c: Any) -> None:
+        gate = c.submit(make, a.leaf(10), 1.5).ref
+        ref = c.options(node=f"h{R.number}").submit(_made_after, leaf, gate).ref
+        a.work.board.publish("made", ref._id)
+        a.hear("put")
+        c.wait([ref])
+        time.sleep(0.3)
+        a.say("made")
+        time.sleep(1.5)
+        del ref
+        c.wait([c.submit(make, a.leaf(10), 0.0)])
+        time.sleep(1.0)
+        a.say("let go")
+
+    def hold(c: Any) -> None:
+        ref = a.work.ref(c, "made")
+        outer = c.put({"made": ref})
+        a.work.board.publish("outer", outer._id)
+        a.hear("outer is held")
+        a.say("put")
+        a.hear("made")
+        a.kill(R, a.world.processes.running)
+        time.sleep(99)
+
+    def read(c: Any) -> None:
+        outer = a.work.ref(c, "outer")
+        a.say("outer is held")
+        a.hear("let go")
+        inner = a.work.value(c, outer, "outer")["made"]
+        a.work.truth.check_leaf(leaf, a.work.value(c, inner, "inner"))
+
+    a.run(S, "send", send)
+    a.run(R, "hold", hold, False)
+    a.run(K, "read", read)
+
+
+def _made_after(leaf: Leaf, gate: Any) -> Any:
+    return make(leaf, 0.0)

@@ -209,4 +209,14 @@ MUTANTS = (
             "node waits also for a host that has died meanwhile, and never leaves."
         ),
     ),
+    Mutant(
+        "far-actor-calls-wait-after-its-end",
+        "hoplite_mp/node/core/lan_wiring.py",
+        "        self.far_actors.fail_calls(self.rooms.workers.tasks.pool_of(oid))",
+        "        ",
+        (
+            "Calls that may be tried again fail if their actor has ended meanwhile; here they are "
+            "queued for it for ever."
+        ),
+    ),
 )

@@ -155,4 +155,14 @@ MUTANTS = (
             "as elsewhere; here its answer stays outstanding for ever, and so does the result."
         ),
     ),
+    Mutant(
+        "releases-take-the-copy-along",
+        "hoplite_mp/node/objects/imports.py",
+        "Release(one.object, one.number, keeps))\n        one.number = 0",
+        "Release(one.object, one.number))\n        one.number = 0",
+        (
+            "A process lets go of an object of which its host has been given a copy, which stays; "
+            "here the owner holds the object for lost."
+        ),
+    ),
 )
