@@ -115,3 +115,41 @@ def test_the_program_has_ended_before_multiprocessing_is_imported() -> None:
         assert select.select([fd], [], [], 0)[0] == [fd]
     finally:
         os.close(fd)
+
+
+SCRIPT = """
+import multiprocessing
+import sys
+
+import hoplite_mp
+
+
+class Number:
+    value = 3
+
+
+def square(x):
+    return x * x * Number.value
+
+
+def child():
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+        print(c.submit(square, 2).result(timeout=60))
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_functions_of_the_script_of_a_spawned_process(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, env=environment
+    )
+    assert (done.stdout, done.stderr) == ("12\n", "")
