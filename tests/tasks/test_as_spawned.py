@@ -8,13 +8,16 @@ import os
 import select
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import hoplite_mp
 from hoplite_mp.worker.birth import _end_of
 from tests.tasks.helpers import PATIENCE_S, Program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def describe() -> dict[str, Any]:
