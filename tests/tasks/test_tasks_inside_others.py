@@ -31,7 +31,7 @@ def handles(deaths: int) -> int:
 
 def sleeps(begun: Path, seconds: float) -> int:
     with begun.open("a") as file:
-        file.write("x")
+        file.write(f"{os.getpid()}\n")
     time.sleep(seconds)
     return 7
 
@@ -41,7 +41,7 @@ def waits(folder: Path, retries: int) -> None:
     try:
         child.result()
     finally:
-        (folder / "tidied").touch()
+        (folder / "tidied").write_text(str(os.getpid()))
 
 
 def hands_on(folder: Path) -> None:
@@ -63,11 +63,12 @@ def test_a_cancelled_task_that_waits_is_interrupted(tmp_path: Path, retries: int
     with hoplite_mp.Cluster(workers=1) as c:
         future = c.submit(waits, tmp_path, retries)
         begun = tmp_path / "begun"
-        eventually(begun.exists)
+        eventually(lambda: begun.exists() and begun.read_text())
         assert future.cancel(force=True)
-        eventually((tmp_path / "tidied").exists)
-        if retries:
-            eventually(lambda: begun.read_text() == "xx")
+        eventually(lambda: (tmp_path / "tidied").exists() and (tmp_path / "tidied").read_text())
+        inside = begun.read_text().split()[0] == (tmp_path / "tidied").read_text()
+        if retries and inside:  # else another worker has taken it first
+            eventually(lambda: len(begun.read_text().split()) == 2)
         assert c.submit(os.getpid).result(timeout=60)
         assert c.stats()["workers_lost"] == 0
 
