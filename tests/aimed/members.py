@@ -25,6 +25,7 @@ __all__ = [
     "left_early",
     "letters",
     "newest",
+    "other_plans",
     "part_of_the_dead",
     "survives_leader",
     "unheard",
@@ -265,6 +266,21 @@ def unheard(a: Aim) -> None:
 
     a.run(A, "rank 0", receive)
     a.run(B, "rank 1", send, False)
+
+
+def other_plans(a: Aim) -> None:
+    """Members begin by the plans of different calls: the root of a broadcast knows how much it
+    gives, and the others only that they get something. All wait for one plan then."""
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("other plans", 3, rank) as g:
+            for items in (20_000, 30_000, 20_000, 30_000):
+                got = g.broadcast(np.full(items, items) if rank == 0 else None, root=0)
+                if (len(got), got[-1]) != (items, items):
+                    raise WrongEnd(f"{len(got)} items instead of {items}")
+
+    for rank, host in enumerate(a.some(3)):
+        a.run(host, f"rank {rank}", partial(member, rank))
 
 
 def varied(a: Aim) -> None:
