@@ -32,6 +32,7 @@ from hoplite_mp.protocol.actors import (
 )
 from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
+from hoplite_mp.protocol.resources import AssignedAsked
 from hoplite_mp.worker import ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -206,18 +207,23 @@ class Worker:
         """Runs a task that this worker waits for, if it may run here and now."""
         if self.limited or self.beside.running:
             return False  # a deadline of another task may kill this process, and this task with it
-        if self.current and self.memory.client.inspect(self.current)["tries"]:
-            return False  # its worker has died once, perhaps of what ran here
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
         if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
             return False
+        if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
+            return False  # its worker has died once, perhaps of what ran here
         if not self.tasks.claim(oid):
             return False
         self.run(oid)
         self.interrupt_waiting()
         return True
+
+    def replaced(self) -> bool:
+        """Does this worker get a stand-in while it waits? Not if it has resources for life."""
+        own = self.runtime.channel.call(AssignedAsked(self.current)).value
+        return not own and self.runtime.config.blocked_workers_max > 0
 
     def interrupt_waiting(self) -> None:
         """After a task that was run in place: interrupts the one that waited for it if that one, or

@@ -29,15 +29,17 @@ def handles(deaths: int) -> int:
     return handled
 
 
-def sleeps(begun: Path, seconds: float) -> int:
+def sleeps(begun: Path) -> int:
+    """For long only when it runs for the first time."""
+    first = not begun.exists()
     with begun.open("a") as file:
         file.write(f"{os.getpid()}\n")
-    time.sleep(seconds)
+    time.sleep(20.0 if first else 0.0)
     return 7
 
 
 def waits(folder: Path, retries: int) -> None:
-    child = hoplite_mp.current().options(retries=retries).submit(sleeps, folder / "begun", 1.5)
+    child = hoplite_mp.current().options(retries=retries).submit(sleeps, folder / "begun")
     try:
         child.result()
     finally:
@@ -80,3 +82,16 @@ def test_all_tasks_inside_a_cancelled_one_are_interrupted(tmp_path: Path) -> Non
         assert future.cancel(force=True)
         eventually((tmp_path / "tidied outside").exists)
         assert (tmp_path / "tidied").exists()
+
+
+def nested(folder: Path) -> int:
+    if not (folder / "died").exists():
+        (folder / "died").touch()
+        os._exit(3)
+    return hoplite_mp.current().submit(abs, -7).result()
+
+
+def test_a_worker_without_a_stand_in_runs_them_also_when_tried_again(tmp_path: Path) -> None:
+    config = hoplite_mp.Config(blocked_workers_max=0)
+    with hoplite_mp.Cluster(workers=1, config=config) as c:
+        assert c.submit(nested, tmp_path).result(timeout=60) == 7
