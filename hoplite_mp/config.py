@@ -166,9 +166,9 @@ class Config(metaclass=_Explained):
     Higher: larger data sets. Lower: other users of the disk keep their room."""
 
     memory_idle_s: float = 30.0
-    """How long freed memory is kept for the next objects before the system gets it back.
-    Higher: a program that works in waves reuses pages that are already there. Lower: memory
-    that is not needed is free for others sooner, and the next wave pays for fresh pages."""
+    """How long freed memory must have been of no use to later objects before the system gets it
+    back; it does within twice that time. Higher: programs that work in waves reuse pages that are
+    there. Lower: memory is free for others sooner, and the next wave pays for fresh pages."""
 
     populate_ahead_bytes: int = 128 * MIB
     """How far ahead of demand the node asks the system for pages.

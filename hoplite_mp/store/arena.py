@@ -2,7 +2,8 @@
 
 Why it exists: the store is one sparse file, which has plenty of address space but must not use much
 memory. The arena hands out ranges, prefers those whose pages are *warm* (touched before and not
-given back) in LIFO order, and counts what is resident. It is pure and touches no memory.
+given back) in LIFO order, counts what is resident, and knows how much of it nobody has needed for
+a while. It is pure and touches no memory.
 It must never know: objects, clients, sockets, the clock.
 """
 
@@ -32,6 +33,9 @@ class Arena:
         self._recent: dict[int, list[int]] = {}  # size -> starts of warm ranges, latest last
         self._remembered = 0  # number of entries in `_recent`
         self._taken: dict[int, int] = {}  # start -> size
+        self._unneeded = 0  # the least that `warm` has been since the last `cool_unneeded`
+        self._frees = 0
+        self._freed: dict[int, int] = {}  # start of a free range -> number of its last free
 
     @property
     def resident(self) -> int:
@@ -64,17 +68,19 @@ class Arena:
             self._end = start + size
         else:
             free, start = found
+            freed = self._freed[free]
             whole, warm = self._remove(free)
             if start > free:
-                self._add(free, start - free, warm)
+                self._add(free, start - free, warm, freed)
             if free + whole > start + size:
-                self._add(start + size, free + whole - start - size, warm)
+                self._add(start + size, free + whole - start - size, warm, freed)
             recent = self._recent.get(size)
             if recent and recent[-1] == start:
                 recent.pop()
                 self._remembered -= 1
         self._taken[start] = size
         self.used += size
+        self._unneeded = min(self._unneeded, self.warm)
         return start
 
     def free(self, start: int, warm: bool = True) -> None:
@@ -89,7 +95,8 @@ class Arena:
         if before is not None and self._free[before][1] == warm:
             size += self._remove(before)[0]
             start = before
-        self._add(start, size, warm)
+        self._frees += 1
+        self._add(start, size, warm, self._frees)
         if warm and size == exact:
             self._remember(start, size)
 
@@ -105,11 +112,37 @@ class Arena:
                 found.append((start, size))
                 total += size
         for start, size in found:
-            self._remove(start)
-            self._taken[start] = size
-            self.used += size
-            self.free(start, warm=False)
+            self._turn_cold(start, size)
+        self._unneeded = min(self._unneeded, self.warm)
         return found
+
+    def cool_unneeded(self) -> list[tuple[int, int]]:
+        """Turns as many warm bytes into cold ones as have been free and warm at each moment since
+        the last call: allocations had no use for them. Returns the ranges; the caller gives their
+        pages back to the system. Ranges that were freed the longest ago come first, and of the last
+        one the end is taken, because an allocation takes the beginning of a free range."""
+        left, found = self._unneeded, []
+        for start in sorted(self._freed, key=self._freed.__getitem__):
+            size, warm = self._free[start]
+            if warm and left:
+                taken = min(size, left)
+                found.append((start + size - taken, taken))
+                left -= taken
+        for start, size in found:
+            self._turn_cold(start, size)
+        self._unneeded = self.warm
+        return found
+
+    def _turn_cold(self, start: int, size: int) -> None:
+        """Makes the end of a warm free range cold."""
+        free = self._ends[start + size]
+        freed = self._freed[free]
+        whole, _ = self._remove(free)
+        if start > free:
+            self._add(free, whole - size, True, freed)
+        self._taken[start] = size
+        self.used += size
+        self.free(start, warm=False)
 
     def _allocate_across(self, size: int, align: int) -> int | None:
         """Allocates across adjacent free ranges, which are not merged where one is warm and the
@@ -127,14 +160,16 @@ class Arena:
         else:
             return None
         for free, whole, warm in run:
+            freed = self._freed[free]
             self._remove(free)
             if free < start:
-                self._add(free, min(whole, start - free), warm)
+                self._add(free, min(whole, start - free), warm, freed)
             if free + whole > start + size:
                 rest = max(free, start + size)
-                self._add(rest, free + whole - rest, warm)
+                self._add(rest, free + whole - rest, warm, freed)
         self._taken[start] = size
         self.used += size
+        self._unneeded = min(self._unneeded, self.warm)
         return start
 
     def _use_up(self) -> None:
@@ -173,8 +208,9 @@ class Arena:
                     return start, inside
         return None
 
-    def _add(self, start: int, size: int, warm: bool) -> None:
+    def _add(self, start: int, size: int, warm: bool, freed: int) -> None:
         self._free[start] = (size, warm)
+        self._freed[start] = freed
         self._ends[start + size] = start
         insort(self._by_size, (size, start))
         if warm:
@@ -182,6 +218,7 @@ class Arena:
 
     def _remove(self, start: int) -> tuple[int, bool]:
         size, warm = self._free.pop(start)
+        del self._freed[start]
         del self._ends[start + size]
         self._by_size.pop(bisect_left(self._by_size, (size, start)))
         if warm:

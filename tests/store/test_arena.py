@@ -31,6 +31,7 @@ class Walk(RuleBasedStateMachine):
         self.first = start // PAGE
         self.pages: dict[int, str] = {}
         self.taken: dict[int, int] = {}  # start -> bytes asked for
+        self.least = 0  # warm pages, since the last time that unneeded ones were given back
 
     @rule(nbytes=SIZES, align=ALIGNS)
     def allocate(self, nbytes: int, align: int) -> None:
@@ -81,6 +82,16 @@ class Walk(RuleBasedStateMachine):
                 assert self.pages[page] == "warm"
                 self.pages[page] = "cold"
 
+    @rule()
+    def cool_unneeded(self) -> None:
+        ranges = self.arena.cool_unneeded()
+        assert sum(size for _, size in ranges) == self.least * PAGE
+        for start, size in ranges:
+            for page in range(start // PAGE, (start + size) // PAGE):
+                assert self.pages[page] == "warm"
+                self.pages[page] = "cold"
+        self.least = list(self.pages.values()).count("warm")
+
     @rule(nbytes=SIZES, align=ALIGNS)
     def look(self, nbytes: int, align: int) -> None:
         """A question changes nothing that a later answer depends on."""
@@ -93,6 +104,7 @@ class Walk(RuleBasedStateMachine):
         kinds = list(self.pages.values())
         assert self.arena.used == kinds.count("taken") * PAGE
         assert self.arena.warm == kinds.count("warm") * PAGE
+        self.least = min(self.least, kinds.count("warm"))
         assert self.arena.resident == self.arena.used + self.arena.warm
 
     @invariant()
@@ -163,3 +175,45 @@ def test_what_it_remembers_stays_bounded() -> None:
             arena.free(start)
     remembered = sum(len(starts) for starts in arena._recent.values())
     assert remembered <= 2 * len(arena._free) + 256
+
+
+def test_pages_that_each_wave_needs_stay_warm() -> None:
+    arena = Arena(1 << 30, 0)
+    once = arena.allocate(16 * PAGE) or 0  # not used again
+    between = arena.allocate(PAGE)  # keeps what is freed apart
+    assert between is not None
+    arena.free(once)
+    given: list[list[tuple[int, int]]] = []
+    for _ in range(4):  # waves of 2, 5 and 2 pages
+        starts = [arena.allocate(n * PAGE) or 0 for n in (2, 5, 2)]
+        for start in starts:
+            arena.free(start)
+        given.append(arena.cool_unneeded())
+    assert given[0] == []  # the first look knows of no time before
+    assert sum(size for _, size in given[1]) == 7 * PAGE
+    assert given[2:] == [[], []], "each wave begins with the pages of the one before"
+    assert arena.warm == 9 * PAGE
+    given = [arena.cool_unneeded()]
+    assert arena.warm == 0, "nobody has needed any since"
+
+
+def test_what_was_freed_the_longest_ago_is_given_back_first() -> None:
+    arena = Arena(1 << 30, 0)
+    large, _, small, _ = (arena.allocate(n * PAGE) or 0 for n in (8, 1, 4, 1))
+    arena.free(small)
+    arena.free(large)
+    arena.cool_unneeded()
+    arena.free(arena.allocate(8 * PAGE) or 0)
+    assert arena.cool_unneeded() == [(small, 4 * PAGE)]
+    assert arena.growth(8 * PAGE) == 0
+
+
+def test_of_a_range_that_is_needed_in_part_the_beginning_stays() -> None:
+    arena = Arena(1 << 30, 0)
+    start = arena.allocate(64 * PAGE) or 0
+    arena.free(start)
+    arena.cool_unneeded()
+    for _ in range(3):
+        arena.free(arena.allocate(4 * PAGE) or 0)
+    assert arena.cool_unneeded() == [(start + 4 * PAGE, 60 * PAGE)]
+    assert arena.growth(4 * PAGE) == 0

@@ -60,13 +60,16 @@ class Pages:
         self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
-        """Begins to check for pages not needed for memory_idle_s, because the store has grown."""
+        """Begins to look each memory_idle_s for pages that nobody has needed since the last look,
+        because the store has grown."""
         if not self._watching:
             self._watching = True
-            self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_idle_back)
+            self._look_later()
 
-    def _give_idle_back(self) -> None:
-        due = self.store.give_idle_back(self.loop.now())
-        self._watching = due is not None
-        if due is not None:
-            self.loop.call_later(max(IDLE_LOOK_S, due - self.loop.now()), self._give_idle_back)
+    def _look_later(self) -> None:
+        self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_back)
+
+    def _give_back(self) -> None:
+        self._watching = self.store.give_unneeded_back()
+        if self._watching:
+            self._look_later()

@@ -99,7 +99,6 @@ class Store:
         self.ahead = 0  # bytes of reserve()
         self.clients: Iterable[int] = ()  # slots of processes that may ask for spans
         self.promised = 0  # bytes reserved for other clients than the one that is being served
-        self.last_growth = 0.0
 
     # -- leasing -------------------------------------------------------------------------------
 
@@ -159,8 +158,6 @@ class Store:
         self.returned_to = NODE_SLOT
         if not self.has_room(nbytes, align) and not self._make_room(nbytes, align, slot):
             return None
-        if self.arena.growth(nbytes, align):
-            self.last_growth = self.loop.now()
         return self.arena.allocate(nbytes, align)
 
     def has_room(self, nbytes: int, align: int) -> bool:
@@ -277,7 +274,6 @@ class Store:
         """Frees such a range, whose pages are warm now."""
         self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
-        self.last_growth = self.loop.now()
 
     def used_bytes(self) -> int:
         """Bytes of big objects and of spans."""
@@ -442,18 +438,16 @@ class Store:
 
     # -- giving memory back --------------------------------------------------------------------
 
-    def give_idle_back(self, now: float) -> float | None:
-        """Gives warm pages back to the system that were not needed for memory_idle_s. Returns when
-        to call it again; None: the store is empty."""
+    def give_unneeded_back(self) -> bool:
+        """Gives warm pages back to the system that nobody has needed since the last call. Returns
+        whether any page is left."""
         self.client.reclaim_freed()
         self.take_returns()
         self.purge_spilled()
-        due = self.last_growth + self.config.memory_idle_s
-        if now >= due:
-            self.revoke_spans(lambda: False)
-            self._cool(self.arena.warm)
-            due = now + self.config.memory_idle_s
-        return due if self.arena.resident else None
+        self.revoke_spans(lambda: False)
+        for start, size in self.arena.cool_unneeded():
+            self.client.remove(start, size)
+        return self.arena.resident > 0
 
     # -- messages for users --------------------------------------------------------------------
 
