@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.membership.meter import LOOK_S, QUIET_S, Meter
+from hoplite_mp.node.membership.meter import LATER_LOOK_S, LOOK_S, QUIET_S, YOUNG_S, Meter
 from tests.node.manual_loop import ManualLoop
+
+STEP_S = 0.001
 
 
 class Beside:
@@ -44,15 +46,15 @@ class Wire:
         self.meter.begin()
         self.burst(seconds, up, down)
         self.meter.end()
-        self.burst(LOOK_S, 0, 0)
+        self.burst(LATER_LOOK_S, 0, 0)
 
     def burst(self, seconds: float, up: float, down: float) -> None:
         """Bytes per second for so long."""
-        for _ in range(round(seconds / LOOK_S)):
-            self.up += int(up * LOOK_S)
-            self.down += int(down * LOOK_S)
-            assert len(self.loop.timers) == 1
-            self.loop.pass_time(LOOK_S)
+        for _ in range(round(seconds / STEP_S)):
+            self.up += int(up * STEP_S)
+            self.down += int(down * STEP_S)
+            assert len(self.loop.timers) <= 1
+            self.loop.pass_time(STEP_S)
 
 
 def close(got: float, expected: float) -> bool:
@@ -73,17 +75,11 @@ def test_the_fastest_stretch_counts() -> None:
 def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
     wire = Wire()
     for rate in (100e6, 20e6):
-        wire.meter.begin()
-        wire.burst(0.3, rate, rate)
-        wire.meter.end()
-        wire.burst(LOOK_S, 0, 0)
+        wire.whole_burst(0.3, rate, rate)
         assert not wire.loop.timers
     assert 20e6 < wire.meter.rates[0] < 100e6
     for _ in range(40):
-        wire.meter.begin()
-        wire.burst(0.1, 20e6, 20e6)
-        wire.meter.end()
-        wire.burst(LOOK_S, 0, 0)
+        wire.whole_burst(0.1, 20e6, 20e6)
     assert close(wire.meter.rates[0], 20e6)
     wire.meter.begin()
     wire.burst(0.2, 120e6, 20e6)
@@ -122,7 +118,7 @@ def test_a_few_bytes_say_nothing() -> None:
     wire.meter.begin()
     wire.burst(0.3, 1e5, 1e5)
     wire.meter.end()
-    wire.burst(LOOK_S, 0, 0)
+    wire.burst(LATER_LOOK_S, 0, 0)
     assert wire.meter.rates == (0, 0)
 
 
@@ -132,7 +128,7 @@ def test_a_slow_burst_that_did_not_fill_the_link_says_nothing() -> None:
         wire.meter.begin((False, True))
         wire.burst(0.3, 20e6 if wire.meter.known[0] else 100e6, 100e6)
         wire.meter.end()
-        wire.burst(LOOK_S, 0, 0)
+        wire.burst(LATER_LOOK_S, 0, 0)
     assert close(wire.meter.rates[0], 100e6)
 
 
@@ -142,11 +138,36 @@ def test_who_waits_for_nothing_is_not_looked_at() -> None:
     wire.burst(0.2, 50e6, 50e6)
     wire.burst(QUIET_S - LOOK_S, 0, 0)
     assert wire.loop.timers
-    wire.burst(LOOK_S, 0, 0)
+    wire.burst(2 * LATER_LOOK_S, 0, 0)
     assert not wire.loop.timers
     wire.meter.begin()
     wire.burst(0.2, 80e6, 50e6)
     assert close(wire.meter.rates[0], 80e6)
+
+
+def test_long_bursts_are_sampled_less_often() -> None:
+    wire = Wire(backlogged_s=0.0)
+    wire.whole_burst(YOUNG_S, 50e6, 50e6)
+    wire.whole_burst(YOUNG_S + 10 * LATER_LOOK_S, 50e6, 50e6)
+    beside = wire.meter.beside
+    assert isinstance(beside, Beside)
+    few, many = (len(burst) for burst in beside.bursts)
+    assert few >= YOUNG_S / LOOK_S
+    assert 9 <= many - few <= 12
+
+
+def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> None:
+    wire = Wire(backlogged_s=0.0)
+    for gap_s in (0.5 * LOOK_S, 1.5 * LOOK_S, LATER_LOOK_S, 0.0):
+        wire.meter.begin()
+        wire.burst(0.52, 100e6, 100e6)
+        wire.meter.end()
+        wire.burst(gap_s, 0, 0)
+    wire.burst(LATER_LOOK_S, 0, 0)
+    beside = wire.meter.beside
+    assert isinstance(beside, Beside)
+    assert len(beside.bursts) == 3, "the first two are one, because less than LOOK_S is between"
+    assert all(burst.endswith("!") for burst in beside.bursts)
 
 
 def test_changes_are_told_and_small_ones_are_not() -> None:
@@ -155,7 +176,7 @@ def test_changes_are_told_and_small_ones_are_not() -> None:
         wire.meter.begin()
         wire.burst(0.3, rate, 40e6)
         wire.meter.end()
-        wire.burst(LOOK_S, 0, 0)
+        wire.burst(LATER_LOOK_S, 0, 0)
     assert len(wire.told) == 2
     assert close(wire.told[0][0], 100e6)
     assert close(wire.told[1][0], 120e6)
@@ -167,11 +188,11 @@ def test_a_link_that_was_never_full_is_not_known() -> None:
     wire.meter.begin((True, False))
     wire.burst(0.3, 100e6, 60e6)
     wire.meter.end()
-    wire.burst(LOOK_S, 0, 0)
+    wire.burst(LATER_LOOK_S, 0, 0)
     assert close(wire.told[0][0], 100e6)
     assert wire.told[0][1] == 0
     wire.meter.begin((True, True))
     wire.burst(0.3, 100e6, 90e6)
     wire.meter.end()
-    wire.burst(LOOK_S, 0, 0)
+    wire.burst(LATER_LOOK_S, 0, 0)
     assert close(wire.told[1][1], 90e6)

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter"]
 
-# Time between two samples. Lower: more turns of the node's loop, of some 300 us of processor time.
+# Time between two samples while bytes have moved for less than YOUNG_S, and after that. Lower: more
+# turns of the node's loop, of some 300 us of processor time.
 LOOK_S = 0.03
+LATER_LOOK_S = 0.09
+# Higher: more samples in each burst. Lower: in a short burst a stretch in which the link was full
+# is seen together with one in which it was not.
+YOUNG_S = 0.15
 # Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
 # stretches in which a link is full, because links are rarely full for so long.
 STRETCH_S = 0.06
@@ -82,26 +87,38 @@ class Meter:
         self.full = [False, False]  # whether this burst should have filled the link
         self.sent = (0, 0)
         self._slower = 0.0  # the last burst's peak upwards, if it was below the estimate
+        self._begun_at = 0.0  # when the first of the present users began
+        self._ended_at = 0.0  # when the last user ended
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
-        self._polling = False
+        self._measuring = False  # a burst has begun
+        self._waiting = False  # a timer is set
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
         """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
+        now = self.loop.now()
+        if not self.users:
+            self._begun_at = now
+            if self._measuring and now - self._ended_at >= LOOK_S:
+                self._finish()  # that burst was over before this one began
         self.users += 1
-        if not self._polling:
-            self._polling = True
+        if not self._measuring:
+            self._measuring = True
             self._samples.clear()
             self.peaks, self.full = [0.0, 0.0], [False, False]
-            self._moved_at = self.loop.now()
+            self._moved_at = now
             if self.beside is not None:
                 self.beside.begin()
-            self._poll()
+            self._look()
+            if not self._waiting:
+                self._look_in(LOOK_S)
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
         """Called once for each `begin`, when no more of its bytes move."""
         self.users -= 1
+        if not self.users:
+            self._ended_at = self.loop.now()
 
     @property
     def rates(self) -> tuple[int, int]:
@@ -109,14 +126,27 @@ class Meter:
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 
-    def _poll(self) -> None:
+    def _look_in(self, seconds: float) -> None:
+        self._waiting = True
+        self.loop.call_later(seconds, self._poll)
+
+    def _look(self) -> None:
         self._sample()
         if self.beside is not None:
             self.beside.sample()
-        if self.users and self.loop.now() - self._moved_at < QUIET_S:
-            self.loop.call_later(LOOK_S, self._poll)
-            return
-        self._polling = False
+
+    def _poll(self) -> None:
+        self._waiting = False
+        self._look()
+        now = self.loop.now()
+        if self.users and now - self._moved_at < QUIET_S:
+            self._look_in(LOOK_S if now - self._begun_at < YOUNG_S else LATER_LOOK_S)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The burst is over: updates the rates, and notifies the manager if they have changed."""
+        self._measuring = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
                 # The first estimate must come from a full link; any other one would be too low.
