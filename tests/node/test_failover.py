@@ -360,6 +360,24 @@ def test_the_manager_is_there_again(stage: Stage) -> None:
     assert not stage.life.stopping
 
 
+def test_a_manager_that_ends_each_connection_at_once_is_called_once_in_a_beat(
+    stage: Stage,
+) -> None:
+    """It was stopped for long, and may not decide before it has heard enough nodes."""
+    stage.manager.sock.close()
+    stage.turn()
+    answered, seconds = 0, 2.0
+    for _ in range(round(seconds / BEAT_S * 4)):
+        for called in stage.manager_calls[answered:]:
+            again = stage.open()
+            called(stage.admission(again, 4))
+            again.sock.close()
+        answered = len(stage.manager_calls)
+        stage.wait(BEAT_S / 4)
+    assert seconds / BEAT_S / 2 <= answered <= seconds / BEAT_S + 1
+    assert not stage.life.stopping
+
+
 def test_nobody_is_there(stage: Stage) -> None:
     stage.standby_answers = False
     stage.manager.sock.close()

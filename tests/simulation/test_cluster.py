@@ -82,6 +82,8 @@ FOUND = {
     5504977: "a plan on a host that was given up, after the others had gone on and ended it",
     5620991: "messages of members that had left before a node heard of their Group",
     5514125: "a plan of a dead manager for a host that had never had it, from a host that had died",
+    6002689: "a manager that had been stopped for long, and its nodes that called without a pause",
+    6007176: "large calls of Groups over links that crawl, which take longer than any run before",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
 # Mistakes that are seen soon.

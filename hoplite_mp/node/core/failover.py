@@ -113,6 +113,7 @@ class Failover:
         self._offered = False
         self._calling = False
         self._alone_since: float | None = None
+        self._found_at = -ALONE_S  # when a manager was found last
         self._voted_at: float | None = None  # set from the vote until the candidate leads
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         # Addresses of the manager that this node follows before it votes. The standby's may be
@@ -179,9 +180,16 @@ class Failover:
 
     def lost(self) -> None:
         """The connection to the manager has ended."""
+        now = self.loop.now()
         if self._alone_since is None:
-            self._alone_since = self.loop.now()
-        if not self.has_voted:
+            self._alone_since = now
+        if self.has_voted:
+            return
+        # A manager that was stopped for long, and may not decide, ends each connection at once.
+        pause_s = self._found_at + self.network.beat_interval_s - now
+        if pause_s > 0:
+            self.loop.call_later(pause_s, self._call_again)
+        else:
             self._call_manager()
 
     def _call_manager(self) -> None:
@@ -202,8 +210,8 @@ class Failover:
 
     def _found(self) -> None:
         """A manager was found; from now on its silence is measured."""
-        self._alone_since = None
-        self._silence = Silence(self.loop.now(), self.network.silence_s)
+        self._alone_since, self._found_at = None, self.loop.now()
+        self._silence = Silence(self._found_at, self.network.silence_s)
 
     def _call_again(self) -> None:
         if self._alone_since is not None and not self.has_voted:

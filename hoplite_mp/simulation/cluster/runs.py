@@ -55,7 +55,7 @@ KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
 SHARED = 0.35
 COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
-SECONDS_MAX = 200.0  # a run that is longer, in virtual time, counts as endless
+SECONDS_MAX = 600.0  # a run that is longer, in virtual time, counts as endless
 # Time after the end of the last program until every node knows of every death and has cleaned up. A
 # manager that was restarted shortly before still waits for nodes that do not return.
 SETTLE_S, SETTLES_MAX = 3.0, 15
