@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX
+from hoplite_mp.node.recovery.reconstruction import ASK_S, ASKS_MAX, COPIES_TRIED_MAX
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import (
     BIG,
@@ -125,3 +125,25 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     assert not failed
     reconstruction._ask_owner(oid, one)
     assert failed == [oid]
+
+
+def test_a_copy_is_found_however_often_others_have_come_and_gone(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """The task may give another value, which those who had read the first one must never see."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.host_id, oid)
+    first, second = [side for side in network.living[1:] if side is not runner][:2]
+    (hold,) = away_hold(network, first, object_id)
+    assert (first.read(hold) == BIG).all()
+    network.lose(runner)
+    for turn in range(3 * COPIES_TRIED_MAX):
+        reader = (second, first)[turn % 2]
+        (later,) = away_hold(network, reader, object_id)
+        assert (reader.read(later) == BIG).all()
+        hold, later = later, None  # the other one lets go
+        network.settle()
+        assert run_one(network, BIG * 7) is None, f"it was run again in turn {turn}"
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    del hold
+    clean(network)

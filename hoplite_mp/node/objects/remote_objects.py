@@ -51,7 +51,8 @@ class RemoteObject:
     arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have put there
     why: str = ""  # why no living node is known to hold it
     making: bool = False  # the maker has been asked
-    asked: int = 0  # how often the maker has tried to find it
+    asked: int = 0  # how often its owner was asked who holds it
+    copies_failed: int = 0  # how many fetches from copies have failed
     # Why its last holder cannot read it from its disk now, and until when readers are told that.
     full: str = ""
     full_until: float = 0.0
@@ -321,6 +322,8 @@ class RemoteObjects:
         if self.maker is None or not_again:
             self.fail(oid, ObjectLostError(f"{why}; {not_again}" if not_again else why))
             return
+        if remote.payload and remote.copied:
+            remote.copies_failed += 1
         self._forget(oid, remote)
         if remote.released is not None:
             remote.released()

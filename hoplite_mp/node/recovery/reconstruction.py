@@ -43,7 +43,7 @@ __all__ = ["Reconstruction"]
 # death later than this host. Their product must exceed the time in which a silent host is given up.
 ASK_S = 0.05
 ASKS_MAX = 400
-# How often a fetch from known copies is tried before the value is reconstructed.
+# How many fetches from known copies may fail before the value is reconstructed.
 COPIES_TRIED_MAX = 3
 
 
@@ -169,8 +169,7 @@ class Reconstruction:
     def _begin(self, oid: int) -> None:
         one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
         copies = self.copies_of(oid)
-        if copies and remote.asked < COPIES_TRIED_MAX:
-            remote.asked += 1
+        if copies and remote.copies_failed < COPIES_TRIED_MAX:
             self.remote_objects.found(oid, copies, copied=True)
         elif one is not None:
             self._ask_owner(oid, one)
@@ -353,9 +352,8 @@ class Reconstruction:
         """Whether the census has found a host that still has the first value. If so, the first
         value is used, and the second one is discarded."""
         remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
-        if not copies or remote is None or remote.asked >= COPIES_TRIED_MAX:
+        if not copies or remote is None or remote.copies_failed >= COPIES_TRIED_MAX:
             return False
-        remote.asked += 1
         del self.runs[run.target]
         self._end(run)
         self.remote_objects.found(run.target, copies, copied=True)
