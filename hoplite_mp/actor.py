@@ -315,7 +315,7 @@ class ActorCalls:
         array([-0.5, -0.5])
         """
         if not isinstance(cls, type):
-            raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
+            raise TypeError(f"an actor is made from a class, not from {cls!r:.80}")
         options = self._options
         if options.checkpoint and getattr(options, "concurrency", 1) > 1:
             raise ValueError(

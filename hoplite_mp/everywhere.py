@@ -121,7 +121,7 @@ def _run(
 ) -> dict[str, Any]:
     """numbers: those of nodes; if empty, all nodes."""
     if not callable(fn):
-        raise TypeError(f"run() takes a function, not a {type(fn).__name__}")
+        raise TypeError(f"run() takes a function, not {fn!r:.80}")
     check_timeout(timeout)
     flags = flags_of(fn)
     runtime.memory.check()

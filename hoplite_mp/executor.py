@@ -166,7 +166,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         ClosedError
             The cluster or executor was shut down.
         TypeError
-            `fn` is a generator function, for which there is `stream`.
+            `fn` cannot be called, or is a generator function, for which there is `stream`.
         RuntimeError
             There are no workers at all.
 

@@ -7,6 +7,7 @@ It must never know: how bytes are stored, where tasks run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -206,8 +207,10 @@ class ObjectCalls:
         """
         memory, submitter = self._runtime.memory, self._runtime.submitter
         memory.check()
-        given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
+        # Listed once, because an iterator gives its items only once.
+        given = list(refs) if isinstance(refs, Iterator) else refs
         oids = [memory.local_id(ref) for ref in as_refs(given)]
+        given = [given] if isinstance(given, (ObjectRef, Future)) else list(given)
         wanted = len(oids) if num is None else whole(num)
         if wanted is None or not 0 <= wanted <= len(oids):
             raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")

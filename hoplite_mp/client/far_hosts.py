@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from hoplite_mp import errors
@@ -113,7 +114,8 @@ class FarHosts:
 
 def checked_hosts(hosts: Any) -> list[str]:
     """The names as a list; ValueError if they are not valid."""
-    if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
+    given = hosts if isinstance(hosts, Iterable) and not isinstance(hosts, str) else [None]
+    if not all(isinstance(host, str) and host for host in given):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):
         raise ValueError(f"hosts={hosts!r}: a host is named twice")

@@ -51,8 +51,8 @@ def yields(fn: Any) -> bool:
 
 
 def flags_of(fn: Any) -> int:
-    """Flags of a task that runs it, without its concurrency. TypeError if it is a generator
-    function."""
+    """Flags of a task that runs it, without its concurrency. TypeError if it cannot be called, or
+    is a generator function."""
     kind = type(fn)
     if kind is _FUNCTION:  # most functions are plain, and this runs at every submit
         marks = fn.__dict__
@@ -60,6 +60,8 @@ def flags_of(fn: Any) -> int:
             return 0
     elif kind is _BUILTIN or kind is type:
         return 0
+    if not callable(fn):
+        raise TypeError(f"expected a function, or an object that can be called, not {fn!r:.80}")
     if yields(fn):
         _refuse_generator(fn)
     return FLAG_ASYNC if is_async(fn) else 0

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-STORE_BYTES_MIN = 64 << 30  # address space, not memory
+STORE_BYTES_MIN, STORE_BYTES_MAX = 64 << 30, 32 << 40  # address space, not memory
+MEMORY_MAX = STORE_BYTES_MAX // 2
 STORE_FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
 SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
@@ -79,6 +80,8 @@ class Host:
         cores = cpu_count()
         self.workers = min(cores, WORKERS_MAX) if workers is None else workers
         limit = memory or config.memory_bytes or total_bytes() // 3
+        if limit > MEMORY_MAX:
+            raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")
         config = _with_spans_that_fit(config, limit, self.workers)
         _check_descriptors(self.workers)
         _check_spill_dir(config)
@@ -87,7 +90,7 @@ class Host:
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        length = max(STORE_BYTES_MIN, STORE_FACTOR * limit)
+        length = min(max(STORE_BYTES_MIN, STORE_FACTOR * limit), STORE_BYTES_MAX)
         host_id = ids.random_host_id()
         _shm.create(
             control_fd,

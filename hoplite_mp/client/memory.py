@@ -317,7 +317,10 @@ class Memory:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError(f"an array of {kind} holds Python objects: the store cannot hold it")
-        dims = tuple(operator.index(n) for n in (shape if hasattr(shape, "__iter__") else (shape,)))
+        try:
+            dims = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
+        except TypeError:
+            raise TypeError(f"shape={shape!r:.80}: it must be an integer or several") from None
         if any(n < 0 for n in dims):
             raise ValueError(f"negative dimensions are not allowed: {dims}")
         nbytes = kind.itemsize

@@ -202,7 +202,7 @@ def test_mistakes(cluster: Cluster) -> None:
     def numbers() -> Any:
         yield 1
 
-    with pytest.raises(TypeError, match="a function, not a int"):
+    with pytest.raises(TypeError, match="a function, not "):
         cluster.run(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="generator"):
         cluster.run(numbers)

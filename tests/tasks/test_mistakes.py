@@ -53,6 +53,40 @@ def test_wrong_arguments(cluster: Cluster, call: Any) -> None:
     assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.submit(5), "a function, or an object that can be called, not 5"),
+        (lambda c: list(c.map("len", [1])), "can be called, not 'len'"),
+        (lambda c: c.options(retry_exceptions=[OSError]).submit(5), "can be called, not 5"),
+        (lambda c: c.wait(5), "a ref, a Future, or an iterable of them, not int 5"),
+        (lambda c: c.empty("a"), "shape='a': it must be an integer"),
+        (lambda c: c.empty((2, 1.5)), r"shape=\(2, 1.5\): it must be an integer"),
+        (lambda c: c.actor(5), "made from a class, not from 5"),
+    ],
+)
+def test_arguments_of_a_wrong_type(cluster: Cluster, call: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        call(cluster)
+    assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_iterators_of_refs_are_waited_for_like_lists(cluster: Cluster) -> None:
+    refs = [cluster.put(n) for n in range(3)]
+    assert cluster.wait(iter(refs)) == (refs, [])
+    assert cluster.wait(refs[0]) == (refs[:1], [])
+
+
+def test_more_memory_than_a_process_can_address() -> None:
+    with pytest.raises(hoplite_mp.ConfigError, match=r"memory=109951162777600: .* at most .*16 TiB"):
+        hoplite_mp.Cluster(workers=1, memory="100TiB")
+
+
+def test_hosts_that_are_no_list() -> None:
+    with pytest.raises(ValueError, match="hosts=5: it must be a list of names"):
+        hoplite_mp.Cluster(hosts=5)  # type: ignore[arg-type]
+
+
 def test_requests_that_no_method_would_send(cluster: Cluster) -> None:
     runtime = cluster._runtime
     for ask in (GroupJoin("x" * 3000, 1, None), OpenPool(1 << 70, 0, 0), OpenPool(1, -1, 1 << 63)):
