@@ -11,12 +11,13 @@ from hoplite_mp.node.recovery import holdings
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import make
+from hoplite_mp.sync.locks import Lock
 from tests.aimed.aim import BIG
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["held_where_made", "ownerless", "tried_again"]
+__all__ = ["held_where_made", "let_go_by_name", "ownerless", "tried_again"]
 
 
 class Sleeper:
@@ -127,3 +128,27 @@ def tried_again(a: Aim) -> None:
             raise WrongEnd("a call of an actor that is gone has a result")
 
     a.run(A, "ask", ask)
+
+
+def let_go_by_name(a: Aim) -> None:
+    """A lock is asked for by its name while the last process that knows it, on another host, lets
+    go of it: there is another one."""
+    A, B = a.some(2)
+    a.must(cut=1)
+
+    def first(c: Any) -> None:
+        lock = Lock(name="jobs")
+        time.sleep(0.1)
+        a.cut(A, B, 0.3)
+        a.say("cut")
+        time.sleep(0.1)
+        del lock
+        time.sleep(1.0)
+
+    def second(c: Any) -> None:
+        a.hear("cut")
+        with Lock(name="jobs"):
+            a.say("locked")
+
+    a.run(A, "first", first)
+    a.run(B, "second", second)

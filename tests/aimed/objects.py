@@ -6,11 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.values import make_once_more
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["asked_early", "carried", "kept", "met_too_late", "orphans", "orphans_twice"]
+__all__ = [
+    "asked_early", "carried", "deleted_early", "kept", "met_too_late", "orphans", "orphans_twice",
+    "sent_home",
+]  # fmt: skip
 
 
 def carried(a: Aim) -> None:
@@ -267,3 +271,54 @@ def met_too_late(a: Aim) -> None:
     a.run(H, "put", put, False)
     a.run(K, "keep", keep)
     a.run(Q, "meet", meet)
+
+
+def deleted_early(a: Aim) -> None:
+    """A process deletes results of another host before they are made, and nothing is left of
+    them on either host."""
+    A, B = a.some(2)
+    leaf = a.leaf(50)
+
+    def own(c: Any) -> None:
+        refs = [c.submit(make_once_more, leaf, 0.3 + 0.01 * n).ref for n in range(3)]
+        for n, ref in enumerate(refs):
+            a.work.board.publish(f"pending {n}", ref._id)
+        a.hear("deleted")
+        time.sleep(0.2)
+
+    def delete(c: Any) -> None:
+        refs = [a.work.ref(c, f"pending {n}") for n in range(3)]
+        time.sleep(0.05)
+        c.delete(refs)
+        time.sleep(0.05)
+        del refs
+        a.say("deleted")
+
+    a.run(A, "own", own)
+    a.run(B, "delete", delete)
+
+
+def sent_home(a: Aim) -> None:
+    """The result of a task is broadcast to the host that has sent the task, before that host has
+    heard that the task is done."""
+    A, B = a.some(2)
+    leaf = a.leaf(40_000)
+    a.must(cut=1)
+
+    def own(c: Any) -> None:
+        ref = c.options(node=f"h{B.number}").submit(make_once_more, leaf, 0.3).ref
+        a.work.board.publish("result", ref._id)
+        a.hear("sent")
+        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "result"))
+
+    def send(c: Any) -> None:
+        a.hear("result")
+        time.sleep(0.15)  # the task runs here by now
+        ref = a.work.ref(c, "result")
+        time.sleep(0.05)
+        a.cut(A, B, 0.3)
+        c.broadcast(ref, to=[f"h{A.number}"]).result(timeout=HANGS_S)
+        a.say("sent")
+
+    a.run(A, "own", own)
+    a.run(B, "send", send)

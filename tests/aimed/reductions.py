@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hoplite_mp.errors import ReduceError
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.truth import Operation
@@ -20,7 +21,8 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [
-    "commit_once", "halfway", "left_behind", "left_out", "moved", "spared", "tree", "two_holders",
+    "commit_once", "gone_meanwhile", "halfway", "left_behind", "left_out", "moved", "spared",
+    "tree", "two_holders",
 ]  # fmt: skip
 
 
@@ -254,3 +256,31 @@ def left_out(a: Aim) -> None:
     a.offer(B, leaves[1], "s1")
     a.offer(C, leaves[2], "s2")
     a.run(a.hosts[0], "ask", ask)
+
+
+def gone_meanwhile(a: Aim) -> None:
+    """A source was ready, and its host dies while it is fetched for an operator that has no
+    kernel: the reduction goes on with the others, or says that there are too few."""
+    S, R = a.some(2)
+    salt, num = a.work.salt(), a.chance.choice([1, 2])
+    gone, stays = Leaf(salt, 0, BIG), Leaf(salt, 1, BIG)
+    a.must(die=1, crawl=1)
+
+    def reduce(c: Any) -> None:
+        x, y = a.work.ref(c, "x"), c.put(stays.array())
+        c.wait([x])
+        a.crawl(S)
+        total = c.reduce([x, y], num=num, op=np.hypot)
+        time.sleep(0.2)
+        a.die(S)
+        try:
+            value = c.get(total, timeout=HANGS_S)
+        except ReduceError:
+            if num == 1:
+                raise
+            return
+        if num == 2 or not np.array_equal(value, stays.array()):
+            raise WrongBytes(f"not the sources that are left: {value[:3]}")
+
+    a.offer(S, gone, "x", strict=False)
+    a.run(R, "reduce", reduce)

@@ -151,4 +151,24 @@ MUTANTS = (
             "an earlier plan; here that host keeps its sources and cells for ever."
         ),
     ),
+    Mutant(
+        "execute-folds-errors",
+        "hoplite_mp/node/collectives/execute.py",
+        "if results.is_gone(got)]",
+        "if isinstance(got, int) and results.is_gone(got)]",
+        (
+            "A reduction leaves out sources that are lost while they are fetched; here the "
+            "error in a source's place is taken for its value."
+        ),
+    ),
+    Mutant(
+        "transfers-own-result-is-not-awaited",
+        "hoplite_mp/node/collectives/transfers.py",
+        "if remote is None and self._is_awaited(plan, oid):",
+        "if remote is None and False:",
+        (
+            "A result can be broadcast to the host that has sent the task; here the plan is "
+            "refused if it comes before the message that the task is done."
+        ),
+    ),
 )

@@ -219,4 +219,14 @@ MUTANTS = (
             "queued for it for ever."
         ),
     ),
+    Mutant(
+        "actors-grant-an-ended-one",
+        "hoplite_mp/node/actors/actors.py",
+        'if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:',
+        "if hold is None:",
+        (
+            "Who asks for an actor by its name gets one that lives; here the header of one "
+            "that has just ended on another host."
+        ),
+    ),
 )

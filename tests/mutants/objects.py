@@ -154,4 +154,14 @@ MUTANTS = (
             "process hangs."
         ),
     ),
+    Mutant(
+        "imports-deleted-early-is-not-settled",
+        "hoplite_mp/node/objects/imports.py",
+        'elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:',
+        "elif False:",
+        (
+            "What a process has deleted is freed on both hosts; here the header of a result "
+            "that was deleted before it was made stays for ever, and so does its owner's."
+        ),
+    ),
 )

@@ -78,7 +78,9 @@ def test_iterators_of_refs_are_waited_for_like_lists(cluster: Cluster) -> None:
 
 
 def test_more_memory_than_a_process_can_address() -> None:
-    with pytest.raises(hoplite_mp.ConfigError, match=r"memory=109951162777600: .* at most .*16 TiB"):
+    with pytest.raises(
+        hoplite_mp.ConfigError, match=r"memory=109951162777600: .* at most .*16 TiB"
+    ):
         hoplite_mp.Cluster(workers=1, memory="100TiB")
 
 

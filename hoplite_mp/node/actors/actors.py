@@ -252,10 +252,10 @@ class Actors:
         """Answers with an existing actor of any host."""
 
         def done(holds: list[Any]) -> None:
-            if holds[0] is None:  # the last handle was just released
-                asker.refused("")
-            else:
-                asker.granted(holds[0])
+            hold = holds[0]  # None, or FAILED if elsewhere: the last handle was just released
+            if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:
+                return asker.refused("")
+            asker.granted(hold)
 
         self.imports.ask([identity], done)
 

@@ -68,7 +68,7 @@ class ChunkedReduce(Execution):
             view = self.results.pin(self.ask.sources[index])
             if view is None:
                 break
-            if isinstance(view, int):
+            if isinstance(view, int) or self.results.is_gone(view):
                 raise SourcesGone((index,))
             info = check(self.results, self.ask, index, view, self.plan.order[0], self.first)
             left -= info.nbytes

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, serial
-from hoplite_mp.headers import AWAY
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 from hoplite_mp.ref import ObjectRef
 
@@ -120,7 +119,7 @@ def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution
     # Look at all members first: `view` pins those in memory, so that they are not spilled to make
     # room for the others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
-    gone = [index for index, got in found.items() if isinstance(got, int) and got not in AWAY]
+    gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
         raise SourcesGone(tuple(sorted(gone)))
     execution = Execution(results, ask.op, [])

@@ -281,6 +281,7 @@ class PlanExecutor:
         """Pins the members that are on this host."""
         plan = execution.plan
         gone = []
+        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
         if isinstance(plan, Distribute):
             at = {0: plan.object}
             wanted = [0] if self.client.number in plan.sources else []
@@ -303,7 +304,7 @@ class PlanExecutor:
                 if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit into the store beside what is in use")
-            if isinstance(got, int):
+            if isinstance(got, int) or (folds and self.results.is_gone(got)):
                 gone.append(index)
             else:
                 execution.views[index] = got

@@ -68,7 +68,7 @@ class Transfers:
         self.epochs = self.copied = 0
         # Epochs of plans that would bring an object which a collective is already bringing.
         self.expected: set[int] = set()
-        # Epoch of a plan -> until when it waits for room, to receive or to serve.
+        # Epoch of a plan -> until when it waits for room, or for the end of this host's task.
         self.roomless: dict[int, float] = {}
         self.unserved: dict[int, float] = {}
         # Objects of other hosts that the manager knows to be here, in the order of their arrival.
@@ -214,7 +214,10 @@ class Transfers:
         if the object is here or on its way already."""
         oid = self.replicas.expect(plan.object, plan.nbytes, plan.sources)
         remote = self.remote_objects.by_oid.get(oid)
+        if remote is None and self._is_awaited(plan, oid):
+            return False
         if remote is None:  # it has arrived in another way, or is deleted
+            self.roomless.pop(plan.epoch, None)
             self.replicas.tell(plan.object, plan.nbytes)
             self._is_here(plan)
             return False
@@ -229,14 +232,25 @@ class Transfers:
             remote.filler = self
             self.fetching[plan.object] = oid
             return True
-        until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
-        if self.loop.now() < until:
-            self.loop.call_later(ROOM_LOOK_S, lambda: self._again(plan))
-        else:
+        if not self._tries_later(plan):
             del self.roomless[plan.epoch]
             self.replicas.let_go(plan.object)
             self._tell_full(plan)
         return False
+
+    def _is_awaited(self, plan: Distribute, oid: int) -> bool:
+        """Whether the object is the result of a task of this host that has ended on another one,
+        and the message that it has is still on its way here; then the plan is tried again."""
+        claimed = bool(oid) and self.client.state(oid) == STATE["CLAIMED"]
+        return claimed and self._tries_later(plan)
+
+    def _tries_later(self, plan: Distribute) -> bool:
+        """Tries a plan to receive again soon; False if it was tried for put_wait_s."""
+        until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
+        if self.loop.now() >= until:
+            return False
+        self.loop.call_later(ROOM_LOOK_S, lambda: self._again(plan))
+        return True
 
     def _again(self, plan: Distribute) -> None:
         if plan.epoch in self.roomless:  # else the plan was withdrawn

@@ -293,6 +293,8 @@ class Imports:
         if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self.store(one, serial.encode_error(error, "").tobytes(), True)
+        elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:
+            self.results.tasks.settle(one.oid)  # a process here has deleted it
         self.answer(one)
 
     def answer(self, one: Import) -> None:

@@ -74,6 +74,14 @@ class Results:
             return None
         return got if isinstance(got, int) else memoryview(got)
 
+    @staticmethod
+    def is_gone(got: Any) -> bool:
+        """Whether what `pin` or `view` has returned shows that there is no value, and never will
+        be: the object is deleted, or an error has taken its value's place."""
+        if isinstance(got, int):
+            return got not in AWAY
+        return serial.payload_kind(memoryview(got)) == serial.ERROR
+
     def lease(self, nbytes: int, failed: bool = False) -> int | None:
         """Leases a block. `failed`: for an error, for which some room is reserved."""
         if failed and nbytes <= self.config.error_bytes_max:
