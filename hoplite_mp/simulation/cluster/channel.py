@@ -13,6 +13,7 @@ import msgspec
 
 from hoplite_mp import errors
 from hoplite_mp.protocol.local import GroupWritten, Reply, Request
+from hoplite_mp.simulation.cluster.locks import VirtualLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,9 +56,11 @@ class VirtualChannel:
         self._number = first
         self._seen = [first]
         self._replies: list[Reply] = []
+        self._lock = VirtualLock(processes, False)  # one call at a time
 
     def tell(self, ask: Ask) -> None:
-        self._send(Request(0, self._seen[0], ask))
+        with self._lock:
+            self._send(Request(0, self._seen[0], ask))
         # Producing the next piece of a large value takes that long.
         if isinstance(ask, GroupWritten):
             running = self.processes.running
@@ -70,21 +73,22 @@ class VirtualChannel:
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
     ) -> Any:
-        self._number += 1
-        number = self._number
-        self._send(Request(number, self._seen[0], ask))
-        while True:
-            while not self._replies:
-                self._check()
-                running = self.processes.running
-                assert running is not None
-                running.wait(self, None)
-            reply = self._replies.pop(0)
-            if take is not None and reply.number == number and not reply.error:
-                return take(reply.value, number, self._seen)
-            self._seen[0] = reply.number
-            if reply.number == number:
-                break
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._send(Request(number, self._seen[0], ask))
+            while True:
+                while not self._replies:
+                    self._check()
+                    running = self.processes.running
+                    assert running is not None
+                    running.wait(self, None)
+                reply = self._replies.pop(0)
+                if take is not None and reply.number == number and not reply.error:
+                    return take(reply.value, number, self._seen)
+                self._seen[0] = reply.number
+                if reply.number == number:
+                    break
         if reply.error and not reply.full:
             raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
         return reply

@@ -44,7 +44,8 @@ class Stacks:
 
     @property
     def _own(self) -> list[Runtime]:
-        return self._of.setdefault(self._processes.running, [])
+        running = self._processes.running
+        return self._of.setdefault(running and running.main, [])
 
     def append(self, runtime: Runtime) -> None:
         self._own.append(runtime)

@@ -26,6 +26,7 @@ from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.local import SETUP_FAILED, Start
 from hoplite_mp.protocol.spawning import LanStart, Spawn
 from hoplite_mp.simulation.cluster.channel import VirtualChannel
+from hoplite_mp.simulation.cluster.collectors import VirtualCollector
 from hoplite_mp.simulation.cluster.connections import VirtualConnections
 from hoplite_mp.simulation.cluster.engine import VirtualEngine
 from hoplite_mp.simulation.cluster.loop import VirtualLoop
@@ -210,7 +211,11 @@ class Host:
         line: Any = channel
         runtime = Runtime(*memory, slot, line, self.config, label)
         self.around.processes.map(runtime.client, self.host_id)
-        runtime.submitter.collector.stay_away()
+        if self.around.collectors:
+            submitter, processes = runtime.submitter, self.around.processes
+            submitter.collector = VirtualCollector(submitter, processes, self.run)
+        else:
+            runtime.submitter.collector.stay_away()
         return runtime
 
     # -- processes -----------------------------------------------------------------------------

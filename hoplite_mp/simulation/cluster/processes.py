@@ -60,6 +60,8 @@ class Process:
         self.ended: Callable[[], None] = lambda: None  # called when the body has returned
         self.interrupted: Callable[[], None] = lambda: None  # its handler of SIGUSR1
         self._signalled = False
+        self.main = self  # the process of which this is a thread
+        self._threads: list[Process] = []
         self._all = all_
         self._body = body
         self._turned = turned
@@ -115,6 +117,11 @@ class Process:
         self._leave()
         self.wake()
 
+    def has_thread(self, thread: Process) -> None:
+        """That one is a thread of this process, and dies with it."""
+        thread.main, thread.pid = self, self.pid
+        self._threads.append(thread)
+
     def start(self) -> None:
         """Starts the process."""
         self._started = True
@@ -156,7 +163,7 @@ class Process:
         self._resuming = False
         self._all.hand_over(self)
         if self._over:
-            self.alive = False
+            self.kill()
             self.ended()
         self._turned()
 
@@ -164,6 +171,8 @@ class Process:
         """Never runs it again, so that nothing of it is tidied up, as after SIGKILL."""
         self.alive = False
         self._leave()
+        for thread in self._threads:
+            thread.kill()
 
     # -- the end of a run ----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.simulation.cluster.clock import virtual_time
 from hoplite_mp.simulation.cluster.faults import Faults
 from hoplite_mp.simulation.cluster.leftovers import left_over
+from hoplite_mp.simulation.cluster.locks import virtual_locks
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.surroundings import Sizes, Surroundings
 from hoplite_mp.simulation.cluster.truth import Truth, WrongEnd
@@ -54,6 +55,9 @@ NARROW = 0.25, 0.1, 0.05
 KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
 SHARED = 0.35
+# Share of runs in which processes have collector threads, as all that ship have. Seeds below that
+# number are without them, because tests keep what these have found once.
+COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
 COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
 SECONDS_MAX = 600.0  # a run that is longer, in virtual time, counts as endless
 # Time after the end of the last program until every node knows of every death and has cleaned up. A
@@ -89,10 +93,11 @@ def run_seed(
     begin: Callable[[Workload], None] = Workload.begin,
     store: int | None = None,
     standby: bool | None = None,
+    collectors: bool | None = None,
 ) -> Outcome:
     """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
-    programs; store: bytes of each store; standby: whether there is one; None: as the seed draws
-    it."""
+    programs; store: bytes of each store; standby: whether there is one; collectors: whether
+    processes have collector threads; None: as the seed draws it."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
@@ -104,7 +109,13 @@ def run_seed(
     if standby is not None:
         shared = standby
     place = 1 if shared else None
-    around = Surroundings(timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2")
+    if collectors is None:
+        drawn = random.Random(f"collectors {seed}").random() < COLLECTED
+        collectors = seed >= COLLECTED_FROM and drawn
+    around = Surroundings(
+        timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2",
+        collectors=collectors,
+    )  # fmt: skip
     world = World(around)
     prepare(world)
     count = nodes or chance.choice(SIZES)
@@ -113,7 +124,8 @@ def run_seed(
     failure = ""
     span_s = chance.choice([0.02, 0.2, 1.0])
     work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
-    with virtual_time(world.processes), _no_collector():
+    locks = virtual_locks(world.processes) if collectors else contextlib.nullcontext()
+    with virtual_time(world.processes), locks, _no_collector():
         try:
             rates = _rates(chance, count)
             paths = random.Random(f"paths {seed}")

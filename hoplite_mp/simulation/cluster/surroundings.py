@@ -62,6 +62,7 @@ class Surroundings:
     standby_place: int | None = None  # None: there is no standby
     workers: int = 2  # on each host
     resources: str | None = None  # of every third host
+    collectors: bool = False  # whether processes have collector threads
 
     def __post_init__(self) -> None:
         self.descriptors = Descriptors()
