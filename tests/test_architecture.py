@@ -43,9 +43,10 @@ FLOORS = [
     {"peer_calls"},
     {"group", "objects"},
     {"cluster"},
+    {"sync"},
     {
         *("connecting", "drop_in", "hosting", "looking", "doctor", "bench", "simulation"),
-        *("integrations", "sync"),
+        "integrations",
     },
     {"__main__", "cli", "demo"},
 ]

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp.simulation.cluster.runs import COLLECTED_FROM
+
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, SEEDS_AT_A_TIME = 40, 20
-REPLAYED = (7, 25, 700039, 700042)
+FIRST, SEEDS_AT_A_TIME = (0, COLLECTED_FROM), 20
+REPLAYED = (7, 25, 700039, 700042, 7000152)
 SECONDS_MAX = 280.0
 PLAY = """
 import dataclasses, json, logging
@@ -109,7 +111,7 @@ def play(seeds: list[int]) -> list[dict[str, Any]]:
     return outcomes
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
+@pytest.mark.parametrize("first", FIRST)
 def test_random_faults(first: int) -> None:
     outcomes = play([*range(first, first + SEEDS_AT_A_TIME)])
     assert sum(one["reads"] for one in outcomes) > 50

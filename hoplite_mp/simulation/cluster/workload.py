@@ -28,6 +28,7 @@ from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, PATIENCE_S, Programs
 from hoplite_mp.simulation.cluster.scarce import begin_scarce
+from hoplite_mp.simulation.cluster.sharing import begin_locks, begin_stream
 from hoplite_mp.simulation.cluster.timely import begin_newcomer, begin_timely
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
 from hoplite_mp.simulation.cluster.values import (
@@ -86,6 +87,11 @@ class Workload(Programs):
             (partial(begin_timely, self), (0, 0, 1)),
             (partial(begin_newcomer, self), (0, 0, 1)),
         ]
+        if self.world.around.collectors:
+            kinds += [
+                (partial(begin_locks, self), (0, 0, 1)),
+                (partial(begin_stream, self), (0, 0, 1)),
+            ]
         if chance.random() < FOCUSED:
             kinds = [(begin, FEW) for begin, _ in chance.sample(kinds, KINDS_FEW)]
         for begin, counts in kinds:
