@@ -27,7 +27,7 @@ ALL: dict[str, Callable[[Aim], None]] = {
     for name in module.__all__
 }
 NODES = 6
-NODES_OF = {"tree": 12, "no_room": 4, "back": 3, "bound": 3}
+NODES_OF = {"tree": 12, "moved_twice": 10, "no_room": 4, "back": 3, "bound": 3}
 STORE_OF = {"no_room": 6 << 20, "refused": 6 << 20}
 WITH_STANDBY = {"back", "bound"}
 

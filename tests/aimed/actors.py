@@ -17,7 +17,7 @@ from tests.aimed.aim import BIG
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["held_where_made", "let_go_by_name", "ownerless", "tried_again"]
+__all__ = ["held_where_made", "let_go_by_name", "moved_twice", "ownerless", "tried_again"]
 
 
 class Sleeper:
@@ -152,3 +152,50 @@ def let_go_by_name(a: Aim) -> None:
 
     a.run(A, "first", first)
     a.run(B, "second", second)
+
+
+def moved_twice(a: Aim) -> None:
+    """An actor goes on at the host that has its newest state when both hosts where it has run are
+    gone, and a new manager hears from one host that the first of them has died, and from others
+    that the second one has been named."""
+    F, P, Q = a.some(3)
+    a.must(die=1)
+
+    def make(c: Any) -> None:
+        keeper = c.options(name="keeper", restarts=3, retries=3).actor(Keeper)
+        keeper.keep([]).result(timeout=HANGS_S)
+        a.say("made")
+        time.sleep(99)
+
+    def call(c: Any) -> None:
+        a.hear("made")
+        keeper = c.get_actor("keeper")
+        keeper.keep([]).result(timeout=HANGS_S)
+        time.sleep(0.3)
+        a.trap("OwnersNamed", named, arrives=False)
+        a.die(F)
+        time.sleep(0.5)
+        if keeper.give().result(timeout=HANGS_S) != []:
+            raise WrongEnd("not the actor that was made")
+        a.say("over")
+
+    def hold(c: Any) -> None:
+        a.hear("made")
+        keeper = c.get_actor("keeper")
+        a.hear("over")
+        if keeper.give().result(timeout=HANGS_S) != []:
+            raise WrongEnd("not the actor that was made")
+
+    def named(sender: int, receiver: int) -> None:
+        """The manager names the next owners; the host Q does not hear of them."""
+        spares = [h for h in a.hosts if h.alive and h.lan.spares.kept and h.place]
+        for S in spares:
+            if S not in (P, Q):
+                a.must(die=1, cut=1, manager=1)
+                a.cut(a.hosts[0], Q, 0.6)
+                a.late(0.03, a.die, S)
+                a.late(0.031, a.lose_manager)
+
+    a.run(F, "make", make, False)
+    a.run(P, "call", call)
+    a.run(Q, "hold", hold)
