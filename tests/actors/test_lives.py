@@ -298,3 +298,29 @@ def test_names_that_cannot_travel(c: hoplite_mp.Cluster, name: str, why: str) ->
     if name != "x" * 1025:
         with pytest.raises(ValueError, match="a group's name must be encodable as UTF-8"):
             c.group(name, 1)
+
+
+class Marked:
+    """Leaves a file where it was made."""
+
+    def __init__(self, path: str) -> None:
+        Path(path).touch()
+        self._path = path
+
+    def path(self) -> str:
+        return self._path
+
+
+def test_the_constructor_of_one_that_was_killed_while_it_waited_never_runs(tmp_path: Path) -> None:
+    with hoplite_mp.Cluster(workers=1, resources={"gpu": 1}) as c:
+        gpu = c.options(resources={"gpu": 1})
+        first = gpu.actor(Marked, str(tmp_path / "first"))
+        assert first.path().result(20) == str(tmp_path / "first")
+        second = gpu.actor(Marked, str(tmp_path / "second"))  # waits for the resource
+        Actor.kill(second)
+        with pytest.raises(ActorLostError, match=r"ended by Actor\.kill"):
+            second.path().result(20)
+        Actor.kill(first)
+        third = gpu.actor(Marked, str(tmp_path / "third"))
+        assert third.path().result(20) == str(tmp_path / "third")
+        assert not (tmp_path / "second").exists()

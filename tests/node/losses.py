@@ -132,7 +132,9 @@ class LossSide(Side):
             self.guests,
             lan.missing,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
-            SimpleNamespace(queue_for=self.queue_for, post=self.post_run),  # type: ignore[arg-type]
+            SimpleNamespace(
+                queue_for=self.queue_for, post=self.post_run, may_run_again=lambda oid: True
+            ),  # type: ignore[arg-type]
             self.upward,
         )
         recovering, up = self.recovering, self.upward

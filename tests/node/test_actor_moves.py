@@ -254,22 +254,30 @@ def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork
     assert played.maker.lan.far_actors.closing == []
 
 
-@pytest.mark.parametrize("end", ["closed", "leaving"])
-def test_a_spare_of_one_that_is_closed_begins_it_for_those_who_hold_it(
+@pytest.mark.parametrize("end", ["closed here", "closed", "leaving"])
+def test_a_spare_of_one_that_another_host_has_closed_begins_it_to_end_its_calls(
     network: ActorNetwork, end: str
 ) -> None:
-    """Without its name, which may be another actor's by then."""
+    """Without its name, which may be another actor's by then; that host closes it again. If its own
+    host was lost, nobody would."""
     played = Played(network, detached=True)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
     played.owner.lan.spares.keep(actor)
     network.settle()
     assert [one.what.name for one in played.spare.lan.spares.kept.values()] == ["far"]
-    if end == "closed":
-        played.owner.rooms.actors.end_here(played.owner.imports.own(played.identity), False)
-    else:
+    if end == "leaving":
         played.owner.rooms.actors.leave()
+    else:
+        oid = played.owner.imports.own(played.identity)
+        played.owner.rooms.actors.end_here(oid, False, far=end == "closed")
     network.settle()
+    if end == "closed here":
+        assert not played.spare.lan.spares.kept
+        played.owner.lan.spares.keep(actor)  # its process dies, or keeps a state
+        network.settle()
+        assert not played.spare.lan.spares.kept
+        return
     (kept,) = played.spare.lan.spares.kept.values()
     assert kept.what.name == ""
     assert kept.what.detached == (end == "leaving")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from hoplite_mp.errors import ActorLostError
 from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["Actor", "Asker", "Client", "Opening", "Wanted"]
+__all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted"]
+
+ENDED = "its actor has ended"  # why a pool starts no process
 
 
 class Asker(Protocol):
@@ -91,6 +94,7 @@ class Actor:
     begun: bool = field(default=False)  # its present process has made its object
     # Kill it as soon as no process holds the identity, because the maker's `with` block has raised.
     killed_unheld: bool = False
+    closed: bool = False  # by a process of its own host, so no other host begins it again
     calls_done: int = 0  # by processes that have ended
 
     @property
@@ -100,6 +104,22 @@ class Actor:
             f"actor {self.label!r} ({self.class_name})"
             if self.label
             else f"actor {self.class_name}"
+        )
+
+    def loss(self, process: str, how: str) -> ActorLostError:
+        """The error of its calls after that process has ended."""
+        used = self.restarts
+        if self.ended is not None:
+            then = ""  # the actor had ended before its process
+        elif self.restarts_left > 0:
+            total = used + self.restarts_left
+            then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
+        elif used:
+            then = f". Its restarts are used up (options(restarts={used}))"
+        else:
+            then = ". options(restarts=) begins it anew"
+        return ActorLostError(
+            f"{self.title} has lost its state: its process, {process}, {how}{then}"
         )
 
 

@@ -158,7 +158,7 @@ class Spares:
         """The id of its spare's host: the present one, or else the next node by number on which the
         actor may run. None: there is none."""
         wanted = actor.wanted
-        if not wanted.restarts or actor.ended is not None:
+        if not wanted.restarts or actor.ended is not None or actor.closed:
             return None
         now = self.at.pop(actor.identity, None)
         if now in self.roster.by_host_id and now not in self.roster.leaving:

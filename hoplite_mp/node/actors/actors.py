@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
-from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Opening, Wanted
+from hoplite_mp.node.actors.actor_records import ENDED, Actor, Asker, Client, Opening, Wanted
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.actors import BACKLOG_CALLS_MAX
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
@@ -273,28 +273,37 @@ class Actors:
             self.imports.own(self.public(identity))
         )
 
-    def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
-        """Ends an actor of this host; False: it is none."""
+    def end_here(self, identity: int, kill: bool, unheld: bool = False, far: bool = False) -> bool:
+        """Ends an actor of this host; False: it is none. far: another host asks for it, and says so
+        again if the actor moves."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
         elif actor is not None:
-            self._end(actor, kill)
+            self._end(actor, kill, far)
         return actor is not None
 
-    def _end(self, actor: Actor, kill: bool) -> None:
+    def _end(self, actor: Actor, kill: bool, far: bool) -> None:
         self._forget_name(actor)
         actor.hold = None
         if kill:
             if actor.ended is None:
                 error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
                 self.end_with(actor, error)
-            for worker in list(self.workers.pools[actor.pool].workers.values()):
+            pool = self.workers.pools[actor.pool]
+            pool.broken = ENDED
+            if pool.demand:  # its process may still wait for resources
+                self.resources.wait_workers(pool, 0)
+            for worker in list(pool.workers.values()):
                 self.workers.kill(worker, "closing")
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
-            self.keep(actor)  # tells the spare that the actor has no name and is not detached
+            if far:
+                self.keep(actor)  # tells the spare that the actor has no name and is not detached
+            else:  # nobody could tell the spare if this host were lost
+                actor.closed = True
+                self.above.has_ended(actor)
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
@@ -397,6 +406,12 @@ class Actors:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
                 self.keep(actor)  # tells the spare that the actor has no name
 
+    def has_left(self) -> None:
+        """All calls have ended, and this node goes: no other host begins its actors again."""
+        for actor in self.by_pool.values():
+            if actor.ended is None:
+                self.end_with(actor, errors.ActorLostError(f"{actor.title}: {self._why_leaving()}"))
+
     def _why_leaving(self) -> str:
         return f"node h{self.client.number} is leaving the cluster"
 
@@ -404,7 +419,7 @@ class Actors:
         """An actor's process has ended, and its call is settled: it is restarted, or ends."""
         actor = self.by_pool.get(pool.number)
         if actor is None:  # the identity is gone, so no call is left
-            pool.broken = "its actor has ended"
+            pool.broken = ENDED
             return
         actor.begun = False
         actor.calls_done += ended_calls(self.client, worker.slot)
@@ -415,7 +430,7 @@ class Actors:
             return
         if actor.ended is None:
             self.end_with(actor, self.loss(actor, worker, how))
-        pool.broken = "its actor has ended"
+        pool.broken = ENDED
         self._fail_queued(actor)
 
     def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
@@ -424,22 +439,7 @@ class Actors:
         return None if actor is None else self.loss(actor, worker, how)
 
     def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
-        """The error of calls to an actor whose process has ended."""
-        number = self.client.number
-        used = actor.restarts
-        if actor.ended is not None:
-            then = ""  # the actor had ended before its process
-        elif actor.restarts_left > 0:
-            total = used + actor.restarts_left
-            then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
-        elif used:
-            then = f". Its restarts are used up (options(restarts={used}))"
-        else:
-            then = ". options(restarts=) begins it anew"
-        return errors.ActorLostError(
-            f"{actor.title} has lost its state: its process, worker {worker.slot}@h{number}, "
-            f"{how}{then}"
-        )
+        return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
 
     def freed(self, oid: int) -> None:
         """No process holds an object any more; if it was an identity, its actor ends."""

@@ -292,6 +292,11 @@ class FarActors:
         """An object, which may be an identity, has a new owner, which restarts the actor if it
         can."""
         waits = [other for other in self.closing if other.identity == one.object]
+        if not waits and self.ends.get(one.oid) is False and one.oid in self.by_identity:
+            calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be tried again
+            if calls:
+                waits = [Closing(one.owner, one.object, calls)]
+                self.closing += waits
         for other in waits:  # earlier calls must still be sent before the end is forwarded
             other.host_id = one.owner
         if one.owner == self.client.host_id:
@@ -427,7 +432,7 @@ class FarActors:
 
     def _end_here(self, message: EndActorThere) -> None:
         oid = self.imports.own(message.identity)
-        self.actors.end_here(oid, message.kill, message.unheld)
+        self.actors.end_here(oid, message.kill, message.unheld, far=True)
 
     def _tell_restarts(self, host_id: int, message: RestartsAsked) -> None:
         actor = self.actors.by_identity.get(self.imports.own(message.identity))

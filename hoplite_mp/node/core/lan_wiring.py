@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.output.far_output import FarOutput
     from hoplite_mp.node.output.subscriber import Subscriber
     from hoplite_mp.node.recovery.recovering import Recovering
+    from hoplite_mp.node.tasks.pools import Pool
     from hoplite_mp.protocol.actors import BindActor
     from hoplite_mp.protocol.messages import NodeJoined
     from hoplite_mp.protocol.peers import PeerMessage
@@ -131,6 +132,14 @@ class LanUpward(Upward):
         super().post(oid)
         self.far_actors.fail_calls(self.rooms.workers.tasks.pool_of(oid))  # its host may be gone
 
+    def pools_named(self) -> set[int]:
+        workers = self.rooms.workers
+        return {workers.tasks.pool_of(oid) for oid in workers.delegation.where}
+
+    def pool_forgotten(self, pool: Pool) -> None:
+        super().pool_forgotten(pool)
+        self.recovering.lineage.close_pool(pool.number)
+
     def pool_deserted(self, pool: int, why: str) -> None:
         if not self.far_actors.lost(pool, why):
             super().pool_deserted(pool, why)
@@ -199,6 +208,7 @@ class LanUpward(Upward):
         self.rooms.actors.leave()
 
     def drained(self) -> bool:
+        self.rooms.actors.has_left()
         return self.rooms.management.announce_leaving()
 
     def has_calls(self, host_id: int) -> bool:

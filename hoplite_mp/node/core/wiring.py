@@ -212,6 +212,9 @@ class Upward:
     def may_leave(self) -> bool:
         return False
 
+    def pools_named(self) -> set[int]:
+        return set()
+
     def pool_forgotten(self, pool: Pool) -> None:
         self.rooms.rounds.forget(pool.number)
         if pool.demand:

@@ -55,6 +55,7 @@ class Entry:
     held: tuple[int, ...]
     spent: int = 0  # how many of the retries that were left after the first run are used up
     demand: Demand = ()  # resources that it needs
+    closed: bool = False  # the pool of its task is forgotten, and its number may be another one's
 
 
 @dataclass(slots=True)
@@ -137,10 +138,20 @@ class Lineage:
         one.count += 1
         return True
 
+    def close_pool(self, number: int) -> None:
+        """A pool is forgotten, and tasks that have run in it are not run again."""
+        for oid, entry in self.entries.items():
+            if self.tasks.pool_of(oid) == number:
+                entry.closed = True
+
     def retries(self, oid: int) -> int:
         """How often the task may still be run again; 0 if it has no entry."""
         entry = self.entries.get(oid)
-        return 0 if entry is None else self.client.inspect(oid)["retries_left"] - entry.spent
+        return (
+            0
+            if entry is None or entry.closed
+            else self.client.inspect(oid)["retries_left"] - entry.spent
+        )
 
     def arguments(self, oid: int, read: bool = False) -> list[bytes]:
         """Ids of the refs among a task's arguments, from its record. `read`: only of those whose

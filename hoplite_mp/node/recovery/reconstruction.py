@@ -20,6 +20,7 @@ from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
+from hoplite_mp.node.tasks.hints import CLOSED
 from hoplite_mp.protocol.peers import MakeAgain
 
 if TYPE_CHECKING:
@@ -124,8 +125,12 @@ class Reconstruction:
             return _NOT_KEPT
         if self.lineage.retries(oid):
             return ""
-        name = self.client.task_name(oid)
-        if oid in self.lineage.entries or (header["tries"] and not header["retries_left"]):
+        name, entry = self.client.task_name(oid), self.lineage.entries.get(oid)
+        if entry is not None and entry.closed:
+            return CLOSED
+        if not self.hints.may_run_again(oid):
+            return f"{name}() is a call of an actor, and has been applied already"
+        if entry is not None or (header["tries"] and not header["retries_left"]):
             return f"the retries of {name}() are used up"
         if not header["retries_left"]:
             return f"{name}() is not run again (retries=0)"

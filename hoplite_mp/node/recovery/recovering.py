@@ -110,9 +110,10 @@ class Recovering:
     # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes a lineage entry for a task, unless the task is a second run, or was sent by another
-        host, which keeps an entry itself."""
-        if oid not in self.guests and oid not in self.reconstruction.by_run:
+        """Makes a lineage entry for a task, unless the task is a second run, a call of an actor, or
+        was sent by another host, which keeps an entry itself."""
+        again = self.reconstruction.hints.may_run_again(oid)
+        if again and oid not in self.guests and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.pools import Pool
 
-__all__ = ["Hints"]
+__all__ = ["CLOSED", "Hints"]
+
+CLOSED = "the executor that ran its task is closed"
 
 # Delays after a ring or a bag was full: for posting a single hint, and all hints of a pool, again.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
@@ -37,6 +39,9 @@ class Above(Protocol):
 
     def may_leave(self) -> bool:
         """Whether tasks can be handed to other hosts."""
+
+    def pools_named(self) -> set[int]:
+        """Numbers of pools that tasks on other hosts name."""
 
     def counts_on(self, slot: int) -> bool:
         """Whether a round counts on the worker in that slot; see node/tasks/rounds.py."""
@@ -78,11 +83,17 @@ class Hints:
                 if queue is not None:
                     self.tasks.close_queue(queue)
 
+    def may_run_again(self, oid: int) -> bool:
+        """Whether a task that has ended may be run once more for its result. Calls of actors may
+        not, because they would be applied to the actor a second time, perhaps to another one."""
+        pool = self.pools.get(self.tasks.pool_of(oid))
+        return pool is None or not pool.actor
+
     def queue_for(self, number: int, here: bool) -> int | str:
         """As queue(); or the reason, if no worker will run that pool's tasks."""
         pool = self.pools.get(number)
         if pool is None or pool.closing:
-            return "the executor that ran its task is closed"
+            return CLOSED
         return pool.broken or self.queue(number, here)
 
     def post(self, oid: int, here: bool) -> bool:

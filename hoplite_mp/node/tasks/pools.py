@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from hoplite_mp.config import Config
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["Pool", "WorkerInfo"]
+__all__ = ["Pool", "WorkerInfo", "next_number"]
 
+POOLS_MAX = 256  # the common pool, 0, among them
 SURPLUS_PATIENCE_S = 1.0
 STUCK_PATIENCE_S = 1.0
 # Bits of a worker's word in the store (enum client_retire in cext/shm_layout.h).
@@ -167,3 +170,10 @@ class Pool:
         if self.attempts:
             self.attempts, self.ailing = 0, False
             self.start_again_at = 0.0
+
+
+def next_number(last: int, taken: Set[int]) -> int | None:
+    """The number of the next pool; None: all are taken. They are given out in turn, because
+    messages that name the pool which has had a number before may still be on their way."""
+    turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
+    return next((one for one in turn if one not in taken), None)

@@ -287,8 +287,10 @@ class Resources:
             self.full.pop(held.host_id, None)
 
     def serve(self) -> None:
-        """Grants free resources by rank, then in order. A task or worker must not take what one
-        before it waits for, unless another task may be waiting for it, to avoid deadlock."""
+        """Grants free resources by rank, then in order. A task must not take what one before it
+        waits for, unless another task may be waiting for it, to avoid deadlock. A worker of an
+        actor or an executor takes what is free: its program may hold what the one before it waits
+        for, and hold it until this worker has begun."""
         if self._serving:
             return
         self._serving = True

@@ -15,7 +15,7 @@ from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.headers import CLIENT_WORKER
 from hoplite_mp.node.tasks import hints
-from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
+from hoplite_mp.node.tasks.pools import Pool, WorkerInfo, next_number
 from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending, memory_in_use
 from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp.protocol.spawning import Spawn
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Workers"]
 
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
-POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
 LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
 # When a forced cancel's signal is repeated first; each later pause is twice as long. Python sees a
@@ -86,6 +85,7 @@ class Workers(hints.Hints):
         self.above = above
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
+        self._opened = 0  # number of the pool that was opened last
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
         # Counted by workers that have ended; tasks_failed also counts tasks that never began.
@@ -99,10 +99,10 @@ class Workers(hints.Hints):
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
         """Gives the pool a number and starts its workers. False: all numbers are taken, or no
         worker can be started. descriptors: taken over, for the workers to inherit."""
-        number = next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
+        number = next_number(self._opened, self.pools.keys() | self.above.pools_named())
         if number is None:
             return False
-        pool.number = number
+        self._opened = pool.number = number
         while descriptors:
             pool.descriptors.insert(0, descriptors.pop())
         if pool.setup:
