@@ -125,9 +125,12 @@ def _share(
 
     there = c.options(resources={RESOURCE: 1})
     name = f"shared {leaf.salt}"
-    argument = c.put(leaf.array())
+    argument: Any = c.put(leaf.array())
     results: list[Any] = [there.submit(scaled, argument, factor).ref for factor in range(width)]
-    del argument
+    # A process with a collector lets go of it when the tasks are done, and then it is gone, because
+    # it was put: a result that is lost later cannot be made again.
+    if not work.world.around.collectors:
+        del argument
     time.sleep(late[0])
     for index in dropped:
         results[index] = None
