@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hoplite_mp.errors import ActorLostError
+from hoplite_mp import errors
 from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Actor:
             else f"actor {self.class_name}"
         )
 
-    def loss(self, process: str, how: str) -> ActorLostError:
+    def loss(self, process: str, how: str) -> errors.ActorLostError:
         """The error of its calls after that process has ended."""
         used = self.restarts
         if self.ended is not None:
@@ -118,7 +118,7 @@ class Actor:
             then = f". Its restarts are used up (options(restarts={used}))"
         else:
             then = ". options(restarts=) begins it anew"
-        return ActorLostError(
+        return errors.ActorLostError(
             f"{self.title} has lost its state: its process, {process}, {how}{then}"
         )
 
