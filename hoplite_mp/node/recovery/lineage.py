@@ -99,7 +99,7 @@ class Lineage:
         if oid in self.entries or not self.bytes_max:
             return
         header = self.client.inspect(oid)
-        if header["kind"] != KIND_TASK or not header["retries_left"]:
+        if header["id"] != oid or header["kind"] != KIND_TASK or not header["retries_left"]:
             return
         held: dict[int, None] = {}
         function, args_oid, *_ = self.tasks.task(oid)
