@@ -148,7 +148,7 @@ class Actor:
         >>> position.result()
         1
         """
-        identity = _identity_of(handle)
+        identity = _checked(handle)
         runtime_of(identity).actors.end(identity, False)
 
     @staticmethod
@@ -171,7 +171,7 @@ class Actor:
             ...
         hoplite_mp.ActorLostError: ...
         """
-        identity = _identity_of(handle)
+        identity = _checked(handle)
         runtime_of(identity).actors.end(identity, True)
 
     @staticmethod
@@ -193,17 +193,25 @@ class Actor:
         >>> hoplite_mp.Actor.restarts(c.actor(list))
         0
         """
-        identity = _identity_of(handle)
+        identity = _checked(handle)
         return runtime_of(identity).actors.restarts(identity)
 
 
 _identity_of = Actor.__dict__["_identity"].__get__
+
 _about_of = Actor.__dict__["_about"].__get__
 _methods_met = Actor.__dict__["_methods"].__get__
 _set_methods = Actor.__dict__["_methods"].__set__
 _set_identity = Actor.__dict__["_identity"].__set__
 _set_about = Actor.__dict__["_about"].__set__
 _set_cluster = Actor.__dict__["_cluster"].__set__
+
+
+def _checked(handle: Any) -> ObjectRef[Any]:
+    """Its identity; TypeError if it is no handle of an actor."""
+    if not isinstance(handle, Actor):
+        raise TypeError(f"expected the handle of an actor, not {handle!r:.80}")
+    return _identity_of(handle)  # type: ignore[no-any-return]
 
 
 def _handle(identity: ObjectRef[Any], about: About) -> Actor:

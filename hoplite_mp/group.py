@@ -303,8 +303,8 @@ class GroupCalls:
             True: a call in which a member is missing raises PeerLostError. Default: it completes
             among the survivors.
         timeout : float, optional
-            Seconds for each call. Default: no limit, as long as the other members live. A Group
-            that does not fill raises after `Config.group_wait_s` in any case.
+            Seconds for each call, and for the Group to fill. Default: no limit for a call, as long
+            as the other members live, and `Config.group_wait_s` for the Group to fill.
 
         Returns
         -------

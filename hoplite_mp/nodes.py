@@ -383,7 +383,7 @@ def node_numbers(
     if one is not None and len(wanted) != 1:
         raise ValueError(f"{one} names {len(wanted)} nodes: it must be one")
     if not wanted:
-        raise ValueError("to= names no node")
+        raise ValueError("the list of nodes, in node= or to=, is empty")
     living = {node.id: node for node in list_nodes(runtime)}
     found = []
     for node in wanted:

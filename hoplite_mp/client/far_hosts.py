@@ -115,7 +115,8 @@ class FarHosts:
 def checked_hosts(hosts: Any) -> list[str]:
     """The names as a list; ValueError if they are not valid."""
     given = hosts if isinstance(hosts, Iterable) and not isinstance(hosts, str) else [None]
-    if not all(isinstance(host, str) and host for host in given):
+    # What begins with "-" would be an option of the command that reaches the host.
+    if not all(isinstance(host, str) and host and host[0] != "-" for host in given):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):
         raise ValueError(f"hosts={hosts!r}: a host is named twice")

@@ -187,6 +187,8 @@ _numbers = itertools.count()
 _state = _State()
 _local = _Local()
 _lock = threading.Lock()
+# Two threads that send functions of one module for the first time must find the same number.
+_numbering = threading.RLock()
 _received: dict[Key, Namespace] = {}
 _by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
 _modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules whose functions were sent
@@ -221,6 +223,11 @@ def namespace_of(scope: Scope) -> Namespace:
 
 
 def _number_of(name: str, scope: Scope) -> int:
+    with _numbering:
+        return _number_now(name, scope)
+
+
+def _number_now(name: str, scope: Scope) -> int:
     for number, ref in list(_modules.items()):
         module = ref()
         if module is None:

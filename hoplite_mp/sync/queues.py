@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from hoplite_mp import errors, serial
+from hoplite_mp.actor import _identity_of
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ClosedError, HopliteError
 from hoplite_mp.ref import ObjectRef, by_ref
@@ -37,6 +38,9 @@ class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ign
 
 
 _ShutDown = ShutDown
+# Identity of a queue's actor -> calls of this process that were interrupted, and whose items, if
+# they get any, are to be given back.
+_interrupted: dict[bytes, list[Future[Any]]] = {}
 
 
 class Queue(Handle, Generic[T]):
@@ -263,6 +267,7 @@ class Queue(Handle, Generic[T]):
         self, block: bool, timeout: float | None
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
         may_wait, deadline = waits(block, timeout)
+        yield from self._all_given_back()
         ticket = self._ticket()
         asked: Future[Any] | None = None
         try:
@@ -279,6 +284,7 @@ class Queue(Handle, Generic[T]):
         except BaseException:  # Ctrl-C, or a cancelled await
             self._say("stop_taking", ticket)
             if asked is not None:
+                _interrupted.setdefault(self._key, []).append(asked)
                 asked.add_done_callback(self._give_back)
             raise
         if code == Answer.ENDED:
@@ -298,8 +304,30 @@ class Queue(Handle, Generic[T]):
             self._say("give_back", ticket[0], found[0], by_ref(value))
             raise
 
+    @property
+    def _key(self) -> bytes:
+        return bytes(_identity_of(self._actor)._id)
+
+    def _all_given_back(self) -> Generator[Future[Any], None, None]:
+        """Waits until what interrupted calls of this process have taken is given back, because a
+        later call would take the items after it."""
+        while calls := _interrupted.get(self._key):
+            one = calls[0]
+            with contextlib.suppress(Exception):  # the call has failed
+                yield one
+            self._give_back(one)
+
     def _give_back(self, asked: Any) -> None:
-        """Gives back the item that was taken by a call whose caller has been interrupted."""
+        """Gives back the item that was taken by a call whose caller has been interrupted, unless
+        another thread does."""
+        calls = _interrupted.get(self._key, [])
+        with contextlib.suppress(ValueError):
+            calls.remove(asked)
+            if not calls:
+                _interrupted.pop(self._key, None)
+            self._say_back(asked)
+
+    def _say_back(self, asked: Any) -> None:
         with contextlib.suppress(Exception):  # the call has failed
             code, *found = asked.result(0)
             if code == Answer.DONE:

@@ -73,6 +73,8 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
     Port 0 stands for any free one, which only makes sense for listening. ConfigError: the text has
     another form.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f'address {text!r}: it must be text, such as "10.0.0.1:7000"')
     host, port = _split(text.strip())
     if port is None and default_port is not None:
         return _address(text, host, default_port)

@@ -6,6 +6,9 @@ import functools
 import os
 import subprocess
 import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -194,3 +197,24 @@ class TestWriting:
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )
         assert done.stdout.split() == ["0", "True"]
+
+
+def test_threads_that_are_first_to_send_find_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an initializer and the function that needs it would get namespaces of their own."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(100):
+            module = types.ModuleType(f"met_by_many_{turn}")
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            barrier = threading.Barrier(4)
+
+            def find(barrier: threading.Barrier, scope: dict[str, Any]) -> Any:
+                barrier.wait()
+                return namespaces.namespace_of(scope).key
+
+            with ThreadPoolExecutor(4) as pool:
+                found = [pool.submit(find, barrier, module.__dict__) for _ in range(4)]
+                assert len({one.result() for one in found}) == 1
+    finally:
+        sys.setswitchinterval(interval)

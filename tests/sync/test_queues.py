@@ -124,6 +124,30 @@ def test_who_is_interrupted_while_reading_takes_nothing(
     q.join()
 
 
+def test_a_reader_whose_calls_are_cancelled_reads_in_order(c: Cluster) -> None:
+    """An item that a cancelled call has taken comes back before the next call takes one."""
+    chance = random.Random(1)
+    queues: list[hoplite_mp.Queue[int]] = [hoplite_mp.Queue() for _ in range(20)]
+
+    async def read(items: hoplite_mp.Queue[int], count: int) -> list[int]:
+        got: list[int] = []
+        while len(got) < count:
+            call = asyncio.ensure_future(items.get_async())
+            await asyncio.sleep(chance.random() * 0.002)
+            if chance.random() < 0.5:
+                call.cancel()
+            try:
+                got.append(await call)
+            except asyncio.CancelledError:
+                continue
+        return got
+
+    for items in queues:
+        for item in range(20):
+            items.put(item)
+        assert asyncio.run(asyncio.wait_for(read(items, 20), PATIENCE_S)) == list(range(20))
+
+
 def test_getters_are_served_in_their_order(c: Cluster) -> None:
     q: Queue[int] = hoplite_mp.Queue()
     first = c.submit(q.get)

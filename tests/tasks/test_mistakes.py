@@ -84,9 +84,23 @@ def test_more_memory_than_a_process_can_address() -> None:
         hoplite_mp.Cluster(workers=1, memory="100TiB")
 
 
-def test_hosts_that_are_no_list() -> None:
-    with pytest.raises(ValueError, match="hosts=5: it must be a list of names"):
-        hoplite_mp.Cluster(hosts=5)  # type: ignore[arg-type]
+@pytest.mark.parametrize("hosts", [5, ["-oProxyCommand=touch"], ["a", ""]])
+def test_hosts_that_are_no_names(hosts: Any) -> None:
+    """One that begins with a dash would be an option of ssh."""
+    with pytest.raises(ValueError, match=r"hosts=.*: it must be a list of names"):
+        hoplite_mp.Cluster(hosts=hosts)
+
+
+@pytest.mark.parametrize("where", [{"address": 7000}, {"listen": ("a", 1)}])
+def test_addresses_that_are_no_text(where: Any) -> None:
+    with pytest.raises(hoplite_mp.ConfigError, match="it must be text, such as"):
+        hoplite_mp.Cluster(workers=1, **where)
+
+
+def test_ends_of_what_is_no_actor() -> None:
+    for end in (hoplite_mp.Actor.close, hoplite_mp.Actor.kill, hoplite_mp.Actor.restarts):
+        with pytest.raises(TypeError, match="expected the handle of an actor, not 5"):
+            end(5)  # type: ignore[arg-type]
 
 
 def test_requests_that_no_method_would_send(cluster: Cluster) -> None:
