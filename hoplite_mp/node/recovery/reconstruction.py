@@ -129,7 +129,7 @@ class Reconstruction:
         if entry is not None and entry.closed:
             return CLOSED
         if not self.hints.may_run_again(oid):
-            return f"{name}() is a call of an actor, and has been applied already"
+            return f"{name}() is not run again: it is a call of an actor, or its executor is closed"
         if entry is not None or (header["tries"] and not header["retries_left"]):
             return f"the retries of {name}() are used up"
         if not header["retries_left"]:

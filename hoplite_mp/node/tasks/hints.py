@@ -85,9 +85,10 @@ class Hints:
 
     def may_run_again(self, oid: int) -> bool:
         """Whether a task that has ended may be run once more for its result. Calls of actors may
-        not, because they would be applied to the actor a second time, perhaps to another one."""
+        not, because they would be applied to the actor a second time. Tasks of a pool that is
+        forgotten may not, because its number may be given to another pool."""
         pool = self.pools.get(self.tasks.pool_of(oid))
-        return pool is None or not pool.actor
+        return pool is not None and not pool.actor
 
     def queue_for(self, number: int, here: bool) -> int | str:
         """As queue(); or the reason, if no worker will run that pool's tasks."""
