@@ -31,6 +31,8 @@ __all__ = [
     "given_refs",
     "guest_refs",
     "held_twice",
+    "peers_elsewhere",
+    "peers_here",
     "read_beside",
     "second_death",
 ]
@@ -359,3 +361,53 @@ def held_twice(a: Aim) -> None:
 
 def _made_after(leaf: Leaf, gate: Any) -> Any:
     return make(leaf, 0.0)
+
+
+begun: list[int] = []  # ranks of peers, in the order in which they have begun
+
+
+def meets(rank: int, lives: int) -> int:
+    """A peer that goes on when so many peers have begun, those that have begun again counted."""
+    begun.append(rank)
+    until = time.monotonic() + HANGS_S
+    while len(begun) < lives:
+        if time.monotonic() > until:
+            raise WrongEnd(f"peers wait for one that does not begin again; begun are {begun}")
+        time.sleep(0.02)
+    return rank
+
+
+def _peers_again(a: Aim, with_own: bool, deaths: int) -> None:
+    begun.clear()
+    places = a.some(3)
+    A = places[0] if with_own else next(h for h in a.hosts if h.place and h not in places)
+    others = [h for h in places if h is not A]
+    size = 3
+    a.must(die=deaths)
+
+    def send(c: Any) -> None:
+        peers = c.options(node=[f"h{h.number}" for h in places]).spmd(meets, size, size + deaths)
+        if not a.wait_for(HANGS_S, lambda: len(begun) == size):
+            raise WrongEnd("peers do not begin")
+        if deaths > 1:  # the host that shall take the peer of the first dies as well
+
+            def strike(sender: int, receiver: int) -> None:
+                a.late(0.0, a.die, next(h for h in others if h.place == receiver))
+
+            a.trap("OpenFarPool", strike)
+        a.die(others[0])
+        if [one.result(timeout=2 * HANGS_S) for one in peers] != list(range(size)):
+            raise WrongEnd("peers return something else")
+
+    a.run(A, "send", send)
+
+
+def peers_elsewhere(a: Aim) -> None:
+    """Peers of `spmd` wait for one another. The host of one is lost, and so is that on which it was
+    to begin again: both begin again on the last one, while that one's own peer waits."""
+    _peers_again(a, False, 2)
+
+
+def peers_here(a: Aim) -> None:
+    """Likewise on the host that has started them, or on another one that is left."""
+    _peers_again(a, True, 1)

@@ -322,3 +322,35 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
         )
         del cluster.joined[1]
         assert cluster.end() == [0, 0]
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_a_peer_begins_again_while_the_others_wait_for_it(tmp_path: Path) -> None:
+    """Its host is killed; it forms its Group anew with the other, whose process is not free."""
+    said = run(
+        3,
+        tmp_path,
+        """
+        def peer(rank):
+            while True:
+                with hoplite_mp.current().group("pair", size=2, rank=rank, timeout=30) as g:
+                    try:
+                        for step in range(10**9):
+                            total = g.allreduce(np.full(1000, rank + 1.0))
+                            open(GATE + os.uname().nodename, "w").close()
+                            if len(g.contributors) < 2:
+                                break
+                            if os.path.exists(GATE):
+                                return float(total[0]), os.uname().nodename
+                            time.sleep(0.01)
+                    except hoplite_mp.PeerLostError:
+                        pass
+        futures = c.spmd(peer, 2, node=[ids["h2"], ids["h3"]])
+        while not (os.path.exists(GATE + "h2") and os.path.exists(GATE + "h3")):
+            time.sleep(0.01)
+        killed("h3")
+        open(GATE, "w").close()
+        print(*[future.result(30) for future in futures])
+        """,
+    )
+    assert said == ["(3.0, 'h2') (3.0, 'h2')"]

@@ -132,6 +132,9 @@ class Upward:
     def pool_deserted(self, pool: int, why: str) -> None:
         self.rooms.workers.desert(pool, why)
 
+    def far_workers_lost(self, pool: int, count: int) -> None:
+        self.rooms.pool_requests.replace_peers(pool, count)
+
     def sends_on(self, audience: int, host_id: int) -> None: ...
     def ends_elsewhere(self, oid: int) -> None: ...
 

@@ -71,6 +71,9 @@ class Above(Protocol):
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
 
+    def far_workers_lost(self, pool: int, count: int) -> None:
+        """A host is gone on which that pool had workers of its own."""
+
     def sends_on(self, audience: int, host_id: int) -> None:
         """A task whose output goes to the driver `audience` is handed to that host."""
 
@@ -146,10 +149,13 @@ class Delegation:
         self.capacity -= runner.workers
         for pool, runners in list(self.far.items()):
             what = "to which it is bound" if runner in runners else "where its workers were"
+            gone = [one for one in runners if one.host_id == host_id]
             runners[:] = [one for one in runners if one.host_id != host_id]
             if not runners:
                 del self.far[pool]
                 self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
+            if count := sum(one.workers for one in gone if one is not runner):
+                self.above.far_workers_lost(pool, count)
         for oid, one in list(self.where.items()):
             if one.host_id == host_id:
                 self._lost(oid, one.number)

@@ -10,6 +10,7 @@ It must never know: what the workers run, how messages travel.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
@@ -31,7 +32,7 @@ from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.questions import Answer
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["PoolRequests"]
+
+_log = logging.getLogger("hoplite_mp")
 
 
 class Above(Protocol):
@@ -113,16 +116,12 @@ class PoolRequests:
         """Opens a pool with workers of its own, or one without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
-        audience = self.above.audience_of(slot)
-        if ask.workers:
-            about = audience, ask.env, ask.demand
-            pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
-            number = pool.number if workers.open(pool, self.requests.given) else None
-        else:
-            number = workers.open_bound(slot, audience)
-        if number is None:
+        about = self.above.audience_of(slot), ask.env, ask.demand, ask.exact
+        pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
+        if not workers.open(pool, self.requests.given):
             self.reply(slot, Reply(request.number, None, workers.why_none))
             return
+        number = pool.number
         line, reply = self.lines.get(slot), self.replier(slot)
 
         def done(error: str, lost: bool) -> None:
@@ -148,16 +147,35 @@ class PoolRequests:
             self.workers.close(pool, True)
             done(f"node h{gone} is gone", True)
             return
-        setup = ids.pack_id(self.client.host_id, ask.setup) if ask.setup else NO_OBJECT
-        about = ask.max_tasks, setup, local.audience, ask.env, ask.demand
         wanted = {members[number].host_id: workers for number, workers in ask.far}
+
+        def opened(error: str, lost: dict[int, int], is_open: bool) -> None:
+            if lost:
+                error = "a node was lost while its workers were started"
+            elif not is_open:
+                error = "the pool has been closed while its workers were started"
+            if error and is_open:
+                self.workers.close(pool, True)
+            done(error, bool(lost))
+
+        self._start_far(local, wanted, opened)
+
+    def _start_far(
+        self, local: Pool, wanted: dict[int, int], done: Callable[[str, dict[int, int], bool], None]
+    ) -> None:
+        """Starts workers for a pool of this host on others. wanted: how many, by host id. `done`
+        gets "", or why one cannot start them; the part of `wanted` of lost hosts; and whether the
+        pool is still open."""
+        setup = ids.pack_id(self.client.host_id, local.setup) if local.setup else NO_OBJECT
+        about = local.max_tasks, setup, local.audience, local.env, local.demand
 
         def make(workers: int, number: int) -> OpenFarPool:
             return OpenFarPool(number, workers, *about)
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
-            is_open = self.workers.pools.get(pool) is local and not local.closing
+            is_open = self.workers.pools.get(local.number) is local and not local.closing
+            ahead = 0 if local.peers else AHEAD_TASKS
             for host_id, answer in found.items():
                 there: FarPoolOpened = answer.message
                 if there.error:
@@ -165,21 +183,46 @@ class PoolRequests:
                 elif not is_open:  # the pool's owner has died, or has closed it
                     self.send_peer(host_id, CloseFarPool(there.pool, True))
                 elif host_id in self.delegation.runners:
-                    ahead = 0 if ask.exact else AHEAD_TASKS
-                    self.delegation.add_far(pool, host_id, there.pool, wanted[host_id], ahead)
-            lost = any(
-                host_id not in found or host_id not in self.delegation.runners for host_id in wanted
-            )
-            if lost:
-                error = "a node was lost while its workers were started"
-            elif not is_open:
-                error = "the pool has been closed while its workers were started"
-            if error and is_open:
-                self.workers.close(pool, True)
-            done(error, lost)
+                    about = local.number, host_id, there.pool, wanted[host_id], ahead
+                    self.delegation.add_far(*about)
+            there_now = found.keys() & self.delegation.runners.keys()
+            done(error, {one: n for one, n in wanted.items() if one not in there_now}, is_open)
 
         makes = {host_id: functools.partial(make, workers) for host_id, workers in wanted.items()}
         self.questions.ask_each(makes, opened)
+
+    def replace_peers(self, number: int, count: int, without: Collection[int] = ()) -> None:
+        """Starts workers for peers whose host is lost, on hosts that have other peers of theirs.
+        Without them a peer would begin again only when another one has ended, which may be waiting
+        for it. without: ids of hosts that are not asked."""
+        pool = self.workers.pools.get(number)
+        if pool is None or not pool.peers or pool.closing or pool.broken:
+            return
+        own, demand = self.client.host_id, pool.demand
+        now: dict[int, int] = {own: pool.target} if pool.target else {}
+        for runner in self.delegation.far.get(number, ()):
+            if runner.workers and runner.host_id not in without:
+                now[runner.host_id] = now.get(runner.host_id, 0) + runner.workers
+        if not now:
+            return
+        ledgers = {own: self.resources.ledger, **self.resources.others} if demand else {}
+        full = {one for one in now if demand and not ledgers[one].fits(demand)}
+        more: dict[int, int] = {}
+        for _ in range(count):
+            host_id = min(now, key=lambda one: (one in full, now[one] + more.get(one, 0)))
+            more[host_id] = more.get(host_id, 0) + 1
+        here = more.pop(own, 0)
+        if here:
+            pool.target += here
+            self.workers.start_missing(pool)
+
+        def started(error: str, lost: dict[int, int], is_open: bool) -> None:
+            if lost and is_open:
+                self.replace_peers(number, sum(lost.values()), {*without, *lost})
+            elif error:
+                _log.warning("a peer whose host is lost waits for another one to end: %s", error)
+
+        self._start_far(pool, more, started)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """Starts more workers on this node, or has another one do so."""

@@ -62,6 +62,7 @@ class Pool:
     audience: int = 0  # the driver that gets what its workers print before their first task
     env: Environment = ()  # changes of the workers' environment
     demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
+    peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""  # why no worker will be started any more
