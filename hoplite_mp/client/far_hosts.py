@@ -48,7 +48,11 @@ class FarHosts:
 
     def _begin(self, host: str, template: str, arguments: list[str], token: str) -> None:
         words = []
-        for word in shlex.split(template):
+        try:
+            split = shlex.split(template)
+        except ValueError as error:  # a quotation that does not end
+            raise ConfigError(f"hosts_command={template!r} is not allowed: {error}") from error
+        for word in split:
             words += arguments if word == "{arguments}" else [word.replace("{host}", host)]
         said = self._said[host] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         try:

@@ -243,6 +243,17 @@ def test_what_is_larger_than_the_store_never_has_room(tmp_path: Path) -> None:
             c.submit(mib, 48).result()
 
 
+def test_a_few_small_arrays_in_every_span(tmp_path: Path) -> None:
+    """They pin little, but no span is empty; the error tells where the room is."""
+    with opened(tmp_path, put_wait_s=0.3) as c:
+        refs = [c.put(np.full(2000, seed)) for seed in range(1700)]
+        kept = [c.get(ref) for ref in refs[::40]]
+        del refs
+        with pytest.raises(StoreFullError, match=r"the rest lies free between .* spans of 1 MiB"):
+            c.put(mib(10))
+        assert [int(array[0]) for array in kept] == list(range(0, 1700, 40))
+
+
 def test_what_another_process_pins_is_named(tmp_path: Path) -> None:
     with opened(tmp_path, put_wait_s=0.3) as c:
         gate = str(tmp_path / "gate")

@@ -91,6 +91,12 @@ def test_hosts_that_are_no_names(hosts: Any) -> None:
         hoplite_mp.Cluster(hosts=hosts)
 
 
+def test_a_command_with_an_open_quotation() -> None:
+    config = hoplite_mp.Config(hosts_command="ssh '{host} {arguments} ")
+    with pytest.raises(hoplite_mp.ConfigError, match=r"hosts_command=.*: No closing quotation"):
+        hoplite_mp.Cluster(1, hosts=["a"], config=config, token="00" * 32)
+
+
 @pytest.mark.parametrize("where", [{"address": 7000}, {"listen": ("a", 1)}])
 def test_addresses_that_are_no_text(where: Any) -> None:
     with pytest.raises(hoplite_mp.ConfigError, match="it must be text, such as"):

@@ -484,6 +484,9 @@ class Store:
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
             parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
+        if parts and sum(pinned.values()) + queued < self.arena.used // 2:
+            span = format_bytes(self.config.span_bytes)
+            parts.append(f"the rest lies free between these, in spans of {span}")
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
             parts.append(f"only {format_bytes(free)} of the host's memory are available")
