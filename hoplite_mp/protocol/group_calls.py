@@ -4,6 +4,7 @@
                                                   │      ▲
                         too big for messages:     ▼      │
                                                GroupGo   GroupDone   (the bytes move as cells)
+                                                         GroupSlow   (a link slows down)
 
 The leading node is that of the lowest living rank. Only it decides, so a call is decided once.
 Every node keeps a decision until the next call, so that a new leader can learn it (GroupSync).
@@ -46,6 +47,7 @@ __all__ = [
     "GroupMessage",
     "GroupPart",
     "GroupSkip",
+    "GroupSlow",
     "GroupSmall",
     "GroupStart",
     "GroupSync",
@@ -208,6 +210,23 @@ class GroupDone(Message, frozen=True):
         text("failure", self.failure, TEXT_CHARS_MAX)
 
 
+class GroupSlow(Message, frozen=True):
+    """The link of the sender's node has become slow while that attempt's bytes move. `up`, `down`:
+    bytes per second that it carries now; `sent`, `received`: bytes since the attempt began."""
+
+    generation: int
+    call: int
+    attempt: int
+    up: int
+    down: int
+    sent: int
+    received: int
+
+    def __post_init__(self) -> None:
+        counts(generation=self.generation, call=self.call, attempt=self.attempt)
+        counts(up=self.up, down=self.down, sent=self.sent, received=self.received)
+
+
 class GroupCommit(Message, frozen=True):
     """The decision. `pieces`: the results in this message; with `attempt`, others are in blocks.
 
@@ -302,5 +321,13 @@ class GroupSync(Message, frozen=True):
 
 
 GroupMessage: TypeAlias = (
-    GroupPart | GroupGo | GroupDone | GroupCommit | GroupStart | GroupSkip | GroupSmall | GroupSync
+    GroupPart
+    | GroupGo
+    | GroupDone
+    | GroupSlow
+    | GroupCommit
+    | GroupStart
+    | GroupSkip
+    | GroupSmall
+    | GroupSync
 )

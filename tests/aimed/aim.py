@@ -208,10 +208,11 @@ class Aim:
             time.sleep(0.005)
         return False
 
-    def crawl(self, host: Any, up: float = 250e3) -> None:
-        """From now on the host sends so many bytes a second."""
+    def crawl(self, host: Any, up: float = 250e3, down: float | None = None) -> None:
+        """From now on the host sends, and receives, so many bytes a second."""
         self.struck["crawl"] += host.alive
-        self.world.network.ports[host.place].up = up
+        port = self.world.network.ports[host.place]
+        port.up, port.down = up, port.down if down is None else down
 
 
 def with_resource(a: Aim) -> list[Any]:

@@ -27,6 +27,7 @@ __all__ = [
     "newest",
     "other_plans",
     "part_of_the_dead",
+    "relieved",
     "survives_leader",
     "unheard",
     "varied",
@@ -300,3 +301,31 @@ def varied(a: Aim) -> None:
 
     for rank, host in enumerate(names):
         a.run(host, f"rank {rank}", partial(member, rank))
+
+
+def relieved(a: Aim) -> None:
+    """A host is relieved of its stripe in the middle of an allreduce, because its link has become
+    slow; at that moment a member dies, or a host, or nobody does."""
+    a.must(crawl=6, die=1)
+    hosts = a.some(5)
+    L, S, D = hosts[0], hosts[3], a.chance.choice(hosts)
+    fast, slow, items = 60e6, 6e6, 1 << 21
+
+    def strike(s: int, r: int) -> None:
+        if s == S.place:
+            a.late(a.chance.choice([0.0, 0.09, 0.11]), a.die, D)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("relieved", len(hosts), rank) as g:
+            for call in range(4):
+                g.barrier()
+                if (call, rank) == (1, 3):
+                    a.trap("GroupSlow", strike, arrives=S is not L)
+                    a.crawl(S, slow, slow)
+                total = g.allreduce(np.full(items, 1 << rank, np.int64))
+                if (total != sum(1 << one for one in g.contributors)).any():
+                    raise WrongEnd(f"call {call} of {g.contributors} gave {set(total.tolist())}")
+
+    for rank, host in enumerate(hosts):
+        a.crawl(host, fast, fast)
+        a.run(host, f"rank {rank}", partial(member, rank), host is not D)

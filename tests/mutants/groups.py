@@ -53,14 +53,8 @@ MUTANTS = (
     Mutant(
         "group-calls-leads-without-the-former",
         "hoplite_mp/node/groups/group_leading.py",
-        (
-            "if not state.synced >= state.knowing or not state.members.formed or "
-            "state.owed is not None:"
-        ),
-        (
-            "if not state.synced >= state.nodes or not state.members.formed or state.owed "
-            "is not None:"
-        ),
+        "return state.synced >= state.knowing and state.owed is None",
+        "return state.synced >= state.nodes and state.owed is None",
         (
             "Nobody decides a call that a member has read before it left; here the new "
             "leader does not wait for hosts whose members have left, and a call gets two "

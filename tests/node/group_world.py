@@ -28,6 +28,7 @@ from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.protocol.messages import (
     Distribute,
+    ExecuteReduce,
     GroupAdmitted,
     GroupClosed,
     GroupJoined,
@@ -105,6 +106,8 @@ class World:
     read: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # nodes
     slow: set[tuple[int, int]] = field(default_factory=set)  # connections
+    slows: bool = False  # links become slow while bytes move
+    narrowed: int = 0  # plans by which a node that holds a part owns no stripe
 
     def __post_init__(self) -> None:
         for number in range(self.count):
@@ -115,6 +118,8 @@ class World:
 
     def kind(self, generation: int, call: int) -> tuple[str, int, bool]:
         """(kind, root, are parts large) of a call: everybody makes the same."""
+        if self.slows and call % 2:
+            return "allreduce", 0, True
         if self.repeats:
             at = generation + call % self.repeats
             # Now and then one has other bytes, which receivers of a broadcast cannot know.
@@ -256,7 +261,7 @@ class OneNode:
         self.values: dict[int, tuple[Any, dict[int, Any]]] = {}
         self.held: list[GroupCall] = []
         self.gave: set[bytes] = set()  # names of large parts of members here
-        meter = SimpleNamespace(rates=(0, 0))
+        meter = SimpleNamespace(rates=(0, 0), moved=lambda: (0, 0))
         self.plan_executor = SimpleNamespace(meter=meter)
         self.loop = self.roster = self
         self.calls = GroupCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
@@ -381,6 +386,10 @@ class OneNode:
         (plan,) = message.plans or (None,)
         if plan is not None:  # whatever others have begun under that name is the same
             about = message.generation, message.call, message.attempt
+            if about not in self.world.shapes and plan.stripes and isinstance(plan, ExecuteReduce):
+                owners = {stripe.owner for stripe in plan.stripes}
+                slow = plan.kind == "allreduce" and not owners >= set(plan.holders)
+                self.world.narrowed += slow
             shape = self.world.shapes.setdefault(about, _shape(plan))
             assert shape == _shape(plan), (about, shape, plan)
 

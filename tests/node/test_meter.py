@@ -166,8 +166,41 @@ def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> N
     wire.burst(LATER_LOOK_S, 0, 0)
     beside = wire.meter.beside
     assert isinstance(beside, Beside)
-    assert len(beside.bursts) == 3, "the first two are one, because less than LOOK_S is between"
+    assert len(beside.bursts) == 4
     assert all(burst.endswith("!") for burst in beside.bursts)
+
+
+def test_short_bursts_in_a_row_are_one() -> None:
+    wire = Wire(backlogged_s=0.0)
+    for _ in range(4):
+        wire.meter.begin()
+        wire.burst(0.1, 100e6, 100e6)
+        wire.meter.end()
+        wire.burst(0.5 * LOOK_S, 0, 0)
+    wire.burst(LATER_LOOK_S, 0, 0)
+    beside = wire.meter.beside
+    assert isinstance(beside, Beside)
+    assert len(beside.bursts) == 1
+
+
+def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> None:
+    """In the middle of the second of them; the next two agree that it is slow."""
+    wire = Wire(backlogged_s=1.0)
+    rates = []
+    for call in (
+        [(0.5, 100e6)],
+        [(0.25, 100e6), (1.0, 25e6)],
+        [(1.0, 25e6)],
+        [(1.0, 25e6)],
+        [(1.0, 25e6)],
+    ):
+        wire.meter.begin()
+        rates.append(wire.meter.known[0])
+        for seconds, rate in call:
+            wire.burst(seconds, rate, rate)
+        wire.meter.end()
+    assert close(rates[1], 100e6)
+    assert close(rates[-1], 25e6)
 
 
 def test_changes_are_told_and_small_ones_are_not() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from hoplite_mp.node.membership.meter import LOOK_S
-from hoplite_mp.node.membership.pair_meter import SAY_AGAIN_S, TELL_AGAIN_S, Flow, PairMeter
+from hoplite_mp.node.membership.pair_meter import (
+    SAY_AGAIN_S,
+    SLOW_S,
+    TELL_AGAIN_S,
+    Flow,
+    PairMeter,
+)
 from tests.node.manual_loop import ManualLoop
 
 LINK = 100e6  # bytes per second of each link, as its node knows it
@@ -226,3 +232,40 @@ def test_a_link_that_ends_takes_its_figures_along() -> None:
     wire.pairs.held_up(2)
     wire.pairs.end()
     assert abs(wire.pairs.peaks[2] - NARROW) < 0.02 * NARROW
+
+
+def slow_wire() -> tuple[Wire, list[tuple[int, int]]]:
+    wire, found = Wire(), []
+    wire.pairs.when_slow(lambda up, down: found.append((up, down)))
+    wire.pairs.begin()
+    return wire, found
+
+
+def test_a_link_that_becomes_slow_is_told_in_the_middle_of_a_burst() -> None:
+    wire, found = slow_wire()
+    wire.go_on(0.5, sent={2: 40e6, 3: 40e6})
+    assert found == []
+    wire.go_on(SLOW_S + 0.3, sent={2: 12e6, 3: 12e6}, received={3: 5e6})
+    assert 1 <= len(found) <= 2
+    up, down = found[-1]
+    assert abs(up - 24e6) < 1e6
+    assert abs(down - 5e6) < 1e6
+    found.clear()
+    wire.go_on(1.0, sent={2: 40e6, 3: 40e6})
+    assert found == []
+
+
+def test_a_link_is_not_slow_because_one_receiver_is() -> None:
+    wire, found = slow_wire()
+    wire.go_on(2 * SLOW_S, sent={2: 12e6})
+    wire.go_on(LOOK_S, received={3: 1e6})
+    assert found == []
+
+
+def test_a_link_is_not_slow_for_a_moment_nor_without_bytes_that_wait() -> None:
+    wire, found = slow_wire()
+    for _ in range(4):
+        wire.go_on(0.5 * SLOW_S, sent={2: 12e6, 3: 12e6})
+        wire.go_on(SLOW_S, sent={2: 40e6, 3: 40e6})
+    wire.go_on(4 * SLOW_S, sent={2: 12e6, 3: 12e6}, backlogged=0.5)
+    assert found == []

@@ -84,6 +84,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     g.GroupPart(3, 1, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), "a mistake"),
     g.GroupGo(3, 9, 1, (REDUCE, DISTRIBUTE), (0, 1)),
     g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27, "lost"),
+    g.GroupSlow(3, 9, 1, 1 << 24, 1 << 24, 1 << 20, 1 << 20),
     COMMIT,
     g.GroupStart(3, 2, 1, 10),
     g.GroupSkip(3, 10),

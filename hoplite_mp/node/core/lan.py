@@ -123,14 +123,8 @@ class Lan:
             self.peers.host_id_of,
             lambda slot: bool(host.tasks.running(slot)),
         )
-        self.replicas = Replicas(
-            local.results,
-            local.imports,
-            local.exports,
-            local.remote_objects,
-            self.peers.send,
-            host.loop,
-        )
+        of_objects = local.results, local.imports, local.exports, local.remote_objects
+        self.replicas = Replicas(*of_objects, self.peers.send, host.loop)
         self.links = Links(host, self.peers, engine)
         self.streaming_sources = StreamingSources(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
@@ -139,6 +133,7 @@ class Lan:
         self.small_calls = SmallCalls(host, self.links)
         results = GroupResults(host, self.plan_executor)
         self.group_calls = GroupCalls(host, results, self.small_calls)
+        cells.pairs.when_slow(self.group_calls.slowed)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor

@@ -29,6 +29,7 @@ from hoplite_mp.protocol.group_calls import (
     GroupGo,
     GroupPart,
     GroupSkip,
+    GroupSlow,
     GroupSmall,
     GroupStart,
     GroupSync,
@@ -263,6 +264,8 @@ class GroupCalls:
                 self._go(state, message)
             case GroupDone():
                 self.leading.done(state, node, message)
+            case GroupSlow():
+                self.leading.slow(state, node, message)
             case GroupStart():
                 if message.version == state.members.version:
                     state.start(message.rank, message.call)
@@ -316,6 +319,7 @@ class GroupCalls:
 
     def _move(self, state: State, message: GroupGo) -> None:
         state.go, state.awaiting_local = message, False
+        state.moved = self.results.plan_executor.meter.moved()
         leader = state.leader
 
         def say(failure: str = "", error: str = "") -> None:
@@ -337,6 +341,16 @@ class GroupCalls:
                 self.results.when_written((one.holds for one in state.member_calls.values()), say)
 
         self.results.go(message, done)
+
+    def slowed(self, up: int, down: int) -> None:
+        """This host's link has become slow while bytes move: bytes per second that it carries."""
+        for state in self.states.values():
+            go = state.go
+            if go is not None and go.call == state.calls and state.leader is not None:
+                moved = zip(state.moved, self.results.plan_executor.meter.moved(), strict=True)
+                about = go.generation, go.call, go.attempt, up, down
+                slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
+                self.send(state, state.leader, slow)
 
     def _commit(self, state: State, message: GroupCommit) -> None:
         if message.call < state.calls:

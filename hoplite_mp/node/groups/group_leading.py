@@ -23,6 +23,7 @@ from hoplite_mp.node.groups.repeated_plans import (
     named_by_all,
     repeat,
 )
+from hoplite_mp.node.groups.slow_owners import owners_without
 from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
@@ -36,7 +37,7 @@ from hoplite_mp.protocol.group_calls import (
 from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from hoplite_mp.node.groups.group_state import State
     from hoplite_mp.node.groups.small_calls import SmallCalls
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         GroupDone,
         GroupMessage,
         GroupPart,
+        GroupSlow,
         GroupSync,
         Plan,
     )
@@ -53,6 +55,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Leading"]
 
+# How long the leading node waits for more reports after the first one of a slow link. If several
+# links are slow at the same time, it is usually the processors of one machine that are busy.
+# Higher: stripes are changed later. Lower: they are changed in vain.
+SLOW_GATHER_S = 0.1
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
@@ -123,13 +129,20 @@ class Leading:
         if state.starts and not state.expected():
             self._hand_on(state, state.nodes, min(state.starts.values()), None)
 
+    def _is_settled(self, state: State) -> bool:
+        """Does this node know all that was decided before the next call?"""
+        return state.synced >= state.knowing and state.owed is None
+
+    def _leads(self, state: State) -> bool:
+        return not state.owned and state.leader == self.client.number
+
     def lead(self, state: State, *, late: bool = False) -> None:
         """Decides the next call if all parts are here; if `late`, it may begin without some."""
-        if state.owned or state.leader != self.client.number:
+        if not self._leads(state):
             return
         if state.in_progress is not None and not is_other(state, state.in_progress):
             return
-        if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
+        if not self._is_settled(state) or not state.members.formed:
             return
         expected = state.expected()
         given: dict[int, GroupPart] = {}
@@ -161,13 +174,21 @@ class Leading:
         else:
             self._tell(state, outcome)
 
-    def _ask_to_move(self, state: State, attempt: int, outcome: Outcome, missing: set[int]) -> None:
-        """Sends the plans to all nodes that take part in them."""
+    def _ask_to_move(
+        self,
+        state: State,
+        attempt: int,
+        outcome: Outcome,
+        missing: set[int],
+        slow: Mapping[int, GroupSlow] | None = None,
+    ) -> None:
+        """Sends the plans to all nodes that take part in them. slow: reports for which the stripes
+        have been changed."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
         # While a member is late, the others' links are idle for a time.
         fills = outcome.kind in FILLING and not missing
-        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
-        state.in_progress = InProgress(*about)
+        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills, dict(slow or {})
+        state.in_progress = InProgress(*about, narrowed=bool(slow))
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -211,7 +232,10 @@ class Leading:
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         if message.up and message.down and moving.fills:
-            state.rates[node] = Host(message.up, message.down)
+            up = message.up
+            if list(moving.slow) == [node]:  # it was faster in the beginning
+                up = min(up, moving.slow[node].up)
+            state.rates[node] = Host(up, message.down)
         if message.failure and is_repeated(message.attempt):
             state.in_progress = None
             self.lead(state)  # makes a plan
@@ -223,6 +247,44 @@ class Leading:
         if not moving.waiting:
             state.in_progress = None
             self._tell(state, moving.outcome)
+
+    def slow(self, state: State, node: int, message: GroupSlow) -> None:
+        """A node's link has become slow while the bytes of an attempt move."""
+        moving = state.in_progress
+        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
+            return
+        if not moving.slow:
+            self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
+        moving.slow[node] = message
+
+    def _narrow(self, state: State, moving: InProgress) -> None:
+        """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
+        another attempt, for which bytes that have arrived are kept."""
+        if state.in_progress is not moving or moving.narrowed or moving.missing:
+            return
+        known = self.states.get(state.members.generation) is state
+        if not known or not self._leads(state) or not self._is_settled(state):
+            return  # the Group has ended, or the call begins again in any case
+        moving.narrowed = True
+        plan = moving.outcome.plans[0] if moving.outcome.plans else None
+        owners = owners_without(moving.slow, plan)
+        if not owners:
+            return
+        given: dict[int, GroupPart] = {}
+        for part in state.parts.values():
+            given.update(dict.fromkeys(part.ranks, part))
+        ranks = moving.outcome.ranks
+        if any(rank not in given for rank in ranks):
+            return  # one has died, and only its node knows so
+        name, (node,) = state.members.name, moving.slow
+        _log.info("group %s: h%d has become slow, the others take its stripe", name, node)
+        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
+        about = state.members, state.calls, attempt, ranks, given, state.rates
+        outcome = _decided(*about, owners=owners, before=plan)
+        if outcome.waits:
+            self._ask_to_move(state, attempt, outcome, set(), moving.slow)
+        else:
+            self._tell(state, outcome)
 
     def _tell(self, state: State, outcome: Outcome) -> None:
         """Sends the decision to all nodes."""
@@ -250,12 +312,13 @@ def _decided(
     ranks: Sequence[int],
     given: dict[int, GroupPart],
     rates: Mapping[int, Host],
+    owners: Collection[int] = (),
     before: Plan | None = None,
 ) -> Outcome:
     """The decision. If there is none because of an exception, that is what every rank raises:
     otherwise all members would wait for ever."""
     try:
-        return decide(members, call, attempt, ranks, given, rates, before=before)
+        return decide(members, call, attempt, ranks, given, rates, owners, before)
     except Exception as error:
         _log.exception("group %s: call %d cannot be decided", members.name, call)
         first = given[ranks[0]]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         GroupDone,
         GroupGo,
         GroupPart,
+        GroupSlow,
         GroupSync,
         Plan,
     )
@@ -61,6 +62,8 @@ class InProgress:
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
     fills: bool = False  # it saturates every node's link, so that rates can be measured
+    slow: dict[int, GroupSlow] = field(default_factory=dict)  # reports of nodes by number
+    narrowed: bool = False  # reports have been looked at
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class State:
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
+    moved: tuple[int, int] = (0, 0)  # bytes (sent, received) by this host when `go` began
     awaiting_local: bool = False  # `go` cannot begin before members on this node have called
     # The fields from here to `rates` are used by the leading node only.
     # node -> its part of an undecided call

@@ -44,6 +44,10 @@ UP = 0  # index of the sending direction in pairs (up, down)
 BACKLOGGED_S = 0.1
 # A burst in which no byte has moved for so long is over. Higher: more samples in vain.
 QUIET_S = 0.5
+# Bytes that begin to move after a burst of at least this length are another burst, even if they
+# follow at once: otherwise a row of calls would be one burst, in which a host that has become slow
+# was fast once. Higher: more calls until that is noticed. Lower: bursts too short to agree.
+LONG_S = 0.3
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
 
@@ -98,9 +102,10 @@ class Meter:
         """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
         now = self.loop.now()
         if not self.users:
-            self._begun_at = now
-            if self._measuring and now - self._ended_at >= LOOK_S:
+            over = now - self._ended_at >= LOOK_S or self._ended_at - self._begun_at >= LONG_S
+            if self._measuring and over:
                 self._finish()  # that burst was over before this one began
+            self._begun_at = now
         self.users += 1
         if not self._measuring:
             self._measuring = True

@@ -19,6 +19,9 @@ which the flow was much faster at another time is ignored: TCP after a loss, or 
 has slowed the flow there. A pair is reported after BURSTS_MIN bursts that agree, and again while
 bursts confirm it, because the manager forgets figures of pairs that nobody confirms
 (planner/topology.py). A faster stretch of a pair that is known raises its rate at once.
+
+The same figures show when this host's own link becomes slow in the middle of a burst: flows to
+several hosts are backlogged, and all flows together get less than half of what the link can do.
 It must never know: plans, who uses the figures.
 """
 
@@ -61,6 +64,12 @@ AGREEING = 1.5
 FLOW_BYTES_MIN = 64 << 10
 # Shortest time between two HeldUp messages about one flow. Lower: more messages while bytes move.
 SAY_AGAIN_S = 0.25
+# This host's link has become slow if it sends less than this part of its rate for SLOW_S, while
+# flows to SLOW_FLOWS_MIN other hosts or more are backlogged (one flow alone is slow if its receiver
+# is). Higher part, or a shorter time: plans are changed for hosts that are slow for a moment.
+SLOW = 0.5
+SLOW_S = 0.3
+SLOW_FLOWS_MIN = 2
 # A pair is reported again when its rate has changed by this fraction, or after this time, which is
 # a quarter of the time for which the manager remembers it (PAIR_S).
 TELL_CHANGE = 0.1
@@ -108,13 +117,22 @@ class PairMeter:
         self.peaks: dict[int, float] = {}  # the fastest stretch of this burst, by sender
         self.held: dict[int, float] = {}  # rates of flows that were held up in this burst
         self.backlogged_s = 0.0  # time of this burst in which a flow from here was backlogged
+        self._slow_since: float | None = None
+        self._slow_told_at: float | None = None
+        self._when_slow: list[Callable[[int, int], None]] = []
         self._received: dict[int, float] = {}  # bytes per second in the latest stretch
         self._said: dict[int, float] = {}  # when HeldUp was sent
         self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
 
+    def when_slow(self, tell: Callable[[int, int], None]) -> None:
+        """tell: called with the bytes per second (up, down) that this host's link carries when it
+        has become slow in the middle of a burst, and again while it stays so."""
+        self._when_slow.append(tell)
+
     def begin(self) -> None:
         """A burst begins."""
         self._samples.clear()
+        self._slow_since = None
         self._received, self.peaks = {}, {}
         self.backlogged_s = 0.0
         self.held.clear()
@@ -135,6 +153,7 @@ class PairMeter:
             # The figures of a link that has ended are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
         self._say_held_up(now, took, moved)
+        self._look_whether_slow(now, took, moved)
         self._received = {
             node: flow.received / took
             for node, flow in moved.items()
@@ -162,6 +181,22 @@ class PairMeter:
             ):
                 self._said[node] = now
                 self.say(node)
+
+    def _look_whether_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+        """Tells that this host's link is slow, if it is."""
+        waiting = [one for one in moved.values() if one.backlogged_ns >= BACKLOGGED * took * 1e9]
+        sent = sum(flow.sent for flow in moved.values())
+        if len(waiting) < SLOW_FLOWS_MIN or not 0 < sent < SLOW * self.rates()[0] * took:
+            self._slow_since = None
+            return
+        if self._slow_since is None:
+            self._slow_since = now - took
+        told = self._slow_told_at
+        if now - self._slow_since >= SLOW_S and (told is None or now - told >= SAY_AGAIN_S):
+            self._slow_told_at = now
+            received = sum(flow.received for flow in moved.values())
+            for tell in self._when_slow:
+                tell(int(sent / took), int(received / took))
 
     def held_up(self, node: int) -> None:
         """That node has sent HeldUp: its flow to this host is held up, but not by its own link."""

@@ -1,0 +1,66 @@
+"""Who owns stripes when the link of one owner has become slow in the middle of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.groups.slow_owners import owners_without
+from hoplite_mp.planner.forest import cut
+from hoplite_mp.protocol.group_calls import GroupSlow
+from tests.node.test_speculative_start import members, part
+
+LINK, SLOW = 100_000_000, 25_000_000  # bytes per second
+
+
+def plan(size: int, kind: str = "allreduce") -> Any:
+    given = {rank: part(rank, kind=kind) for rank in range(size)}
+    (made,) = decide(members(size), 0, 5, list(range(size)), given, {}).plans
+    return made
+
+
+def report(of: Any, moved: float = 0.0, up: int = SLOW, down: int = SLOW) -> GroupSlow:
+    """moved: the part of the array that has been sent, and received, so far."""
+    return GroupSlow(1, 0, 5, up, down, int(moved * of.nbytes), int(moved * of.nbytes))
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_the_others_own_all(size: int) -> None:
+    made = plan(size)
+    assert owners_without({1: report(made)}, made) == set(range(size)) - {1}
+
+
+@pytest.mark.parametrize(
+    ("moved", "relieved"), [(0.0, True), (0.3, True), (0.4, False), (0.5, False), (1.2, False)]
+)
+def test_not_if_it_has_received_most_of_what_its_stripe_needs(moved: float, relieved: bool) -> None:
+    made = plan(4)
+    assert bool(owners_without({1: report(made, moved)}, made)) == relieved
+
+
+def test_one_that_only_sends_slowly_is_relieved_later_as_well() -> None:
+    made = plan(4)
+    assert owners_without({1: report(made, 0.7, down=LINK)}, made)
+
+
+def test_nobody_is_relieved_if_several_are_slow_or_few_are_left() -> None:
+    made = plan(4)
+    assert not owners_without({1: report(made), 2: report(made)}, made)
+    assert not owners_without({}, made)
+    assert not owners_without({1: report(plan(2))}, plan(2))
+
+
+def test_one_without_a_stripe_has_none_to_lose() -> None:
+    made = plan(4)
+    others = msgspec.structs.replace(made, stripes=cut((node, 1.0) for node in (0, 2, 3)))
+    assert not owners_without({1: report(made)}, others)
+
+
+@pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "allgather"])
+def test_other_kinds_stay_as_they_are(kind: str) -> None:
+    made = plan(4, kind)
+    assert not owners_without({1: report(made)}, made)
+    assert not owners_without({1: report(plan(4))}, None)

@@ -1,0 +1,88 @@
+"""A host whose links become slow in the middle of an allreduce, on real nodes in virtual time.
+
+Virtual time does not depend on the machine, so these figures may be compared with a bound.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp.node.groups.group_leading import SLOW_GATHER_S
+from hoplite_mp.node.membership.meter import LATER_LOOK_S
+from hoplite_mp.node.membership.pair_meter import SLOW_S
+from tests.simulation import test_latecomers as latecomers
+
+if TYPE_CHECKING:
+    from hoplite_mp.simulation.cluster.workload import Workload
+
+RATE = latecomers.RATE  # bytes per second of each link
+MEMBERS = 4
+NBYTES = 64 << 20
+TRANSFER_S = NBYTES / RATE
+BOUND = 2 * (MEMBERS - 1) / MEMBERS  # in transfers, with all links fast
+SLOW = 0.25  # part of its rate that a slow link has
+CALLS = 6
+SLOW_CALL = 2  # the rates of links are known from those before it
+FAST_CALL = 4  # the link has its whole rate again
+
+
+def transfers(monkeypatch: pytest.MonkeyPatch, slow_rank: int, after: float) -> list[float]:
+    """How long each call takes, in transfers. after: the part of a call that is over when the link
+    becomes slow."""
+    found = [0.0] * CALLS
+
+    def begin(work: Workload) -> None:
+        ports = work.world.network.ports
+
+        def change(place: int, rate: float) -> None:
+            ports[place].up = ports[place].down = rate
+
+        def member(rank: int, c: Any) -> None:
+            with c.group("slow", MEMBERS, rank) as g:
+                mine = np.full(NBYTES // 4, rank + 1, np.float32)
+                for call in range(CALLS):
+                    g.barrier()
+                    begun = time.monotonic()
+                    if (rank, call) == (slow_rank, SLOW_CALL):
+                        at = after * BOUND * TRANSFER_S
+                        work.world.timeline.after(at, change, rank, SLOW * RATE)
+                    if (rank, call) == (slow_rank, FAST_CALL):
+                        change(rank, RATE)
+                    total = g.allreduce(mine)
+                    found[call] = max(found[call], (time.monotonic() - begun) / TRANSFER_S)
+                    assert np.all(total == MEMBERS * (MEMBERS + 1) / 2)
+
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    latecomers.play(monkeypatch, MEMBERS, begin)
+    return found
+
+
+@pytest.mark.parametrize("slow_rank", [0, 3])
+def test_it_is_relieved_of_its_stripe_within_the_call(
+    monkeypatch: pytest.MonkeyPatch, slow_rank: int
+) -> None:
+    """With a stripe it would have to move BOUND transfers, without one a single one, besides what
+    it has moved until the others know."""
+    taken = transfers(monkeypatch, slow_rank, 0.0)
+    noticed_s = SLOW_S + 2 * LATER_LOOK_S + SLOW_GATHER_S
+    slow, next_one, fast_again, last = taken[SLOW_CALL:]
+    assert slow < 1 / SLOW + noticed_s / TRANSFER_S
+    assert slow < 0.85 * BOUND / SLOW
+    assert next_one < 1.03 / SLOW
+    assert fast_again < 1.2 * BOUND
+    assert last < 1.03 * BOUND
+    assert max(taken[:SLOW_CALL]) < 1.03 * BOUND
+
+
+def test_it_keeps_its_stripe_if_most_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has received what it needs for its stripe, and others would need that again."""
+    taken = transfers(monkeypatch, 2, 0.45)
+    assert taken[SLOW_CALL] < 1.03 * BOUND * (0.45 + 0.55 / SLOW)
+    assert taken[SLOW_CALL + 1] < 1.03 / SLOW
