@@ -86,6 +86,7 @@ FOUND = {
     5514125: "a plan of a dead manager for a host that had never had it, from a host that had died",
     6002689: "a manager that had been stopped for long, and its nodes that called without a pause",
     6007176: "large calls of Groups over links that crawl, which take longer than any run before",
+    7412180: "a host that crawls is given up while it leaves, so what only it had is lost",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
 # Mistakes that are seen soon.

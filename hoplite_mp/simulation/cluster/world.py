@@ -160,11 +160,11 @@ class World:
         self.struck.add(host.place)
         host.die()
         self.lost.append(host)
-        if host.node.rooms.life.stopping:
-            if host in self.left:
-                self.went.add(host)
-            else:
-                self.gave_up.append(host)
+        life = host.node.rooms.life
+        if life.stopping and host not in self.left:
+            self.gave_up.append(host)
+        elif life.stopping and not life.given_up:
+            self.went.add(host)
         if host is self.lives[0]:
             self._end_manager()
             self.board.kept_open.discard(self.around.manager_at)
