@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hoplite_mp.node.groups.group_decisions import decide
-from hoplite_mp.node.groups.slow_owners import owners_without
+from hoplite_mp.node.groups.slow_owners import owners_without, slow_one
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.protocol.group_calls import GroupSlow
 from tests.node.test_speculative_start import members, part
@@ -46,8 +46,16 @@ def test_one_that_only_sends_slowly_is_relieved_later_as_well() -> None:
     assert owners_without({1: report(made, 0.7, down=LINK)}, made)
 
 
+def test_the_slowest_of_several_is_relieved_if_it_is_clearly_slower() -> None:
+    made = plan(4)
+    both = {1: report(made), 2: report(made, up=2 * SLOW)}
+    assert slow_one(both) == 1
+    assert owners_without(both, made) == {0, 2, 3}
+
+
 def test_nobody_is_relieved_if_several_are_slow_or_few_are_left() -> None:
     made = plan(4)
+    assert slow_one({1: report(made), 2: report(made)}) is None
     assert not owners_without({1: report(made), 2: report(made)}, made)
     assert not owners_without({}, made)
     assert not owners_without({1: report(plan(2))}, plan(2))

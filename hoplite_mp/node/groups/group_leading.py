@@ -23,7 +23,7 @@ from hoplite_mp.node.groups.repeated_plans import (
     named_by_all,
     repeat,
 )
-from hoplite_mp.node.groups.slow_owners import owners_without
+from hoplite_mp.node.groups.slow_owners import owners_without, slow_one
 from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
@@ -55,9 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Leading"]
 
-# How long the leading node waits for more reports after the first one of a slow link. If several
-# links are slow at the same time, it is usually the processors of one machine that are busy.
-# Higher: stripes are changed later. Lower: they are changed in vain.
+# How long the leading node waits for more reports after the first one of a slow link, to tell which
+# link is slow. Higher: stripes are changed later. Lower: they are changed in vain.
 SLOW_GATHER_S = 0.1
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
@@ -233,7 +232,7 @@ class Leading:
             return
         if message.up and message.down and moving.fills:
             up = message.up
-            if list(moving.slow) == [node]:  # it was faster in the beginning
+            if slow_one(moving.slow) == node:  # it was faster in the beginning
                 up = min(up, moving.slow[node].up)
             state.rates[node] = Host(up, message.down)
         if message.failure and is_repeated(message.attempt):
@@ -276,8 +275,8 @@ class Leading:
         ranks = moving.outcome.ranks
         if any(rank not in given for rank in ranks):
             return  # one has died, and only its node knows so
-        name, (node,) = state.members.name, moving.slow
-        _log.info("group %s: h%d has become slow, the others take its stripe", name, node)
+        name, node = state.members.name, slow_one(moving.slow)
+        _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, ranks, given, state.rates
         outcome = _decided(*about, owners=owners, before=plan)

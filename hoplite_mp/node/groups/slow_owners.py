@@ -20,26 +20,40 @@ if TYPE_CHECKING:
 
     from hoplite_mp.protocol.group_calls import GroupSlow, Plan
 
-__all__ = ["owners_without"]
+__all__ = ["owners_without", "slow_one"]
 
 # With fewer owners left, each would send as much more as the slow one sends less.
 OWNERS_LEFT_MIN = 2
 # The rest of the call must take less than this part of the time that it would take as it is.
 # Higher: stripes are changed for little; a rate that was measured wrongly then costs time.
 WORTHWHILE = 0.9
+# One of several hosts that are slow at the same time is the slow one if it sends at less than this
+# part of the rate of each other. If they are equally slow, they share processors, or a switch, that
+# are busy. Higher: such hosts are taken for slow ones by chance.
+SLOWEST = 0.7
+
+
+def slow_one(reports: Mapping[int, GroupSlow]) -> int | None:
+    """The node whose link is slow, by the reports of nodes by number; None: no single one."""
+    if not reports:
+        return None
+    node, *others = sorted(reports, key=lambda one: reports[one].up)
+    if others and reports[node].up >= SLOWEST * reports[others[0]].up:
+        return None
+    return node
 
 
 def owners_without(slow: Mapping[int, GroupSlow], plan: Plan | None) -> set[int]:
     """The owners that the stripes of that plan should have from now on; none: those that they have.
     slow: the reports of nodes whose links have become slow."""
-    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+    node = slow_one(slow)
+    if node is None or not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return set()
     owners = {stripe.owner for stripe in plan.stripes}
-    left = owners.difference(slow)
-    # If several are slow at the same time, they share a processor or a switch that is busy.
-    if len(slow) != 1 or left == owners or len(left) < OWNERS_LEFT_MIN:
+    left = owners - {node}
+    if left == owners or len(left) < OWNERS_LEFT_MIN:
         return set()
-    (report,) = slow.values()
+    report = slow[node]
     return left if _with_none(report, plan) < WORTHWHILE * _with_its_own(report, plan) else set()
 
 

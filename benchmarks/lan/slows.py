@@ -1,0 +1,122 @@
+"""`python -m benchmarks.lan.slows [-n 4] [--tree CHECKOUT]`: a host that slows down to a quarter.
+
+Needs root. Ranks make allreduces of 64 MiB one right after the other. When the call `SLOW_CALL` has
+begun, the last host's link gets a quarter of its rate, and when `FAST_CALL` begins, all of it.
+Prints each call's seconds, and what no algorithm can beat on the links of that call. `--tree`: the
+checkout of another build, whose figures are taken the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from benchmarks.common import ROOT
+from benchmarks.lan.hosts import ENV, PATIENCE_S, bound_s, cluster, link_rate
+from tests.lan import Lan, why_not
+
+NBYTES = 64 << 20
+CALLS = 9
+SLOW_CALL, FAST_CALL = 3, 7
+PART = 4  # of its rate the slow link has one of so many parts
+
+MEMBER = """
+import sys, time
+import numpy as np
+import hoplite_mp
+address, *numbers, pause = sys.argv[1:]
+size, rank, calls, nbytes, slow, fast = map(int, numbers)
+with hoplite_mp.Cluster(address=address, tls=False, memory="1500MiB") as c:
+    g = c.group("slows", size, rank)
+    mine = np.full(nbytes // 4, rank + 1, np.float32)
+    for call in range(calls):
+        time.sleep(float(pause))
+        g.barrier()
+        if rank == 0 and call in (slow, fast):
+            print("now", call, flush=True)
+        begun = time.perf_counter()
+        total = g.allreduce(mine)
+        print("took", call, time.perf_counter() - begun, flush=True)
+        assert (total == size * (size + 1) / 2).all()
+    g.close()
+"""
+
+
+def turn(lan: Lan, tree: Path, after_s: float, pause_s: float) -> list[float]:
+    """Seconds of each call, of the slowest rank. after_s: how long after the beginning of the call
+    the link becomes slow."""
+    size, slow = len(list(lan)), list(lan)[-1]
+    seconds = [0.0] * CALLS
+    lock = threading.Lock()
+
+    def listen(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            word, call, *took = line.split()
+            if word == "took":
+                with lock:
+                    seconds[int(call)] = max(seconds[int(call)], float(took[0]))
+            elif int(call) == SLOW_CALL:
+                threading.Timer(after_s, slow.shape, ("250mbit", "250mbit")).start()
+            else:
+                slow.shape("1gbit", "1gbit")
+
+    with cluster(lan, False, 0, "1500MiB", tree=tree) as address:
+        ranks = []
+        for rank, host in enumerate(lan):
+            about = [size, rank, CALLS, NBYTES, SLOW_CALL, FAST_CALL, pause_s]
+            ranks.append(
+                host.popen(
+                    [sys.executable, "-c", MEMBER, address, *map(str, about)],
+                    env={**ENV, "PYTHONPATH": str(tree)},
+                    cwd=tree,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        listeners = [threading.Thread(target=listen, args=(process,)) for process in ranks]
+        for one in listeners:
+            one.start()
+        for one in listeners:
+            one.join(PATIENCE_S)
+        codes = [process.wait(PATIENCE_S) for process in ranks]
+        if any(codes):
+            raise RuntimeError(f"ranks ended with exit codes {codes}")
+    return seconds
+
+
+def main() -> int:
+    """Exit code 0 unless a rank fails."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lan.slows", description=__doc__)
+    parser.add_argument("-n", type=int, default=4, help="hosts (%(default)s)")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--after", type=float, default=0.0, help="seconds into the call")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each call")
+    parser.add_argument("--tree", type=Path, default=ROOT)
+    options = parser.parse_args()
+    why = why_not()
+    if why is not None:
+        print(why, file=sys.stderr)
+        return 1
+    found = []
+    for _ in range(options.turns):
+        with Lan(options.n, "1gbit") as lan:
+            link = link_rate(lan[0], lan[1])
+            found.append(turn(lan, options.tree.resolve(), options.after, options.pause))
+    usual = bound_s("allreduce", NBYTES, options.n, link)
+    print(f"links of {link / 1e6:.1f} MB/s, medians of {options.turns}; {options.tree}")
+    for call, taken in enumerate(zip(*found, strict=True)):
+        slow = SLOW_CALL <= call < FAST_CALL
+        bound = PART * NBYTES / link if slow else usual
+        middle = statistics.median(taken)
+        words = f"{middle:.2f} s, bound {bound:.2f} s, ratio {middle / bound:.2f}"
+        print(f"call {call}{', slow' if slow else ''}: {words}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
