@@ -59,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sections", nargs="*", default=SECTIONS, choices=SECTIONS)
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="of Group calls")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--stored", action="store_true", help="what Groups are given is in the store"
+    )
     options = parser.parse_args(arguments)
     why = why_not()
     if why is not None:
@@ -119,7 +122,7 @@ def _measured(
     lan: Lan, rows: Sequence[str], options: argparse.Namespace, gloo: Gloo
 ) -> tuple[dict[str, float], dict[str, float | None]]:
     """Ours and Gloo's seconds of each row "kind:bytes:rounds", one after the other."""
-    ours = group_rows(lan, options.tls, rows)
+    ours = group_rows(lan, options.tls, rows, options.stored)
     return ours, gloo.cannot(rows) if options.tls else gloo.rows(lan, rows)
 
 

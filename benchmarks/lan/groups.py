@@ -28,10 +28,18 @@ ROW_S_MAX = 200.0
 MEMBER_MEMORY = "1500MiB"  # also of the first host's node, to which rank 0 attaches
 
 
-def group_rows(lan: Lan, tls: bool, rows: Sequence[str]) -> dict[str, float]:
-    """Seconds of each row "kind:bytes:rounds" by calls of a Group, as rank_rows has them."""
+def group_rows(lan: Lan, tls: bool, rows: Sequence[str], stored: bool = False) -> dict[str, float]:
+    """Seconds of each row "kind:bytes:rounds" by calls of a Group, as rank_rows has them. stored:
+    what is given lies in the store (`Group.empty`)."""
     with cluster(lan, tls, 0, MEMBER_MEMORY) as address:
-        command = [sys.executable, "-m", "benchmarks.lan.member", address, str(int(tls))]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.lan.member",
+            address,
+            str(int(tls)),
+            str(int(stored)),
+        ]
         return rank_rows(lan, command, ENV, rows)
 
 

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 class Member:
     """A member of a Group, as a Rank."""
 
-    def __init__(self, g: Any) -> None:
+    def __init__(self, g: Any, stored: bool = False) -> None:
+        """stored: what is given lies in the store."""
         self.size, self.rank = g.size, g.rank
         self.barrier = g.barrier
+        self.stored = stored
         self._g = g
 
     def prepared(self, kind: str, mine: Array) -> Callable[[], Any]:
         """The call, as a user writes it."""
         g = self._g
+        if self.stored and mine.size:
+            given, mine = mine, g.empty(mine.shape, mine.dtype)
+            mine[:] = given
         calls: dict[str, Callable[[], Any]] = {
             "barrier": g.barrier,
             "allreduce": lambda: g.allreduce(mine),
@@ -45,13 +50,13 @@ class Member:
 
 
 def main() -> None:
-    """Arguments: address, tls (0, 1), size, rank, rows as kind:bytes:rounds."""
-    address, tls, size, rank, *rows = sys.argv[1:]
+    """Arguments: address, tls (0, 1), stored (0, 1), size, rank, rows as kind:bytes:rounds."""
+    address, tls, stored, size, rank, *rows = sys.argv[1:]
     with hoplite_mp.Cluster(
         address=address, tls=None if tls == "1" else False, memory="1500MiB"
     ) as c:
         g = c.group("bench", int(size), int(rank))
-        found = measured(Member(g), rows, idle_rate)
+        found = measured(Member(g, stored == "1"), rows, idle_rate)
         g.close()
     print(json.dumps(found))
 

@@ -73,7 +73,7 @@ class OpenFarPool(Message, frozen=True):
     """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
     in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
-    long as it lives. Answered by FarPoolOpened."""
+    long as it lives. `at_once`: refused if these are not free now. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -82,9 +82,11 @@ class OpenFarPool(Message, frozen=True):
     audience: int = 0
     env: Environment = ()
     demand: Wanted = ()
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         environment("env", self.env)
+        flags(at_once=self.at_once)
         counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:

@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         "pool-requests-peers-lost-while-they-begin-again",
         "hoplite_mp/node/tasks/pool_requests.py",
-        "            if lost and is_open:\n                self.replace_peers",
-        "            if False and is_open:\n                self.replace_peers",
+        "            missing = lost | refused\n            if missing:",
+        "            missing = refused\n            if missing:",
         (
             "A peer of spmd whose host is lost begins again on another host while the others run; "
             "here it waits for one of them to end if that host is lost as well, and they for it."

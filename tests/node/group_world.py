@@ -28,7 +28,6 @@ from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.protocol.messages import (
     Distribute,
-    ExecuteReduce,
     GroupAdmitted,
     GroupClosed,
     GroupJoined,
@@ -107,7 +106,6 @@ class World:
     lost: set[int] = field(default_factory=set)  # nodes
     slow: set[tuple[int, int]] = field(default_factory=set)  # connections
     slows: bool = False  # links become slow while bytes move
-    narrowed: int = 0  # plans by which a node that holds a part owns no stripe
 
     def __post_init__(self) -> None:
         for number in range(self.count):
@@ -256,17 +254,22 @@ class OneNode:
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
         self.begun: set[tuple[int, int, int]] = set()  # (generation, call, attempt)
         self.parts: dict[int, GroupCall] = {}
-        self.generation = 0
+        self.generation = self.bytes = 0
         self.starts: dict[int, int] = {}
         self.values: dict[int, tuple[Any, dict[int, Any]]] = {}
         self.held: list[GroupCall] = []
         self.gave: set[bytes] = set()  # names of large parts of members here
-        meter = SimpleNamespace(rates=(0, 0), moved=lambda: (0, 0))
+        meter = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
         self.plan_executor = SimpleNamespace(meter=meter)
         self.loop = self.roster = self
         self.calls = GroupCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """So many bytes have been sent and received: anything."""
+        self.bytes += self.world.random.randint(0, LARGE // 16) if self.world.slows else 0
+        return self.bytes, self.bytes
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         self.moving.append((None, lambda failure, error: action()))
@@ -386,10 +389,6 @@ class OneNode:
         (plan,) = message.plans or (None,)
         if plan is not None:  # whatever others have begun under that name is the same
             about = message.generation, message.call, message.attempt
-            if about not in self.world.shapes and plan.stripes and isinstance(plan, ExecuteReduce):
-                owners = {stripe.owner for stripe in plan.stripes}
-                slow = plan.kind == "allreduce" and not owners >= set(plan.holders)
-                self.world.narrowed += slow
             shape = self.world.shapes.setdefault(about, _shape(plan))
             assert shape == _shape(plan), (about, shape, plan)
 

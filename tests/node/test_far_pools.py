@@ -9,9 +9,11 @@ import pytest
 
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
+from hoplite_mp.node.tasks.delegation import Runner
 from hoplite_mp.node.tasks.pool_requests import PoolRequests
 from hoplite_mp.node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
 from hoplite_mp.node.tasks.rounds import Rounds
+from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.local import OpenPool, Request
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import (
@@ -65,6 +67,7 @@ class World:
             open=self.open,
             open_bound=lambda owner, audience: self.open(Pool(0, 0, owner)) and len(self.pools) - 1,
             close=self.close,
+            start_missing=lambda pool: None,
             why_none="no worker can be started",
         )
         requests: Any = SimpleNamespace(
@@ -72,20 +75,27 @@ class World:
             is_latest=lambda slot, number: True,
             undo_unread=lambda *undo: self.unread.append(undo),
         )
-        delegation: Any = SimpleNamespace(
-            runners=self.runners, add_far=lambda *about: self.far.append(about)
-        )
+        delegation: Any = SimpleNamespace(runners=self.runners, far={}, add_far=self.add_far)
+        self.delegation = delegation
+        self.ledger = Ledger((("gpu", 10_000),))
         guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
         above: Any = SimpleNamespace(audience_of=lambda slot: 0)
         rooms = workers, delegation, guests
         nobody: Any = None
-        self.requests = PoolRequests(line, requests, nobody, *rooms, nobody, above)
+        resources: Any = SimpleNamespace(ledger=self.ledger)
+        self.requests = PoolRequests(line, requests, nobody, *rooms, resources, above)
         self.rounds = Rounds(line, *rooms, above)
 
     def send(self, host_id: int, message: Any) -> bool:
         if host_id in self.roster.by_host_id:
             self.sent.append((host_id, message))
         return host_id in self.roster.by_host_id
+
+    def add_far(self, pool: int, host_id: int, there: int, workers: int, ahead: int) -> None:
+        """As Delegation's."""
+        self.far.append((pool, host_id, there, workers, ahead))
+        runner = Runner(host_id, OTHERS[host_id], workers, there, ahead)
+        self.delegation.far.setdefault(pool, []).append(runner)
 
     def open(self, pool: Pool, descriptors: Any = None) -> bool:
         pool.number = len(self.pools)
@@ -266,3 +276,64 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(worl
         rounds.take(slot, Request(1, 0, None))  # type: ignore[arg-type]
         assert world.replies.pop() == (slot, given)
     assert flags == {5: 0, 6: RETIRE_ENDS}
+
+
+GPU = (("gpu", 10_000),)
+
+
+def peers(world: World, here: int, demand: Any = ()) -> Pool:
+    """A pool of peers: some here, 3 and 4 on the other nodes. 2 of a lost node have to begin
+    again."""
+    ask = OpenPool(here, 0, 0, [(1, 3), (2, 4)], True, (), demand)
+    world.requests.open(SLOT, Request(1, 0, ask))
+    world.asked = {host_id: ask.number for host_id, ask in world.taken()}
+    world.pool_opened(FIRST, 8)
+    world.pool_opened(SECOND, 9)
+    return world.pools[1]
+
+
+def asked(world: World) -> list[tuple[int, int, bool]]:
+    """(host id, workers, whether at once) of each request since this was asked last."""
+    found = world.taken()
+    world.asked = {host_id: ask.number for host_id, ask in found}
+    return [(host_id, ask.workers, ask.at_once) for host_id, ask in found]
+
+
+def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
+    pool = peers(world, 2)
+    world.requests.replace_peers(1, 3)
+    assert pool.target == 4
+    assert asked(world) == [(FIRST, 1, False)]
+    world.pool_opened(FIRST, 11)
+    assert world.far[-1] == (1, FIRST, 11, 1, 0)
+
+
+def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
+    pool = peers(world, 0)
+    world.requests.replace_peers(1, 2)
+    assert asked(world) == [(FIRST, 2, False)]
+    world.pool_opened(FIRST, 0, "it leaves")
+    assert asked(world) == [(SECOND, 2, False)]
+    world.lose(SECOND)
+    assert asked(world) == []
+    assert pool.target == 0
+
+
+def test_a_host_with_free_resources_goes_first_and_else_they_wait(world: World) -> None:
+    pool = peers(world, 5, GPU)
+    assert world.ledger.take("another's", GPU) is not None
+    world.requests.replace_peers(1, 1)
+    assert asked(world) == [(FIRST, 1, True)]
+    world.pool_opened(FIRST, 0, "they are in use")
+    assert asked(world) == [(SECOND, 1, True)]
+    world.pool_opened(SECOND, 0, "they are in use")
+    assert asked(world) == [(FIRST, 1, False)]
+    assert pool.target == 5
+
+
+def test_workers_of_an_executor_are_not_replaced(world: World) -> None:
+    world.open_far(exact=False)
+    world.pool_opened(FIRST, 8)
+    world.pool_opened(SECOND, 9)
+    world.requests.replace_peers(1, 2)
+    assert asked(world) == []

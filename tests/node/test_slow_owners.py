@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from hoplite_mp.node.groups.group_decisions import decide
-from hoplite_mp.node.groups.slow_owners import owners_without, slow_one
+from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp.planner.forest import cut
+from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupSlow
 from tests.node.test_speculative_start import members, part
 
@@ -72,3 +73,34 @@ def test_other_kinds_stay_as_they_are(kind: str) -> None:
     made = plan(4, kind)
     assert not owners_without({1: report(made)}, made)
     assert not owners_without({1: report(plan(4))}, None)
+
+
+@pytest.mark.parametrize("share", [0.04, 0.1])
+def test_a_small_stripe_is_kept(share: float) -> None:
+    """One that is known to be slower has one: to take it would make the call longer."""
+    made = plan(4)
+    rest = (1 - share) / 3
+    shares = cut([(0, rest), (1, share), (2, rest), (3, rest)])
+    narrow = msgspec.structs.replace(made, stripes=shares)
+    assert not owners_without({1: report(narrow, 0.3)}, narrow)
+
+
+def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
+    """It sends a quarter of what it could, because the others take no more."""
+    made = plan(4)
+    rates = dict.fromkeys(range(4), Host(LINK, LINK))
+    rates[1] = Host(4 * LINK, 4 * LINK)
+    assert not is_slow(1, report(made, up=LINK), made, rates)
+    assert is_slow(1, report(made, up=LINK // 4), made, rates)
+    assert not is_slow(1, report(made, up=LINK // 4), made, {0: rates[0]})
+    assert not is_slow(7, report(made), made, rates)
+
+
+def test_what_is_believed_of_a_slow_link_until_it_is_faster() -> None:
+    made = plan(4)
+    fast, slow = Host(LINK, LINK), Host(SLOW, LINK)
+    assert stays_slow(report(made), slow, LINK)
+    assert not stays_slow(report(made, up=2 * SLOW), slow, LINK)
+    assert not stays_slow(report(made), fast, LINK)
+    assert not stays_slow(None, slow, LINK)
+    assert not stays_slow(report(made), None, LINK)

@@ -19,7 +19,7 @@ from hoplite_mp.node.groups.speculative_start import WAIT_SHARE
 from hoplite_mp.simulation.cluster import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.simulation.cluster.workload import Workload
 
@@ -29,9 +29,14 @@ NBYTES = 8 << 20
 CALLS = 2  # later ones are written to the store at a pace, because the speed of the first is known
 
 
-def play(monkeypatch: pytest.MonkeyPatch, hosts: int, begin: Callable[[Workload], None]) -> None:
-    """One run without faults, on equal links."""
-    monkeypatch.setattr(runs, "_rates", lambda chance, count: iter([RATE] * count))
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: int,
+    begin: Callable[[Workload], None],
+    rates: Sequence[float] = (),
+) -> None:
+    """One run without faults. rates: bytes per second of each host's link, if not RATE."""
+    monkeypatch.setattr(runs, "_rates", lambda chance, count: iter(rates or [RATE] * count))
     monkeypatch.setattr(runs, "STORES", runs.STORES[:1])
     monkeypatch.setattr(runs, "DISKS", runs.DISKS[:1])
     monkeypatch.setattr(runs, "NARROW_RUNS", 0.0)

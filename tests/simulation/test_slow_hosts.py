@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp.node.groups.group_leading import SLOW_GATHER_S
+from hoplite_mp.node.membership import pair_meter
 from hoplite_mp.node.membership.meter import LATER_LOOK_S
 from hoplite_mp.node.membership.pair_meter import SLOW_S
 from tests.simulation import test_latecomers as latecomers
@@ -31,9 +32,11 @@ SLOW_CALL = 2  # the rates of links are known from those before it
 FAST_CALL = 4  # the link has its whole rate again
 
 
-def transfers(monkeypatch: pytest.MonkeyPatch, slow_rank: int, after: float) -> list[float]:
+def transfers(
+    monkeypatch: pytest.MonkeyPatch, slow_rank: int, after: float, late_s: float = 0.0
+) -> list[float]:
     """How long each call takes, in transfers. after: the part of a call that is over when the link
-    becomes slow."""
+    becomes slow. late_s: by so much one member is late for that call."""
     found = [0.0] * CALLS
 
     def begin(work: Workload) -> None:
@@ -51,6 +54,8 @@ def transfers(monkeypatch: pytest.MonkeyPatch, slow_rank: int, after: float) -> 
                     if (rank, call) == (slow_rank, SLOW_CALL):
                         at = after * BOUND * TRANSFER_S
                         work.world.timeline.after(at, change, rank, SLOW * RATE)
+                    if (rank, call) == (1, SLOW_CALL):
+                        time.sleep(late_s)
                     if (rank, call) == (slow_rank, FAST_CALL):
                         change(rank, RATE)
                     total = g.allreduce(mine)
@@ -86,3 +91,44 @@ def test_it_keeps_its_stripe_if_most_is_over(monkeypatch: pytest.MonkeyPatch) ->
     taken = transfers(monkeypatch, 2, 0.45)
     assert taken[SLOW_CALL] < 1.03 * BOUND * (0.45 + 0.55 / SLOW)
     assert taken[SLOW_CALL + 1] < 1.03 / SLOW
+
+
+def test_a_late_member_only_delays_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow link is reported first while a member is still missing, and then again."""
+    late_s = 0.7
+    taken = transfers(monkeypatch, 3, 0.0, late_s)
+    assert taken[SLOW_CALL] - late_s / TRANSFER_S < 0.9 * BOUND / SLOW
+
+
+@pytest.mark.parametrize("fast", [4.0, 10.0])
+def test_a_host_that_is_faster_than_the_others_is_not_slow(
+    monkeypatch: pytest.MonkeyPatch, fast: float
+) -> None:
+    """Other kinds of calls have shown what its link can do, and the others' links take less."""
+    slow_rate = 20e6
+
+    def calls(reports: bool) -> list[float]:
+        found = [0.0] * CALLS
+
+        def member(rank: int, c: Any) -> None:
+            with c.group("fast", MEMBERS, rank) as g:
+                mine = np.full(NBYTES // 8, rank + 1, np.float32)
+                g.scatter([mine] * MEMBERS if rank == 0 else None, root=0)
+                g.gather(mine, root=0)
+                for call in range(CALLS):
+                    g.barrier()
+                    begun = time.monotonic()
+                    g.allreduce(mine)
+                    found[call] = max(found[call], time.monotonic() - begun)
+
+        def begin(work: Workload) -> None:
+            for rank, host in enumerate(work.hosts()):
+                work.program(host, f"rank {rank}", partial(member, rank))
+
+        monkeypatch.setattr(pair_meter, "SLOW", pair_meter.SLOW if reports else 0.0)
+        rates = [fast * slow_rate] + [slow_rate] * (MEMBERS - 1)
+        latecomers.play(monkeypatch, MEMBERS, begin, rates)
+        return found
+
+    with_reports, without = calls(True), calls(False)
+    assert all(a < 1.03 * b for a, b in zip(with_reports, without, strict=True))

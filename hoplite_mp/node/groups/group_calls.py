@@ -319,7 +319,8 @@ class GroupCalls:
 
     def _move(self, state: State, message: GroupGo) -> None:
         state.go, state.awaiting_local = message, False
-        state.moved = self.results.plan_executor.meter.moved()
+        if state.moved[0] != message.call:
+            state.moved = message.call, *self.results.plan_executor.meter.moved()
         leader = state.leader
 
         def say(failure: str = "", error: str = "") -> None:
@@ -347,7 +348,7 @@ class GroupCalls:
         for state in self.states.values():
             go = state.go
             if go is not None and go.call == state.calls and state.leader is not None:
-                moved = zip(state.moved, self.results.plan_executor.meter.moved(), strict=True)
+                moved = zip(state.moved[1:], self.results.plan_executor.meter.moved(), strict=True)
                 about = go.generation, go.call, go.attempt, up, down
                 slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
                 self.send(state, state.leader, slow)

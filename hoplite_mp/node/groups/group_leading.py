@@ -23,7 +23,7 @@ from hoplite_mp.node.groups.repeated_plans import (
     named_by_all,
     repeat,
 )
-from hoplite_mp.node.groups.slow_owners import owners_without, slow_one
+from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
@@ -231,9 +231,10 @@ class Leading:
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         if message.up and message.down and moving.fills:
-            up = message.up
-            if slow_one(moving.slow) == node:  # it was faster in the beginning
-                up = min(up, moving.slow[node].up)
+            up, report = message.up, moving.reports.get(node, moving.slow.get(node))
+            slow = node == slow_one(moving.slow) or stays_slow(report, state.rates.get(node), up)
+            if report is not None and slow:  # it was faster before
+                up = min(up, report.up)
             state.rates[node] = Host(up, message.down)
         if message.failure and is_repeated(message.attempt):
             state.in_progress = None
@@ -252,19 +253,24 @@ class Leading:
         moving = state.in_progress
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
-        if not moving.slow:
-            self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
+        moving.reports[node] = message
+        plan = moving.outcome.plans[0] if moving.outcome.plans else None
+        if not is_slow(node, message, plan, state.rates):
+            return
         moving.slow[node] = message
+        if not moving.looks:
+            moving.looks = True
+            self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
 
     def _narrow(self, state: State, moving: InProgress) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
         another attempt, for which bytes that have arrived are kept."""
+        moving.looks = False
         if state.in_progress is not moving or moving.narrowed or moving.missing:
             return
         known = self.states.get(state.members.generation) is state
         if not known or not self._leads(state) or not self._is_settled(state):
             return  # the Group has ended, or the call begins again in any case
-        moving.narrowed = True
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
         owners = owners_without(moving.slow, plan)
         if not owners:
@@ -275,15 +281,14 @@ class Leading:
         ranks = moving.outcome.ranks
         if any(rank not in given for rank in ranks):
             return  # one has died, and only its node knows so
+        moving.narrowed = True
         name, node = state.members.name, slow_one(moving.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, ranks, given, state.rates
         outcome = _decided(*about, owners=owners, before=plan)
-        if outcome.waits:
+        if outcome.waits and not outcome.error:  # else the attempt goes on as it is
             self._ask_to_move(state, attempt, outcome, set(), moving.slow)
-        else:
-            self._tell(state, outcome)
 
     def _tell(self, state: State, outcome: Outcome) -> None:
         """Sends the decision to all nodes."""

@@ -62,8 +62,11 @@ class InProgress:
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
     fills: bool = False  # it saturates every node's link, so that rates can be measured
-    slow: dict[int, GroupSlow] = field(default_factory=dict)  # reports of nodes by number
-    narrowed: bool = False  # reports have been looked at
+    # By node: reports of slow links, and those of links that are slower than the plan needs.
+    slow: dict[int, GroupSlow] = field(default_factory=dict)
+    reports: dict[int, GroupSlow] = field(default_factory=dict)
+    looks: bool = False  # a timer is set for looking at them
+    narrowed: bool = False  # stripes have been changed because of them
 
 
 @dataclass(slots=True)
@@ -98,7 +101,8 @@ class State:
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
-    moved: tuple[int, int] = (0, 0)  # bytes (sent, received) by this host when `go` began
+    # (call, bytes sent, bytes received by this host) when the first attempt at that call began
+    moved: tuple[int, int, int] = (-1, 0, 0)
     awaiting_local: bool = False  # `go` cannot begin before members on this node have called
     # The fields from here to `rates` are used by the leading node only.
     # node -> its part of an undecided call

@@ -466,10 +466,11 @@ class Store:
     def full_message(self) -> str:
         """Why there is no room, and which processes pin how much. The text of StoreFullError."""
         pinned: dict[int, int] = {}
-        queued = 0
+        queued = small = 0
         for header in self.client.scan():
             if not header["block"] or header["flags"] & FLAG_INLINE:
                 continue
+            small += header["size"] * (header["block"] not in self.leases)
             if header["pins"]:
                 slot = header["pins"][0]
                 pinned[slot] = pinned.get(slot, 0) + header["size"]
@@ -484,9 +485,9 @@ class Store:
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
             parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
-        if parts and sum(pinned.values()) + queued < self.arena.used // 2:
-            span = format_bytes(self.config.span_bytes)
-            parts.append(f"the rest lies free between these, in spans of {span}")
+        spans = len(self.spans) * self.config.span_bytes
+        if small < spans // 2 and spans > self.limit // 4:
+            parts.append(f"{format_bytes(spans - small)} free between small objects")
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
             parts.append(f"only {format_bytes(free)} of the host's memory are available")

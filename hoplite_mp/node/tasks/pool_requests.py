@@ -32,7 +32,7 @@ from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.questions import Answer
@@ -149,7 +149,8 @@ class PoolRequests:
             return
         wanted = {members[number].host_id: workers for number, workers in ask.far}
 
-        def opened(error: str, lost: dict[int, int], is_open: bool) -> None:
+        def opened(error: str, lost: dict[int, int], refused: dict[int, int]) -> None:
+            is_open = self._is_open(local)
             if lost:
                 error = "a node was lost while its workers were started"
             elif not is_open:
@@ -158,71 +159,92 @@ class PoolRequests:
                 self.workers.close(pool, True)
             done(error, bool(lost))
 
-        self._start_far(local, wanted, opened)
+        self._start_far(local, wanted, False, opened)
+
+    def _is_open(self, pool: Pool) -> bool:
+        return self.workers.pools.get(pool.number) is pool and not pool.closing
 
     def _start_far(
-        self, local: Pool, wanted: dict[int, int], done: Callable[[str, dict[int, int], bool], None]
+        self,
+        local: Pool,
+        wanted: dict[int, int],
+        at_once: bool,
+        done: Callable[[str, dict[int, int], dict[int, int]], None],
     ) -> None:
-        """Starts workers for a pool of this host on others. wanted: how many, by host id. `done`
-        gets "", or why one cannot start them; the part of `wanted` of lost hosts; and whether the
-        pool is still open."""
+        """Starts workers for a pool of this host on others. wanted: how many, by host id. at_once:
+        only where their resources are free now. `done` gets why one cannot start them, or ""; and
+        the parts of `wanted` of hosts that are lost, and of those that have refused."""
         setup = ids.pack_id(self.client.host_id, local.setup) if local.setup else NO_OBJECT
-        about = local.max_tasks, setup, local.audience, local.env, local.demand
+        about = local.max_tasks, setup, local.audience, local.env, local.demand, at_once
 
         def make(workers: int, number: int) -> OpenFarPool:
             return OpenFarPool(number, workers, *about)
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
-            is_open = self.workers.pools.get(local.number) is local and not local.closing
-            ahead = 0 if local.peers else AHEAD_TASKS
+            refused: dict[int, int] = {}
+            is_open, ahead = self._is_open(local), 0 if local.peers else AHEAD_TASKS
             for host_id, answer in found.items():
                 there: FarPoolOpened = answer.message
                 if there.error:
-                    error = there.error
+                    error, refused[host_id] = there.error, wanted[host_id]
                 elif not is_open:  # the pool's owner has died, or has closed it
                     self.send_peer(host_id, CloseFarPool(there.pool, True))
                 elif host_id in self.delegation.runners:
                     about = local.number, host_id, there.pool, wanted[host_id], ahead
                     self.delegation.add_far(*about)
             there_now = found.keys() & self.delegation.runners.keys()
-            done(error, {one: n for one, n in wanted.items() if one not in there_now}, is_open)
+            done(error, {one: n for one, n in wanted.items() if one not in there_now}, refused)
 
         makes = {host_id: functools.partial(make, workers) for host_id, workers in wanted.items()}
         self.questions.ask_each(makes, opened)
 
-    def replace_peers(self, number: int, count: int, without: Collection[int] = ()) -> None:
-        """Starts workers for peers whose host is lost, on hosts that have other peers of theirs.
-        Without them a peer would begin again only when another one has ended, which may be waiting
-        for it. without: ids of hosts that are not asked."""
+    def replace_peers(self, number: int, count: int) -> None:
+        """Starts workers for peers whose host is lost or leaves, on hosts that have other peers of
+        theirs. Without them a peer would begin again only when another one has ended, which may be
+        waiting for it."""
         pool = self.workers.pools.get(number)
-        if pool is None or not pool.peers or pool.closing or pool.broken:
+        if pool is not None and pool.peers:
+            self._replace(pool, count, bool(pool.demand), frozenset())
+
+    def _replace(self, pool: Pool, count: int, at_once: bool, without: frozenset[int]) -> None:
+        """As `replace_peers`. at_once: only where resources are free now. without: ids of hosts
+        that are lost, or have refused."""
+        if not self._is_open(pool) or pool.broken:
             return
-        own, demand = self.client.host_id, pool.demand
-        now: dict[int, int] = {own: pool.target} if pool.target else {}
-        for runner in self.delegation.far.get(number, ()):
+        own, room = self.client.host_id, count
+        if at_once:
+            room = self.resources.ledger.times(pool.demand, count, True)
+        now: dict[int, int] = {own: pool.target} if pool.target and own not in without else {}
+        for runner in self.delegation.far.get(pool.number, ()):
             if runner.workers and runner.host_id not in without:
                 now[runner.host_id] = now.get(runner.host_id, 0) + runner.workers
-        if not now:
-            return
-        ledgers = {own: self.resources.ledger, **self.resources.others} if demand else {}
-        full = {one for one in now if demand and not ledgers[one].fits(demand)}
         more: dict[int, int] = {}
-        for _ in range(count):
-            host_id = min(now, key=lambda one: (one in full, now[one] + more.get(one, 0)))
+        left = count
+        while left:
+            if more.get(own, 0) >= room:
+                now.pop(own, None)
+            if not now:
+                break
+            host_id = min(now, key=now.__getitem__)
+            now[host_id] += 1
             more[host_id] = more.get(host_id, 0) + 1
+            left -= 1
+        if left and at_once:  # they wait for resources, wherever that is
+            self._replace(pool, left, False, frozenset())
+        elif left:
+            _log.warning("%d peers whose host is gone begin again when others have ended", left)
         here = more.pop(own, 0)
         if here:
             pool.target += here
             self.workers.start_missing(pool)
 
-        def started(error: str, lost: dict[int, int], is_open: bool) -> None:
-            if lost and is_open:
-                self.replace_peers(number, sum(lost.values()), {*without, *lost})
-            elif error:
-                _log.warning("a peer whose host is lost waits for another one to end: %s", error)
+        def started(error: str, lost: dict[int, int], refused: dict[int, int]) -> None:
+            missing = lost | refused
+            if missing:
+                self._replace(pool, sum(missing.values()), at_once, without.union(missing))
 
-        self._start_far(pool, more, started)
+        self._start_far(pool, more, at_once, started)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """Starts more workers on this node, or has another one do so."""
@@ -303,7 +325,10 @@ class PoolRequests:
         if host_id not in self.roster.by_host_id:
             return
         pool = None
-        able = self.resources.ledger.could_ever(message.demand)
+        ledger, count = self.resources.ledger, message.workers
+        able = ledger.could_ever(message.demand)
+        if message.at_once:
+            able = ledger.times(message.demand, count, True) == count
         if able and not self.roster.leaves:
             audience = self.guests.audience_here(host_id, message.audience)
             about = audience, message.env, message.demand
