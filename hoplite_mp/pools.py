@@ -220,9 +220,10 @@ def _start(
     descriptors: Sequence[int] = (),
     env: Environment = (),
     demand: Demand | None = None,
+    anywhere: bool = False,
 ) -> T:
     """Starts workers in a pool of their own. `owner` makes, of the pool's number, the object that
-    closes the pool."""
+    closes the pool. `anywhere`: tasks of nodes that are lost may go to others than these."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -235,7 +236,7 @@ def _start(
         runtime.submitter.queues.opened(value)
         return made
 
-    ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or ())
+    ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or (), anywhere)
     opened: T | str = runtime.channel.call(ask, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
@@ -249,9 +250,10 @@ def spmd(
     size: int,
     args: tuple[Any, ...],
     weights: Sequence[tuple[int, int]],
+    anywhere: bool,
 ) -> list[Future[T]]:
     """Starts peers in a pool of their own, which closes with the last of them, spread over (node,
-    weight)."""
+    weight). `anywhere`: as `_start`."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -267,7 +269,8 @@ def spmd(
     futures: list[Future[T]] = []
     fixed: Any = Fixed(fn, again=options.retry_exceptions)
     try:
-        peers = _start(runtime, places, 0, 0, True, own_it, env=env, demand=demand)
+        about = (), env, demand, anywhere
+        peers = _start(runtime, places, 0, 0, True, own_it, *about)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # for example, it does not pickle; no peer may wait for the others
@@ -375,7 +378,9 @@ class PoolCalls(TaskExecutor):
         """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
 
         The peers usually become members of one Group. A peer that dies begins again like any task
-        (`options(retries=0)`: it does not), and may join its Group again as long as that lives.
+        (`options(retries=0)`: it does not), and may join its Group again as long as that lives. If
+        its host is lost it begins again on another one, of those that `node` names if it is given;
+        with `options(resources=)` as soon as these are free on one.
 
         Parameters
         ----------
@@ -420,7 +425,7 @@ class PoolCalls(TaskExecutor):
         if self._options.resources is None:
             weights = weights or working_places(self._runtime)
         options = dataclasses.replace(self._options, node=None)
-        return spmd(self._runtime, options, fn, size, args, weights)
+        return spmd(self._runtime, options, fn, size, args, weights, not places)
 
     @property
     def assigned(self) -> dict[str, list[int]]:

@@ -221,8 +221,8 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
-    the last one. Reply: pool number; or, if a node was lost before its workers had started, a
-    text that says so."""
+    the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply: pool
+    number; or, if a node was lost before its workers had started, a text that says so."""
 
     workers: int
     max_tasks: int
@@ -231,6 +231,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exact: bool = False
     env: Environment = ()
     demand: Wanted = ()  # resources that each worker keeps for life
+    anywhere: bool = False
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -10,7 +10,7 @@ import dataclasses
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.aimed import actors, copies, ends, managers, members, objects, reductions, tasks
+from tests.aimed import actors, copies, ends, managers, members, objects, peers, reductions, tasks
 from tests.aimed.aim import Aim
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = ["ALL", "run_aimed"]
 
 ALL: dict[str, Callable[[Aim], None]] = {
     name: getattr(module, name)
-    for module in (objects, copies, tasks, reductions, members, managers, actors, ends)
+    for module in (objects, copies, tasks, peers, reductions, members, managers, actors, ends)
     for name in module.__all__
 }
 NODES = 6

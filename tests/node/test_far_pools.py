@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp.config import Config
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.delegation import Runner
-from hoplite_mp.node.tasks.pool_requests import PoolRequests
+from hoplite_mp.node.tasks.pool_requests import LOOK_AGAIN_S, PoolRequests
 from hoplite_mp.node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
 from hoplite_mp.node.tasks.rounds import Rounds
 from hoplite_mp.planner.resources import Ledger
@@ -48,12 +49,15 @@ class World:
         common = Pool(0, 2, 1, workers={slot: WorkerInfo(slot, 0) for slot in (5, 6)})
         self.pools = {0: common}
         self.unread: list[Any] = []
+        self.queued = [1]  # tasks of the pool that is asked about
+        self.failed: list[str] = []
         self.asked: dict[int, int] = {}  # host id -> the number of its question
         self.questions = Questions(self.loop, self.roster, self.send)
         line: Any = SimpleNamespace(
             loop=self.loop,
             roster=self.roster,
-            client=SimpleNamespace(number=0, host_id=77),
+            client=SimpleNamespace(number=0, host_id=77, queued_in=lambda pool: self.queued),
+            config=Config(resource_wait_s=3.0),
             clients={SLOT: "line"},
             imports=None,
             tasks=None,
@@ -68,6 +72,7 @@ class World:
             open_bound=lambda owner, audience: self.open(Pool(0, 0, owner)) and len(self.pools) - 1,
             close=self.close,
             start_missing=lambda pool: None,
+            fail_queued=lambda pool: self.failed.append(pool.broken),
             why_none="no worker can be started",
         )
         requests: Any = SimpleNamespace(
@@ -281,10 +286,9 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(worl
 GPU = (("gpu", 10_000),)
 
 
-def peers(world: World, here: int, demand: Any = ()) -> Pool:
-    """A pool of peers: some here, 3 and 4 on the other nodes. 2 of a lost node have to begin
-    again."""
-    ask = OpenPool(here, 0, 0, [(1, 3), (2, 4)], True, (), demand)
+def peers(world: World, here: int, demand: Any = (), *, anywhere: bool = False) -> Pool:
+    """A pool of peers: some here, 3 and 4 on the other nodes."""
+    ask = OpenPool(here, 0, 0, [(1, 3), (2, 4)], True, (), demand, anywhere)
     world.requests.open(SLOT, Request(1, 0, ask))
     world.asked = {host_id: ask.number for host_id, ask in world.taken()}
     world.pool_opened(FIRST, 8)
@@ -303,7 +307,7 @@ def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
     pool = peers(world, 2)
     world.requests.replace_peers(1, 3)
     assert pool.target == 4
-    assert asked(world) == [(FIRST, 1, False)]
+    assert asked(world) == [(FIRST, 1, True)]
     world.pool_opened(FIRST, 11)
     assert world.far[-1] == (1, FIRST, 11, 1, 0)
 
@@ -311,15 +315,18 @@ def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
 def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
     pool = peers(world, 0)
     world.requests.replace_peers(1, 2)
-    assert asked(world) == [(FIRST, 2, False)]
+    assert asked(world) == [(FIRST, 2, True)]
     world.pool_opened(FIRST, 0, "it leaves")
-    assert asked(world) == [(SECOND, 2, False)]
+    assert asked(world) == [(SECOND, 2, True)]
+    del world.delegation.far[1][1]
     world.lose(SECOND)
     assert asked(world) == []
+    world.loop.pass_time(LOOK_AGAIN_S)
+    assert asked(world) == [(FIRST, 1, True)], "one is queued"
     assert pool.target == 0
 
 
-def test_a_host_with_free_resources_goes_first_and_else_they_wait(world: World) -> None:
+def test_while_resources_are_in_use_all_are_asked_again(world: World) -> None:
     pool = peers(world, 5, GPU)
     assert world.ledger.take("another's", GPU) is not None
     world.requests.replace_peers(1, 1)
@@ -327,8 +334,49 @@ def test_a_host_with_free_resources_goes_first_and_else_they_wait(world: World) 
     world.pool_opened(FIRST, 0, "they are in use")
     assert asked(world) == [(SECOND, 1, True)]
     world.pool_opened(SECOND, 0, "they are in use")
-    assert asked(world) == [(FIRST, 1, False)]
+    assert asked(world) == []
+    world.ledger.give_back("another's")
+    world.loop.pass_time(LOOK_AGAIN_S)
+    assert asked(world) == [(FIRST, 1, True)]
+    world.pool_opened(FIRST, 0, "they are in use")
+    assert asked(world) == [(SECOND, 1, True)]
     assert pool.target == 5
+    world.pool_opened(SECOND, 0, "they are in use")
+    assert asked(world) == []
+    assert pool.target == 6
+
+
+def test_they_are_asked_no_more_when_another_peer_has_ended(world: World) -> None:
+    peers(world, 0, GPU)
+    world.requests.replace_peers(1, 1)
+    for host_id in OTHERS:
+        assert asked(world) == [(host_id, 1, True)]
+        world.pool_opened(host_id, 0, "they are in use")
+    world.queued = []
+    world.loop.pass_time(5 * LOOK_AGAIN_S)
+    assert asked(world) == []
+
+
+def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
+    pool = peers(world, 0, anywhere=True)
+    world.delegation.far.clear()
+    world.requests.replace_peers(1, 4)
+    assert pool.target == 1
+    assert asked(world) == [(FIRST, 2, True), (SECOND, 1, True)]
+
+
+def test_peers_fail_when_no_host_is_left(world: World) -> None:
+    pool = peers(world, 0, anywhere=True)
+    world.delegation.far.clear()
+    world.pools[0].target = 0
+    for number in OTHERS.values():
+        world.roster.remove(number)
+    world.requests.replace_peers(1, 1)
+    world.loop.pass_time(2 * LOOK_AGAIN_S)
+    assert not world.failed
+    world.loop.pass_time(2 * LOOK_AGAIN_S)
+    assert world.failed == ["no host that is left has room for it"]
+    assert pool.target == 0
 
 
 def test_workers_of_an_executor_are_not_replaced(world: World) -> None:

@@ -10,7 +10,6 @@ It must never know: what the workers run, how messages travel.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
@@ -46,7 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolRequests"]
 
-_log = logging.getLogger("hoplite_mp")
+COMMON_POOL = 0
+# How often it is tried to place a peer whose host is lost while no other host has room. Lower: more
+# messages while resources are in use.
+LOOK_AGAIN_S = 1.0
 
 
 class Above(Protocol):
@@ -77,6 +79,8 @@ class PoolRequests:
         above: Above,
     ) -> None:
         self.client = host.client
+        self.config = host.config
+        self.loop = host.loop
         self.imports = host.imports
         self.roster = host.roster
         self.send_peer = host.send_peer
@@ -116,7 +120,7 @@ class PoolRequests:
         """Opens a pool with workers of its own, or one without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
-        about = self.above.audience_of(slot), ask.env, ask.demand, ask.exact
+        about = self.above.audience_of(slot), ask.env, ask.demand, ask.exact, ask.anywhere
         pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
         if not workers.open(pool, self.requests.given):
             self.reply(slot, Reply(request.number, None, workers.why_none))
@@ -200,40 +204,31 @@ class PoolRequests:
         self.questions.ask_each(makes, opened)
 
     def replace_peers(self, number: int, count: int) -> None:
-        """Starts workers for peers whose host is lost or leaves, on hosts that have other peers of
-        theirs. Without them a peer would begin again only when another one has ended, which may be
-        waiting for it."""
+        """Starts workers for peers whose host is lost or leaves. Without them a peer would begin
+        again only when another one has ended, which may be waiting for it."""
         pool = self.workers.pools.get(number)
         if pool is not None and pool.peers:
-            self._replace(pool, count, bool(pool.demand), frozenset())
+            self._replace(pool, count, frozenset(), self.loop.now())
 
-    def _replace(self, pool: Pool, count: int, at_once: bool, without: frozenset[int]) -> None:
-        """As `replace_peers`. at_once: only where resources are free now. without: ids of hosts
-        that are lost, or have refused."""
+    def _replace(self, pool: Pool, count: int, without: frozenset[int], since: float) -> None:
+        """As `replace_peers`. without: ids of hosts that are lost, or have refused. since: when
+        that was needed first."""
         if not self._is_open(pool) or pool.broken:
             return
-        own, room = self.client.host_id, count
-        if at_once:
-            room = self.resources.ledger.times(pool.demand, count, True)
-        now: dict[int, int] = {own: pool.target} if pool.target and own not in without else {}
-        for runner in self.delegation.far.get(pool.number, ()):
-            if runner.workers and runner.host_id not in without:
-                now[runner.host_id] = now.get(runner.host_id, 0) + runner.workers
-        more: dict[int, int] = {}
-        left = count
-        while left:
+        now = {one: n for one, n in self._places(pool).items() if one not in without}
+        weights = self._weights(pool)
+        own, more = self.client.host_id, dict[int, int]()
+        room = self.resources.ledger.times(pool.demand, count, True)
+        while count > sum(more.values()):
             if more.get(own, 0) >= room:
                 now.pop(own, None)
             if not now:
                 break
-            host_id = min(now, key=now.__getitem__)
+            host_id = min(now, key=lambda one: (now[one] + 1) / weights.get(one, 1))
             now[host_id] += 1
             more[host_id] = more.get(host_id, 0) + 1
-            left -= 1
-        if left and at_once:  # they wait for resources, wherever that is
-            self._replace(pool, left, False, frozenset())
-        elif left:
-            _log.warning("%d peers whose host is gone begin again when others have ended", left)
+        if count > sum(more.values()):
+            self._replace_later(pool, count - sum(more.values()), since)
         here = more.pop(own, 0)
         if here:
             pool.target += here
@@ -242,9 +237,42 @@ class PoolRequests:
         def started(error: str, lost: dict[int, int], refused: dict[int, int]) -> None:
             missing = lost | refused
             if missing:
-                self._replace(pool, sum(missing.values()), at_once, without.union(missing))
+                self._replace(pool, sum(missing.values()), without.union(missing), since)
 
-        self._start_far(pool, more, at_once, started)
+        self._start_far(pool, more, True, started)
+
+    def _places(self, pool: Pool) -> dict[int, int]:
+        """How many workers of that pool there are by id of host, for each that may get more."""
+        found = {self.client.host_id: pool.target}
+        for runner in self.delegation.far.get(pool.number, ()):
+            found[runner.host_id] = found.get(runner.host_id, 0) + runner.workers
+        if pool.anywhere:
+            able = [one for one, n in self._weights(pool).items() if n or pool.demand]
+            return {one: found.get(one, 0) for one in able if one not in self.roster.leaving}
+        return {one: workers for one, workers in found.items() if workers}
+
+    def _weights(self, pool: Pool) -> dict[int, int]:
+        """How many workers each host has for everybody's tasks, if the pool may go to any host."""
+        if not pool.anywhere:
+            return {}
+        members = self.roster.by_host_id.items()
+        own = self.workers.pools[COMMON_POOL].target
+        return {self.client.host_id: own, **{one: member.workers for one, member in members}}
+
+    def _replace_later(self, pool: Pool, count: int, since: float) -> None:
+        """Looks again for places for peers that have found none, as long as they are queued."""
+        some = pool.target or self.delegation.far.get(pool.number)
+        if not some and self.loop.now() - since >= self.config.resource_wait_s:
+            pool.broken, pool.host_lost = "no host that is left has room for it", True
+            self.workers.fail_queued(pool)
+            return
+
+        def again() -> None:
+            queued = len(self.client.queued_in(pool.number)) if self._is_open(pool) else 0
+            if queued:
+                self._replace(pool, min(count, queued), frozenset(), since)
+
+        self.loop.call_later(LOOK_AGAIN_S, again)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """Starts more workers on this node, or has another one do so."""

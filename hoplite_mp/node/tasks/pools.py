@@ -63,6 +63,7 @@ class Pool:
     env: Environment = ()  # changes of the workers' environment
     demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
+    anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""  # why no worker will be started any more

@@ -146,7 +146,7 @@ class Workers(hints.Hints):
     def desert(self, number: int, why: str) -> None:
         """Marks a pool as broken that has no workers here, and none on other hosts any more."""
         pool = self.pools.get(number)
-        if pool is not None and not pool.target and not self.above.is_round(number):
+        if pool and not (pool.target or pool.anywhere or self.above.is_round(number)):
             pool.broken, pool.host_lost = why, True
             self.fail_queued(pool)
 
