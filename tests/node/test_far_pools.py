@@ -365,6 +365,18 @@ def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
     assert asked(world) == [(FIRST, 2, True), (SECOND, 1, True)]
 
 
+def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
+    peers(world, 0, GPU, anywhere=True)
+    world.delegation.far.clear()
+    world.pools[0].target = 0
+    assert world.ledger.take("another's", GPU) is not None
+    world.roster.remove(1)
+    world.roster.add(Member(1, 1, FIRST, 0))
+    world.roster.remove(2)
+    world.requests.replace_peers(1, 1)
+    assert asked(world) == [(FIRST, 1, True)]
+
+
 def test_peers_fail_when_no_host_is_left(world: World) -> None:
     pool = peers(world, 0, anywhere=True)
     world.delegation.far.clear()

@@ -224,7 +224,7 @@ class PoolRequests:
                 now.pop(own, None)
             if not now:
                 break
-            host_id = min(now, key=lambda one: (now[one] + 1) / weights.get(one, 1))
+            host_id = min(now, key=lambda one: (now[one] + 1) / max(1, weights.get(one, 1)))
             now[host_id] += 1
             more[host_id] = more.get(host_id, 0) + 1
         if count > sum(more.values()):
