@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.truth import WrongEnd
@@ -14,6 +16,7 @@ __all__ = [
     "peers_elsewhere",
     "peers_here",
     "peers_in_turn",
+    "peers_made_again",
     "peers_of_a_leaver",
     "peers_refused",
     "peers_with_resources",
@@ -158,5 +161,37 @@ def peers_without_a_place(a: Aim) -> None:
         a.die(used[0])
         if [one.result(timeout=2 * HANGS_S) for one in peers] != [0, 1]:
             raise WrongEnd("peers return something else")
+
+    a.run(A, "send", send)
+
+
+def large_peer(rank: int, rests_s: float) -> Any:
+    """Rank 0 ends at once with a large result; the other one waits."""
+    begun.append(rank)
+    time.sleep(rests_s if rank else 0.0)
+    return np.full(20_000, rank)
+
+
+def peers_made_again(a: Aim) -> None:
+    """A peer has ended with a result that only its host has, which is lost. The result is made
+    again in a process of its own, and not when the other peer has ended."""
+    begun.clear()
+    places = a.some(3)
+    A, *others = places
+    a.must(die=1)
+    rests_s = 60.0
+
+    def send(c: Any) -> None:
+        from_here = a.world.timeline.now
+        nodes = [f"h{h.number}" for h in others]
+        first, _ = c.options(node=nodes).spmd(large_peer, 2, rests_s)
+        c.wait([first.ref])
+        time.sleep(0.2)
+        (at,) = c.locations(first.ref)
+        a.die(next(h for h in others if f"h{h.number}" == at))
+        if int(first.result(timeout=HANGS_S)[0]):
+            raise WrongEnd("another result")
+        if a.world.timeline.now - from_here > rests_s:
+            raise WrongEnd("it was made only when the other peer had ended")
 
     a.run(A, "send", send)

@@ -16,10 +16,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "pool-requests-peers-lost-while-they-begin-again",
-        "hoplite_mp/node/tasks/pool_requests.py",
-        "            missing = lost | refused\n            if missing:",
-        "            missing = refused\n            if missing:",
+        "far-workers-lost-while-they-begin-again",
+        "hoplite_mp/node/tasks/far_workers.py",
+        "            short.asked[host_id] -= 1\n",
+        "            short.asked[host_id] -= answer is not None\n",
         (
             "A peer of spmd whose host is lost begins again on another host while the others run; "
             "here it waits for one of them to end if that host is lost as well, and they for it."

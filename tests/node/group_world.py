@@ -271,6 +271,9 @@ class OneNode:
         self.bytes += self.world.random.randint(0, LARGE // 16) if self.world.slows else 0
         return self.bytes, self.bytes
 
+    def now(self) -> float:
+        return 0.0
+
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         self.moving.append((None, lambda failure, error: action()))
 

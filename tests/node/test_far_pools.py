@@ -11,7 +11,8 @@ from hoplite_mp.config import Config
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.delegation import Runner
-from hoplite_mp.node.tasks.pool_requests import LOOK_AGAIN_S, PoolRequests
+from hoplite_mp.node.tasks.far_workers import LOOK_AGAIN_S
+from hoplite_mp.node.tasks.pool_requests import PoolRequests
 from hoplite_mp.node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
 from hoplite_mp.node.tasks.rounds import Rounds
 from hoplite_mp.planner.resources import Ledger
@@ -50,13 +51,20 @@ class World:
         self.pools = {0: common}
         self.unread: list[Any] = []
         self.queued = [1]  # tasks of the pool that is asked about
+        self.busy_here = 0  # workers of the pool on this host that have a task
+        self.others: dict[int, Ledger] = {}
         self.failed: list[str] = []
         self.asked: dict[int, int] = {}  # host id -> the number of its question
         self.questions = Questions(self.loop, self.roster, self.send)
         line: Any = SimpleNamespace(
             loop=self.loop,
             roster=self.roster,
-            client=SimpleNamespace(number=0, host_id=77, queued_in=lambda pool: self.queued),
+            client=SimpleNamespace(
+                number=0,
+                host_id=77,
+                queued_in=lambda pool, waiting_too: self.queued,
+                client_info=lambda slot: {"running": slot < self.busy_here},
+            ),
             config=Config(resource_wait_s=3.0),
             clients={SLOT: "line"},
             imports=None,
@@ -71,7 +79,7 @@ class World:
             open=self.open,
             open_bound=lambda owner, audience: self.open(Pool(0, 0, owner)) and len(self.pools) - 1,
             close=self.close,
-            start_missing=lambda pool: None,
+            start_missing=self.start_missing,
             fail_queued=lambda pool: self.failed.append(pool.broken),
             why_none="no worker can be started",
         )
@@ -87,7 +95,9 @@ class World:
         above: Any = SimpleNamespace(audience_of=lambda slot: 0)
         rooms = workers, delegation, guests
         nobody: Any = None
-        resources: Any = SimpleNamespace(ledger=self.ledger)
+        resources: Any = SimpleNamespace(
+            ledger=self.ledger, others=self.others, has_room=self.ledger.fits
+        )
         self.requests = PoolRequests(line, requests, nobody, *rooms, resources, above)
         self.rounds = Rounds(line, *rooms, above)
 
@@ -95,6 +105,10 @@ class World:
         if host_id in self.roster.by_host_id:
             self.sent.append((host_id, message))
         return host_id in self.roster.by_host_id
+
+    def start_missing(self, pool: Pool) -> None:
+        """As Workers': the slots of its workers count from 0."""
+        pool.workers = {slot: WorkerInfo(slot, pool.number) for slot in range(pool.target)}
 
     def add_far(self, pool: int, host_id: int, there: int, workers: int, ahead: int) -> None:
         """As Delegation's."""
@@ -105,6 +119,7 @@ class World:
     def open(self, pool: Pool, descriptors: Any = None) -> bool:
         pool.number = len(self.pools)
         self.pools[pool.number] = pool
+        self.start_missing(pool)
         return True
 
     def close(self, number: int, kill: bool) -> None:
@@ -303,66 +318,117 @@ def asked(world: World) -> list[tuple[int, int, bool]]:
     return [(host_id, ask.workers, ask.at_once) for host_id, ask in found]
 
 
+def lost(world: World, *queued: int) -> None:
+    """The pool has lost workers, and so many of its tasks are queued, or wait for arguments."""
+    world.queued = list(queued)
+    world.requests.far_workers.lost(1)
+    world.loop.pass_time(0.0)
+
+
+def busy(world: World) -> None:
+    """Each worker on another host has a task."""
+    for runners in world.delegation.far.values():
+        for one in runners:
+            one.running = dict.fromkeys(range(one.workers))
+
+
 def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
     pool = peers(world, 2)
-    world.requests.replace_peers(1, 3)
+    busy(world)
+    world.busy_here = 2
+    lost(world, 1, 2, 3)
     assert pool.target == 4
     assert asked(world) == [(FIRST, 1, True)]
+    world.busy_here = 4
+    world.queued = [1]
     world.pool_opened(FIRST, 11)
     assert world.far[-1] == (1, FIRST, 11, 1, 0)
+    world.loop.pass_time(LOOK_AGAIN_S)
+    assert asked(world) == [], "it is free"
+
+
+def test_a_worker_that_is_free_is_enough(world: World) -> None:
+    peers(world, 0)
+    lost(world, 1, 2)
+    assert asked(world) == []
 
 
 def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
-    pool = peers(world, 0)
-    world.requests.replace_peers(1, 2)
-    assert asked(world) == [(FIRST, 2, True)]
+    peers(world, 0)
+    busy(world)
+    lost(world, 1)
+    assert asked(world) == [(FIRST, 1, True)]
     world.pool_opened(FIRST, 0, "it leaves")
-    assert asked(world) == [(SECOND, 2, True)]
+    world.loop.pass_time(0.0)
+    assert asked(world) == [(SECOND, 1, True)]
     del world.delegation.far[1][1]
     world.lose(SECOND)
+    world.loop.pass_time(0.0)
     assert asked(world) == []
     world.loop.pass_time(LOOK_AGAIN_S)
-    assert asked(world) == [(FIRST, 1, True)], "one is queued"
-    assert pool.target == 0
+    assert asked(world) == [(FIRST, 1, True)]
+
+
+def test_each_host_is_asked_for_one_at_a_time(world: World) -> None:
+    """One of two may have room for one, although it has none for both."""
+    peers(world, 0, GPU)
+    busy(world)
+    lost(world, 1, 2)
+    assert asked(world) == [(FIRST, 1, True), (FIRST, 1, True)]
 
 
 def test_while_resources_are_in_use_all_are_asked_again(world: World) -> None:
     pool = peers(world, 5, GPU)
+    busy(world)
+    world.busy_here = 5
     assert world.ledger.take("another's", GPU) is not None
-    world.requests.replace_peers(1, 1)
-    assert asked(world) == [(FIRST, 1, True)]
-    world.pool_opened(FIRST, 0, "they are in use")
-    assert asked(world) == [(SECOND, 1, True)]
-    world.pool_opened(SECOND, 0, "they are in use")
-    assert asked(world) == []
+    for _ in range(2):
+        if world.requests.far_workers.short:
+            world.loop.pass_time(LOOK_AGAIN_S)
+        else:
+            lost(world, 1)
+        for host_id in OTHERS:
+            assert asked(world) == [(host_id, 1, True)]
+            world.pool_opened(host_id, 0, "they are in use")
+            world.loop.pass_time(0.0)
+        assert asked(world) == []
+    assert pool.target == 5
     world.ledger.give_back("another's")
     world.loop.pass_time(LOOK_AGAIN_S)
-    assert asked(world) == [(FIRST, 1, True)]
-    world.pool_opened(FIRST, 0, "they are in use")
-    assert asked(world) == [(SECOND, 1, True)]
-    assert pool.target == 5
-    world.pool_opened(SECOND, 0, "they are in use")
-    assert asked(world) == []
+    asked(world)
+    for host_id in OTHERS:
+        world.pool_opened(host_id, 0, "they are in use")
+        world.loop.pass_time(0.0)
+        asked(world)
     assert pool.target == 6
 
 
 def test_they_are_asked_no_more_when_another_peer_has_ended(world: World) -> None:
     peers(world, 0, GPU)
-    world.requests.replace_peers(1, 1)
+    busy(world)
+    lost(world, 1)
     for host_id in OTHERS:
         assert asked(world) == [(host_id, 1, True)]
         world.pool_opened(host_id, 0, "they are in use")
+        world.loop.pass_time(0.0)
     world.queued = []
     world.loop.pass_time(5 * LOOK_AGAIN_S)
     assert asked(world) == []
+    world.queued = [1]  # a result is made again, or an argument has become ready
+    world.loop.pass_time(LOOK_AGAIN_S)
+    assert asked(world) == [(FIRST, 1, True)]
+    world.close(1, True)
+    world.loop.pass_time(LOOK_AGAIN_S)
+    assert not world.requests.far_workers.short
+    assert not world.loop.timers
 
 
 def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
     pool = peers(world, 0, anywhere=True)
     world.delegation.far.clear()
-    world.requests.replace_peers(1, 4)
+    lost(world, 1, 2, 3, 4)
     assert pool.target == 1
-    assert asked(world) == [(FIRST, 2, True), (SECOND, 1, True)]
+    assert asked(world) == [(FIRST, 1, True), (SECOND, 1, True), (FIRST, 1, True)]
 
 
 def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
@@ -372,9 +438,9 @@ def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
     assert world.ledger.take("another's", GPU) is not None
     world.roster.remove(1)
     world.roster.add(Member(1, 1, FIRST, 0))
-    world.roster.remove(2)
-    world.requests.replace_peers(1, 1)
-    assert asked(world) == [(FIRST, 1, True)]
+    world.others[FIRST] = Ledger(GPU)
+    lost(world, 1)
+    assert asked(world) == [(FIRST, 1, True)], "the other one never has them"
 
 
 def test_peers_fail_when_no_host_is_left(world: World) -> None:
@@ -383,7 +449,7 @@ def test_peers_fail_when_no_host_is_left(world: World) -> None:
     world.pools[0].target = 0
     for number in OTHERS.values():
         world.roster.remove(number)
-    world.requests.replace_peers(1, 1)
+    lost(world, 1)
     world.loop.pass_time(2 * LOOK_AGAIN_S)
     assert not world.failed
     world.loop.pass_time(2 * LOOK_AGAIN_S)
@@ -391,9 +457,21 @@ def test_peers_fail_when_no_host_is_left(world: World) -> None:
     assert pool.target == 0
 
 
+def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> None:
+    """It finishes its own peer, and takes no other one."""
+    peers(world, 0)
+    busy(world)
+    del world.delegation.far[1][0]
+    world.delegation.far[1][0].workers = 0
+    world.roster.leaving.add(SECOND)
+    lost(world, 1)
+    assert world.failed == ["no host that is left has room for it"]
+
+
 def test_workers_of_an_executor_are_not_replaced(world: World) -> None:
     world.open_far(exact=False)
     world.pool_opened(FIRST, 8)
     world.pool_opened(SECOND, 9)
-    world.requests.replace_peers(1, 2)
+    busy(world)
+    lost(world, 1, 2)
     assert asked(world) == []

@@ -132,8 +132,8 @@ class Upward:
     def pool_deserted(self, pool: int, why: str) -> None:
         self.rooms.workers.desert(pool, why)
 
-    def far_workers_lost(self, pool: int, count: int) -> None:
-        self.rooms.pool_requests.replace_peers(pool, count)
+    def far_workers_lost(self, pool: int) -> None:
+        self.rooms.pool_requests.far_workers.lost(pool)
 
     def sends_on(self, audience: int, host_id: int) -> None: ...
     def ends_elsewhere(self, oid: int) -> None: ...
@@ -219,6 +219,7 @@ class Upward:
         return set()
 
     def pool_forgotten(self, pool: Pool) -> None:
+        self.rooms.pool_requests.far_workers.forget(pool)
         self.rooms.rounds.forget(pool.number)
         if pool.demand:
             self.rooms.resources.wait_workers(pool, 0)

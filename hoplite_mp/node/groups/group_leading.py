@@ -58,6 +58,12 @@ __all__ = ["Leading"]
 # How long the leading node waits for more reports after the first one of a slow link, to tell which
 # link is slow. Higher: stripes are changed later. Lower: they are changed in vain.
 SLOW_GATHER_S = 0.1
+# A slow link is reported every SAY_AGAIN_S (membership/pair_meter.py) or a little later; one that
+# was not for so long does not count any more for the stripes of this call. Lower: reports are
+# missed on a busy host.
+FRESH_S = 0.6
+# Likewise for the next call. Higher, because a host may have sent all before it has received all.
+BELIEVED_S = 1.2
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
@@ -179,15 +185,18 @@ class Leading:
         attempt: int,
         outcome: Outcome,
         missing: set[int],
-        slow: Mapping[int, GroupSlow] | None = None,
+        narrowed: InProgress | None = None,
     ) -> None:
-        """Sends the plans to all nodes that take part in them. slow: reports for which the stripes
-        have been changed."""
+        """Sends the plans to all nodes that take part in them. narrowed: the attempt before, whose
+        stripes have been changed because a link is slow."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
         # While a member is late, the others' links are idle for a time.
         fills = outcome.kind in FILLING and not missing
-        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills, dict(slow or {})
-        state.in_progress = InProgress(*about, narrowed=bool(slow))
+        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
+        state.in_progress = InProgress(*about, narrowed=narrowed is not None)
+        if narrowed is not None:
+            state.in_progress.slow = narrowed.slow
+            state.in_progress.heard_at = narrowed.heard_at
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -231,6 +240,7 @@ class Leading:
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         if message.up and message.down and moving.fills:
+            self._forget_old(moving, BELIEVED_S)
             up, report = message.up, moving.reports.get(node, moving.slow.get(node))
             slow = node == slow_one(moving.slow) or stays_slow(report, state.rates.get(node), up)
             if report is not None and slow:  # it was faster before
@@ -254,7 +264,9 @@ class Leading:
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         moving.reports[node] = message
+        moving.heard_at[node] = self.loop.now()
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
+        moving.slow.pop(node, None)  # it was slower before
         if not is_slow(node, message, plan, state.rates):
             return
         moving.slow[node] = message
@@ -262,10 +274,19 @@ class Leading:
             moving.looks = True
             self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
 
+    def _forget_old(self, moving: InProgress, age_s: float) -> None:
+        """Forgets reports of links that have become fast again since: these send no more."""
+        now = self.loop.now()
+        for node in [one for one, at in moving.heard_at.items() if now - at > age_s]:
+            del moving.heard_at[node]
+            moving.slow.pop(node, None)
+            moving.reports.pop(node, None)
+
     def _narrow(self, state: State, moving: InProgress) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
         another attempt, for which bytes that have arrived are kept."""
         moving.looks = False
+        self._forget_old(moving, FRESH_S)
         if state.in_progress is not moving or moving.narrowed or moving.missing:
             return
         known = self.states.get(state.members.generation) is state
@@ -288,7 +309,7 @@ class Leading:
         about = state.members, state.calls, attempt, ranks, given, state.rates
         outcome = _decided(*about, owners=owners, before=plan)
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
-            self._ask_to_move(state, attempt, outcome, set(), moving.slow)
+            self._ask_to_move(state, attempt, outcome, set(), moving)
 
     def _tell(self, state: State, outcome: Outcome) -> None:
         """Sends the decision to all nodes."""

@@ -65,6 +65,7 @@ class InProgress:
     # By node: reports of slow links, and those of links that are slower than the plan needs.
     slow: dict[int, GroupSlow] = field(default_factory=dict)
     reports: dict[int, GroupSlow] = field(default_factory=dict)
+    heard_at: dict[int, float] = field(default_factory=dict)  # when the last one came
     looks: bool = False  # a timer is set for looking at them
     narrowed: bool = False  # stripes have been changed because of them
 

@@ -49,7 +49,6 @@ class Runner:
     ahead: int = AHEAD_TASKS
     running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on what the task names
 
-    finished: int = 0  # tasks of this host that it has run to their end
     recalled: bool = False  # tasks were recalled, and no answer has come yet
     ended: int = 0  # orders runners by the end of their last task; 0: none has ended
 
@@ -57,11 +56,6 @@ class Runner:
     def free(self) -> int:
         """Workers without a task."""
         return max(0, self.workers - len(self.running))
-
-    @property
-    def unused(self) -> int:
-        """Workers that have not been given a task yet, if each gets one."""
-        return max(0, self.workers - len(self.running) - self.finished)
 
     @property
     def room(self) -> int:
@@ -77,9 +71,9 @@ class Above(Protocol):
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
 
-    def far_workers_lost(self, pool: int, count: int) -> None:
-        """A pool has lost so many workers of its own that a task needs, because their host is
-        gone, or takes no more tasks."""
+    def far_workers_lost(self, pool: int) -> None:
+        """A pool has lost workers of its own, because their host is gone, or takes no more
+        tasks."""
 
     def sends_on(self, audience: int, host_id: int) -> None:
         """A task whose output goes to the driver `audience` is handed to that host."""
@@ -154,24 +148,18 @@ class Delegation:
         if runner is None:
             return
         self.capacity -= runner.workers
-        lost: dict[int, list[Runner]] = {}  # pool -> its workers there
         for pool, runners in list(self.far.items()):
             what = "to which it is bound" if runner in runners else "where its workers were"
-            lost[pool] = [one for one in runners if one.host_id == host_id and one is not runner]
+            lost = any(one.host_id == host_id and one is not runner for one in runners)
             runners[:] = [one for one in runners if one.host_id != host_id]
             if not runners:
                 del self.far[pool]
                 self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
-        needed = {pool: sum(one.unused for one in gone) for pool, gone in lost.items()}
+            if lost:
+                self.above.far_workers_lost(pool)
         for oid, one in list(self.where.items()):
             if one.host_id == host_id:
-                pool = self.tasks.pool_of(oid)
-                if self._lost(oid, one.number) and pool in needed:
-                    needed[pool] += 1
-        for pool, count in needed.items():
-            spare = sum(min(one.free, one.finished) for one in self.far.get(pool, ()))
-            if count > spare:
-                self.above.far_workers_lost(pool, count - spare)
+                self._lost(oid, one.number)
 
     def drain(self, host_id: int) -> None:
         """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
@@ -180,15 +168,14 @@ class Delegation:
             if self.above.is_far_actor(pool):
                 continue
             leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
-            unused = sum(one.unused for one in leaving)
             for one in leaving:
                 one.workers = 0
             if leaving and len(leaving) == len(runners):
                 self.above.pool_deserted(
                     pool, f"node h{leaving[0].number}, where its workers were, leaves"
                 )
-            if unused:
-                self.above.far_workers_lost(pool, unused)
+            if leaving:
+                self.above.far_workers_lost(pool)
 
     def bind(self, pool: int, number: int) -> bool:
         """Binds a pool to a node, which then runs all its tasks; False: the node is gone."""
@@ -361,7 +348,7 @@ class Delegation:
             return
         self.where[oid].recalled = False
         if message.outcome in ("returned", "full"):
-            self._take_back(oid).finished -= 1
+            self._take_back(oid)
             if self.client.give_task_back(oid):
                 if message.outcome == "full":
                     self.above.was_full(oid, peer)
@@ -393,7 +380,6 @@ class Delegation:
         runner.running.pop(oid, None)
         self._ends += 1
         runner.ended = self._ends
-        runner.finished += 1
         return runner
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
@@ -438,15 +424,13 @@ class Delegation:
         full = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
         self.results.store_value(oid, encoded, message.outcome == "failed", full)
 
-    def _lost(self, oid: int, number: int) -> bool:
-        """The host that had that task is gone. Returns whether the task is queued again."""
+    def _lost(self, oid: int, number: int) -> None:
         self.where.pop(oid, None)
         if self.tasks.aborted(oid):
             self.client.settle(oid, NODE_SLOT)
         elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
             self.retried += 1
             self.above.post(oid)
-            return True
         elif self.client.take_over(oid, NODE_SLOT):
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
@@ -457,7 +441,6 @@ class Delegation:
                     f"tried {tries} time{'s' if tries != 1 else ''}."
                 ),
             )
-        return False
 
     # -- cancelling and recalling --------------------------------------------------------------
 

@@ -9,12 +9,10 @@ It must never know: what the workers run, how messages travel.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import ids
 from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.node.tasks.delegation import AHEAD_TASKS
+from hoplite_mp.node.tasks.far_workers import FarWorkers
 from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.local import (
@@ -27,14 +25,13 @@ from hoplite_mp.protocol.local import (
     SetUp,
     SetupFailed,
 )
-from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
+from hoplite_mp.protocol.peers import FarPoolOpened
 from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.requests import Handler, Requests
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
@@ -42,13 +39,9 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.sweeper import Sweeper
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.peers import OpenFarPool
 
 __all__ = ["PoolRequests"]
-
-COMMON_POOL = 0
-# How often it is tried to place a peer whose host is lost while no other host has room. Lower: more
-# messages while resources are in use.
-LOOK_AGAIN_S = 1.0
 
 
 class Above(Protocol):
@@ -79,8 +72,6 @@ class PoolRequests:
         above: Above,
     ) -> None:
         self.client = host.client
-        self.config = host.config
-        self.loop = host.loop
         self.imports = host.imports
         self.roster = host.roster
         self.send_peer = host.send_peer
@@ -93,7 +84,7 @@ class PoolRequests:
         self.delegation = delegation
         self.guests = guests
         self.resources = resources
-        self.questions = host.questions
+        self.far_workers = FarWorkers(host, workers, delegation, resources)
         self.above = above
 
     @property
@@ -153,126 +144,17 @@ class PoolRequests:
             return
         wanted = {members[number].host_id: workers for number, workers in ask.far}
 
-        def opened(error: str, lost: dict[int, int], refused: dict[int, int]) -> None:
-            is_open = self._is_open(local)
+        def opened(error: str, lost: bool) -> None:
+            is_open = self.far_workers.is_open(local)
             if lost:
                 error = "a node was lost while its workers were started"
             elif not is_open:
                 error = "the pool has been closed while its workers were started"
             if error and is_open:
                 self.workers.close(pool, True)
-            done(error, bool(lost))
+            done(error, lost)
 
-        self._start_far(local, wanted, False, opened)
-
-    def _is_open(self, pool: Pool) -> bool:
-        return self.workers.pools.get(pool.number) is pool and not pool.closing
-
-    def _start_far(
-        self,
-        local: Pool,
-        wanted: dict[int, int],
-        at_once: bool,
-        done: Callable[[str, dict[int, int], dict[int, int]], None],
-    ) -> None:
-        """Starts workers for a pool of this host on others. wanted: how many, by host id. at_once:
-        only where their resources are free now. `done` gets why one cannot start them, or ""; and
-        the parts of `wanted` of hosts that are lost, and of those that have refused."""
-        setup = ids.pack_id(self.client.host_id, local.setup) if local.setup else NO_OBJECT
-        about = local.max_tasks, setup, local.audience, local.env, local.demand, at_once
-
-        def make(workers: int, number: int) -> OpenFarPool:
-            return OpenFarPool(number, workers, *about)
-
-        def opened(found: dict[int, Answer]) -> None:
-            error = ""
-            refused: dict[int, int] = {}
-            is_open, ahead = self._is_open(local), 0 if local.peers else AHEAD_TASKS
-            for host_id, answer in found.items():
-                there: FarPoolOpened = answer.message
-                if there.error:
-                    error, refused[host_id] = there.error, wanted[host_id]
-                elif not is_open:  # the pool's owner has died, or has closed it
-                    self.send_peer(host_id, CloseFarPool(there.pool, True))
-                elif host_id in self.delegation.runners:
-                    about = local.number, host_id, there.pool, wanted[host_id], ahead
-                    self.delegation.add_far(*about)
-            there_now = found.keys() & self.delegation.runners.keys()
-            done(error, {one: n for one, n in wanted.items() if one not in there_now}, refused)
-
-        makes = {host_id: functools.partial(make, workers) for host_id, workers in wanted.items()}
-        self.questions.ask_each(makes, opened)
-
-    def replace_peers(self, number: int, count: int) -> None:
-        """Starts workers for peers whose host is lost or leaves. Without them a peer would begin
-        again only when another one has ended, which may be waiting for it."""
-        pool = self.workers.pools.get(number)
-        if pool is not None and pool.peers:
-            self._replace(pool, count, frozenset(), self.loop.now())
-
-    def _replace(self, pool: Pool, count: int, without: frozenset[int], since: float) -> None:
-        """As `replace_peers`. without: ids of hosts that are lost, or have refused. since: when
-        that was needed first."""
-        if not self._is_open(pool) or pool.broken:
-            return
-        now = {one: n for one, n in self._places(pool).items() if one not in without}
-        weights = self._weights(pool)
-        own, more = self.client.host_id, dict[int, int]()
-        room = self.resources.ledger.times(pool.demand, count, True)
-        while count > sum(more.values()):
-            if more.get(own, 0) >= room:
-                now.pop(own, None)
-            if not now:
-                break
-            host_id = min(now, key=lambda one: (now[one] + 1) / max(1, weights.get(one, 1)))
-            now[host_id] += 1
-            more[host_id] = more.get(host_id, 0) + 1
-        if count > sum(more.values()):
-            self._replace_later(pool, count - sum(more.values()), since)
-        here = more.pop(own, 0)
-        if here:
-            pool.target += here
-            self.workers.start_missing(pool)
-
-        def started(error: str, lost: dict[int, int], refused: dict[int, int]) -> None:
-            missing = lost | refused
-            if missing:
-                self._replace(pool, sum(missing.values()), without.union(missing), since)
-
-        self._start_far(pool, more, True, started)
-
-    def _places(self, pool: Pool) -> dict[int, int]:
-        """How many workers of that pool there are by id of host, for each that may get more."""
-        found = {self.client.host_id: pool.target}
-        for runner in self.delegation.far.get(pool.number, ()):
-            found[runner.host_id] = found.get(runner.host_id, 0) + runner.workers
-        if pool.anywhere:
-            able = [one for one, n in self._weights(pool).items() if n or pool.demand]
-            return {one: found.get(one, 0) for one in able if one not in self.roster.leaving}
-        return {one: workers for one, workers in found.items() if workers}
-
-    def _weights(self, pool: Pool) -> dict[int, int]:
-        """How many workers each host has for everybody's tasks, if the pool may go to any host."""
-        if not pool.anywhere:
-            return {}
-        members = self.roster.by_host_id.items()
-        own = self.workers.pools[COMMON_POOL].target
-        return {self.client.host_id: own, **{one: member.workers for one, member in members}}
-
-    def _replace_later(self, pool: Pool, count: int, since: float) -> None:
-        """Looks again for places for peers that have found none, as long as they are queued."""
-        some = pool.target or self.delegation.far.get(pool.number)
-        if not some and self.loop.now() - since >= self.config.resource_wait_s:
-            pool.broken, pool.host_lost = "no host that is left has room for it", True
-            self.workers.fail_queued(pool)
-            return
-
-        def again() -> None:
-            queued = len(self.client.queued_in(pool.number)) if self._is_open(pool) else 0
-            if queued:
-                self._replace(pool, min(count, queued), frozenset(), since)
-
-        self.loop.call_later(LOOK_AGAIN_S, again)
+        self.far_workers.start(local, wanted, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """Starts more workers on this node, or has another one do so."""
@@ -353,15 +235,15 @@ class PoolRequests:
         if host_id not in self.roster.by_host_id:
             return
         pool = None
-        ledger, count = self.resources.ledger, message.workers
-        able = ledger.could_ever(message.demand)
-        if message.at_once:
-            able = ledger.times(message.demand, count, True) == count
+        able = self.resources.ledger.could_ever(message.demand)
         if able and not self.roster.leaves:
             audience = self.guests.audience_here(host_id, message.audience)
             about = audience, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
             pool = opened.number if self.workers.open(opened) else None
+            if pool is not None and message.at_once and len(opened.workers) < message.workers:
+                self.workers.close(pool, True)  # they would wait for resources
+                pool = None
         error = "" if pool is not None else f"node h{self.client.number} can start no more workers"
         if pool is None and self.workers.pauses():
             error += f": {self.workers.trouble}"
