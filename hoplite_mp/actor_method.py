@@ -115,7 +115,8 @@ class ActorMethod:
         if unknown:
             raise TypeError(
                 f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} of an "
-                "actor's method; there are buffersize, copy, name, timeout"
+                "actor's method; there are buffersize, copy, name, timeout. All others are given "
+                "to the actor: c.options(...).actor(...)"
             )
         changed = ActorMethod(self._identity, self._about, self._method)
         changed._timeout, changed._copy, changed._label = self._timeout, self._copy, self._label
