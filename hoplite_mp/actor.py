@@ -198,7 +198,6 @@ class Actor:
 
 
 _identity_of = Actor.__dict__["_identity"].__get__
-
 _about_of = Actor.__dict__["_about"].__get__
 _methods_met = Actor.__dict__["_methods"].__get__
 _set_methods = Actor.__dict__["_methods"].__set__

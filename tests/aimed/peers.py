@@ -37,6 +37,12 @@ def meets(rank: int, lives: int) -> int:
     return rank
 
 
+def all_begin(a: Aim, size: int) -> None:
+    """Waits until so many peers have begun."""
+    if not a.wait_for(HANGS_S, lambda: len(begun) == size):
+        raise WrongEnd("peers do not begin")
+
+
 def _peers_again(
     a: Aim, with_own: bool, deaths: int, first: str = "dies", second: str = "dies"
 ) -> None:
@@ -53,8 +59,7 @@ def _peers_again(
     def send(c: Any) -> None:
         lives = size + deaths
         peers = c.options(node=[f"h{h.number}" for h in places]).spmd(meets, size, lives)
-        if not a.wait_for(HANGS_S, lambda: len(begun) == size):
-            raise WrongEnd("peers do not begin")
+        all_begin(a, size)
         asked: list[Any] = []
 
         def strike(sender: int, receiver: int) -> None:
@@ -106,8 +111,7 @@ def peers_with_resources(a: Aim) -> None:
     def send(c: Any) -> None:
         view = c.options(resources={RESOURCE: 1}, node=[f"h{h.number}" for h in places])
         peers = view.spmd(meets, size, size + 1)
-        if not a.wait_for(HANGS_S, lambda: len(begun) == size):
-            raise WrongEnd("peers do not begin")
+        all_begin(a, size)
         a.die(a.chance.choice(places))
         if [one.result(timeout=2 * HANGS_S) for one in peers] != list(range(size)):
             raise WrongEnd("peers return something else")
@@ -134,8 +138,7 @@ def peers_in_turn(a: Aim) -> None:
     def send(c: Any) -> None:
         view = c.options(resources={RESOURCE: 2}, node=[f"h{h.number}" for h in places])
         peers = view.spmd(rests, size, 2.0)
-        if not a.wait_for(HANGS_S, lambda: len(begun) == size):
-            raise WrongEnd("peers do not begin")
+        all_begin(a, size)
         a.die(a.chance.choice(places))
         if [one.result(timeout=HANGS_S) for one in peers] != list(range(size)):
             raise WrongEnd("peers return something else")
@@ -153,8 +156,7 @@ def peers_without_a_place(a: Aim) -> None:
 
     def send(c: Any) -> None:
         peers = c.options(resources={RESOURCE: 1}).spmd(meets, 2, 4)
-        if not a.wait_for(HANGS_S, lambda: len(begun) == 2):
-            raise WrongEnd("peers do not begin")
+        all_begin(a, 2)
         used = [h for h in places if h.node.rooms.resources.slots]
         if len(used) != 1:
             raise WrongEnd(f"they are on hosts {used}")

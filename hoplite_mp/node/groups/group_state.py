@@ -62,7 +62,7 @@ class InProgress:
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
     fills: bool = False  # it saturates every node's link, so that rates can be measured
-    # By node: reports of slow links, and those of links that are slower than the plan needs.
+    # By node: reports of links that are slower than the plan needs, and of all slow links.
     slow: dict[int, GroupSlow] = field(default_factory=dict)
     reports: dict[int, GroupSlow] = field(default_factory=dict)
     heard_at: dict[int, float] = field(default_factory=dict)  # when the last one came

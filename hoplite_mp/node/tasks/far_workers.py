@@ -2,8 +2,8 @@
 
 Why it exists: the peers of an `spmd` wait for one another, so each needs a process of its own. When
 the host of one is lost, or leaves, a process is started elsewhere: otherwise the peer would begin
-again only when another one has ended, which may be waiting for it. From the first loss on it is
-looked now and then whether the pool has more tasks than workers, whatever the reason is.
+again only when another one has ended, which may be waiting for it. From the first loss on the node
+compares the pool's tasks with its workers once a second, so no loss has to be counted.
 It must never know: what the workers run, how messages travel, who asked for a pool.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["FarWorkers"]
 
 COMMON_POOL = 0
-# How often it is looked whether peers lack workers, once their pool has lost some. Lower: more
+# How often the node compares a pool's tasks with its workers, once it has lost some. Lower: more
 # messages while resources are in use.
 LOOK_AGAIN_S = 1.0
 
@@ -44,7 +44,7 @@ class _Short:
     pool: Pool
     since: float  # when it had no worker anywhere first
     asked: Counter[int] = field(default_factory=Counter)  # workers asked for, by host id
-    refused: set[int] = field(default_factory=set)  # ids of hosts, until it is looked again
+    refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
 
 
 class FarWorkers:
@@ -130,7 +130,7 @@ class FarWorkers:
         self.loop.call_later(0.0, look)
 
     def _look_always(self, short: _Short) -> None:
-        """Looks now, and again as long as the pool is open."""
+        """Compares its tasks with its workers now, and each second as long as it is open."""
         short.refused.clear()
         if self._look(short):
             self.loop.call_later(LOOK_AGAIN_S, lambda: self._look_always(short))
