@@ -56,7 +56,8 @@ def test_a_task_that_runs_one_that_waits_and_one_in_the_queue(
 ) -> None:
     go = tmp_path / "go"
     running = [cluster.submit(wait_for, go) for _ in range(2)]
-    eventually(lambda: all(future.running() for future in running))
+    # A worker has claimed a task a moment before the task is on its stack.
+    until(cluster, "running", lambda found: len(found) == 2)
     queued = cluster.submit(wait_for, go)
     ready = cluster.put(1)
     waiting = cluster.options(name="the sum").submit(add, running[0], ready, queued)
@@ -100,7 +101,7 @@ def test_who_waits_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
         return hoplite_mp.current().get(refs)
 
     inner = cluster.submit(wait_for, go)
-    eventually(inner.running)
+    until(cluster, "running", lambda found: len(found) == 1)
     outer = cluster.submit(get, hoplite_mp.by_ref([inner.ref]))
     try:
         # It counts as blocked first, and then says for what.
@@ -206,7 +207,7 @@ def test_a_reduce_with_missing_sources(cluster: Cluster, tmp_path: Path) -> None
         return 1.0
 
     sources = [cluster.put(1.0), cluster.submit(late, go), cluster.put(2.0)]
-    eventually(sources[1].running)  # type: ignore[union-attr]
+    until(cluster, "running", lambda found: len(found) == 1)
     total = cluster.reduce(sources, op="max")
     try:
         (one,) = until(cluster, "collectives", lambda found: len(found) == 1)
