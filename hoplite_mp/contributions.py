@@ -9,6 +9,7 @@ It must never know: boards, nodes, how a contribution is stored or sent.
 from __future__ import annotations
 
 import operator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING",
-    "OWNERS_WIDTH_MAX",
     "PREFIXES",
     "REDUCTIONS",
     "ROOTED",
@@ -29,6 +29,7 @@ __all__ = [
     "TARGETED",
     "contribution",
     "contributors_of",
+    "early_shares",
     "into",
     "is_plain_array",
     "mask_of",
@@ -49,14 +50,10 @@ SMALL_KINDS = (
     "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
 )  # fmt: skip
 SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-# Of a large allreduce: a host that owns a stripe sends it to all others. With k owners among n
-# hosts these are as many bytes as (n - 1) / k objects have, and no call begins without its late
-# hosts if that factor exceeds this. Higher: calls begin with fewer members present, and take
-# longer after the last one has called.
-OWNERS_WIDTH_MAX = 1.2
-# The fewest owners that section_bounds counts with: so many less than members. More: a large array
-# is written in shorter pieces.
-OWNERS_LATE_MAX = 2
+# Of a large allreduce that begins before all hosts have called: by how much of the time of one
+# transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
+# is wider, and the call takes longer if the two call nearly together.
+LAST_LAG_SHARE = 0.5
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -75,14 +72,33 @@ NOTHING = Nothing()
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
     """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
 
-    Each host that owns a stripe begins where its stripe does. Of an allreduce that has begun
-    without its last hosts the others own the stripes, so these begin elsewhere.
+    Each host that owns a stripe begins where its stripe does. Of an allreduce a slow host may own
+    none, nor does the last one if it has begun before all have called, so stripes begin elsewhere.
     """
     counts = [max(1, size - 1) if kind in ("broadcast", "reduce") else size]
-    if kind == "allreduce":
-        late = range(size - 1, size - 1 - OWNERS_LATE_MAX, -1)
-        counts += [owners for owners in late if owners * OWNERS_WIDTH_MAX >= size - 1 > 0]
-    return sorted({nbytes * i // owners for owners in counts for i in range(owners + 1)})
+    cuts = [0.0]
+    if kind == "allreduce" and size > 2:
+        counts.append(size - 1)
+        cuts += accumulate(early_shares(size)[:-1])
+    bounds = {nbytes * i // owners for owners in counts for i in range(owners + 1)}
+    return sorted(bounds.union(round(nbytes * reached) for reached in cuts))
+
+
+def early_shares(hosts: int) -> list[float]:
+    """The parts of the array that all hosts but the last one own, in the order in which they call.
+
+    A host that owns the part w sends (1 - w) of its array to the others, and its result to the
+    n - 1 others. Whoever calls long before the last one has sent the first by then, so all such
+    hosts own as much as each other. The last but one has sent only what moves in the lag between
+    the two, so it owns less: as much as makes it ready at the same time, which is
+    (1 - w - lag) + (n - 1) w = (n - 1) (1 - w) / (n - 2).
+    """
+    if hosts < 3:
+        return [1.0]
+    others = (hosts - 1) / (hosts - 2)  # what each of them sends if the last but one owns nothing
+    last = (others - 1 + LAST_LAG_SHARE) / (hosts - 2 + others)
+    last = min(last, 1 / (hosts - 1))
+    return [(1 - last) / (hosts - 2)] * (hosts - 2) + [last]
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:

@@ -27,6 +27,7 @@ __all__ = [
     "newest",
     "other_plans",
     "part_of_the_dead",
+    "passed_on",
     "relieved",
     "survives_leader",
     "unheard",
@@ -329,3 +330,40 @@ def relieved(a: Aim) -> None:
     for rank, host in enumerate(hosts):
         a.crawl(host, fast, fast)
         a.run(host, f"rank {rank}", partial(member, rank), host is not D)
+
+
+def passed_on(a: Aim) -> None:
+    """Stripes of a large allreduce pass to those who call next, in an order that changes with each
+    call; meanwhile a host dies, or stops for a while, or gives something else, or none does."""
+    hosts = a.some(5)
+    D = a.chance.choice(hosts)
+    fault = a.chance.choice(["die", "stop", "other", "none"])
+    a.must(crawl=5, **({fault: 1} if fault in ("die", "stop") else {}))
+    items, calls, other = 1 << 20, 4, 2
+    one_s = 8 * items / 60e6
+    waits = [[a.chance.choice([0.0, 0.3, 1.5]) * a.chance.random() for _ in hosts] for _ in "1234"]
+    when_s = 1.5 * one_s * a.chance.random()
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("passed on", len(hosts), rank) as g:
+            for call in range(calls):
+                g.barrier()
+                if (call, hosts[rank]) == (1, D) and fault == "die":
+                    a.late(when_s, a.die, D)
+                if (call, hosts[rank]) == (1, D) and fault == "stop":
+                    a.late(when_s, a.stop, D, 0.3)
+                time.sleep(waits[call][rank] * one_s)
+                differs = call == other and fault == "other"
+                try:
+                    mine = np.full(items + (differs and hosts[rank] is D), 1 << rank, np.int64)
+                    total = g.allreduce(mine)
+                except ValueError:
+                    if not differs:
+                        raise
+                    continue
+                if differs or (total != sum(1 << one for one in g.contributors)).any():
+                    raise WrongEnd(f"call {call} of {g.contributors} gave {set(total.tolist())}")
+
+    for rank, host in enumerate(hosts):
+        a.crawl(host, 60e6, 60e6)
+        a.run(host, f"rank {rank}", partial(member, rank), host is not D or fault == "other")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,14 +16,22 @@ from hoplite_mp.node.groups.speculative_start import (
     decide_speculatively,
     fill_in,
     fits,
+    follows_calls,
+    is_better_anew,
     lacks,
-    wait_s,
+    transfer_s,
 )
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
-from hoplite_mp.protocol.messages import GroupMembers
+from hoplite_mp.protocol.messages import ExecuteReduce, GroupMembers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hoplite_mp.node.groups.group_decisions import Outcome
+    from hoplite_mp.protocol.messages import Stripe
 
 COUNT = BYTES_MIN // 4
 
@@ -39,41 +50,103 @@ def part(rank: int, count: int = COUNT, kind: str = "allreduce", op: str = "sum"
     return GroupPart(1, 1, 0, (rank,), kind, op, 0, pieces)
 
 
-def speculative(size: int, there: list[int], **like: str):
+def speculative(
+    size: int,
+    there: list[int],
+    *,
+    few: bool = True,
+    likely: Sequence[int] = (),
+    before: Sequence[Stripe] = (),
+    rates: Mapping[int, Host] = MappingProxyType({}),
+    **like: str,
+) -> tuple[Outcome, set[int]] | None:
     given = {rank: part(rank, **like) for rank in there}
-    return decide_speculatively(members(size), 0, 5, list(range(size)), given, {})
+    about = members(size), 0, 5, list(range(size)), given, rates
+    return decide_speculatively(*about, few=few, likely=likely, before=before)
 
 
-def test_the_early_ones_own_all() -> None:
-    found = speculative(4, [0, 1, 3])
+def owners(found: tuple[Outcome, set[int]] | None) -> list[int]:
+    assert found is not None
+    return [stripe.owner for stripe in found[0].plans[0].stripes]
+
+
+def test_all_but_the_last_own_stripes_in_the_order_in_which_they_call() -> None:
+    found = speculative(4, [3, 0, 1], few=False)
     assert found is not None
     outcome, missing = found
     assert missing == {2}
     (plan,) = outcome.plans
-    assert {stripe.owner for stripe in plan.stripes} == {0, 1, 3}
+    assert isinstance(plan, ExecuteReduce)
+    assert owners(found) == [3, 0, 1]
+    assert follows_calls(plan.stripes, 4)
     assert plan.objects[2] == NO_OBJECT
     assert outcome.waits == {0, 1, 2, 3}
 
 
+def test_those_that_are_missing_own_stripes_in_the_order_of_the_last_call() -> None:
+    assert owners(speculative(5, [3, 0])) == [3, 0, 1, 2]
+    assert owners(speculative(5, [3, 0], likely=[4, 3, 2, 1, 0])) == [3, 0, 4, 2]
+    assert owners(speculative(5, [3, 0], likely=[7, 4])) == [3, 0, 4, 1]  # h7 has left
+
+
+def test_who_calls_next_takes_over_the_next_stripe() -> None:
+    found = speculative(5, [3, 0])
+    assert found is not None
+    stripes = found[0].plans[0].stripes
+    for there, owning in (
+        ([3, 0, 1], [3, 0, 1, 2]),
+        ([3, 0, 4], [3, 0, 4, 1]),
+        ([3, 0, 4, 2], [3, 0, 4, 2]),
+    ):
+        again = speculative(5, there, before=stripes)
+        assert owners(again) == owning
+        assert again is not None
+        assert follows_calls(again[0].plans[0].stripes, 5)
+
+
 @pytest.mark.parametrize(
-    ("size", "there"), [(4, [0, 1]), (2, [0]), (3, [1]), (8, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3])]
+    ("size", "there", "few"),
+    [
+        (4, [0], True),
+        (4, [0, 1], False),
+        (2, [0], True),
+        (3, [1], True),
+        (8, [0, 1, 2, 3, 4, 5], False),
+        (4, [0, 1, 2, 3], True),
+    ],
 )
-def test_not_with_too_few_nor_with_all(size: int, there: list[int]) -> None:
-    assert speculative(size, there) is None
+def test_not_with_too_few_nor_with_all(size: int, there: list[int], few: bool) -> None:
+    assert speculative(size, there, few=few) is None
 
 
-def test_eight_begin_with_six() -> None:
-    assert speculative(8, [0, 1, 2, 4, 6, 7]) is not None
+def test_with_unequal_links_only_those_that_are_there_own() -> None:
+    rates = {node: Host(rate, rate) for node, rate in enumerate((1e8, 1e8, 1e8, 2.5e7))}
+    assert speculative(4, [0, 1], rates=rates) is None
+    found = speculative(4, [0, 1, 2], rates=rates)
+    assert owners(found) == [0, 1, 2]
+    assert found is not None
+    assert not follows_calls(found[0].plans[0].stripes, 4)
+
+
+def test_when_it_is_better_to_begin_anew() -> None:
+    """Beside 1.5 transfers of four hosts that own as much as each other."""
+    found = speculative(4, [0, 1])
+    assert found is not None
+    stripes = found[0].plans[0].stripes
+    assert is_better_anew(stripes, 0.0, 0.0)
+    assert is_better_anew(stripes, 0.2, 0.2)  # the first one has 1.51 to receive
+    assert not is_better_anew(stripes, 0.22, 0.22)
+    assert not is_better_anew(stripes, 2.0, 0.08)
+    assert is_better_anew(stripes, 2.0, 0.05)  # the last but one has 1.52 to send
 
 
 def test_only_large_allreduces_wait() -> None:
     assert speculative(4, [0, 1, 2], kind="barrier") is None
-    assert wait_s(part(0, kind="reduce"), {}) is None
-    assert wait_s(part(0, count=100), {}) is None
-    slow, fast = (wait_s(part(0), {0: Host(rate, rate)}) for rate in (1e7, 1e9))
-    assert slow is not None
-    assert fast is not None
-    assert slow > 50 * fast > 0
+    assert transfer_s(part(0, kind="reduce"), {}) is None
+    assert transfer_s(part(0, count=100), {}) is None
+    slow, fast = (transfer_s(part(0), {0: Host(rate, rate)}) for rate in (1e7, 1e9))
+    assert slow == part(0).pieces[0].nbytes / 1e7
+    assert fast == slow / 100
 
 
 def test_what_was_taken_for_granted() -> None:

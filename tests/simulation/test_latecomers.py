@@ -7,15 +7,15 @@ Virtual time does not depend on the machine, so these figures may be compared wi
 from __future__ import annotations
 
 import time
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hoplite_mp.contributions import section_bounds
-from hoplite_mp.node.groups.speculative_start import WAIT_SHARE
+from hoplite_mp.contributions import early_shares, section_bounds
+from hoplite_mp.planner.forest import cut
+from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.simulation.cluster import runs
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.simulation.cluster.workload import Workload
 
 RATE = 125e6  # bytes per second of each link
-MEMBERS = 4
-NBYTES = 8 << 20
+NBYTES = 16 << 20
 CALLS = 2  # later ones are written to the store at a pace, because the speed of the first is known
 
 
@@ -44,42 +43,64 @@ def play(
     assert not outcome.failure, outcome.failure
 
 
-def seconds(monkeypatch: pytest.MonkeyPatch, apart_s: float) -> list[float]:
-    """Of each call, from the last member's call to the last member's result."""
+def transfers(monkeypatch: pytest.MonkeyPatch, late: Sequence[float]) -> list[float]:
+    """Of each call, from the last member's call to the last member's result, in times of one
+    transfer. late: by how many such times each rank calls late."""
+    one_s, hosts = NBYTES / RATE, len(late)
     found = [0.0] * CALLS
 
     def member(rank: int, c: Any) -> None:
-        with c.group("late", MEMBERS, rank) as g:
+        with c.group("late", hosts, rank) as g:
             mine = np.full(NBYTES // 4, rank + 1, np.float32)
             for call in range(CALLS):
                 g.barrier()
                 begun = time.monotonic()
-                time.sleep(rank * apart_s)
+                time.sleep(late[rank] * one_s)
                 total = g.allreduce(mine)
-                taken = time.monotonic() - begun - (MEMBERS - 1) * apart_s
+                taken = (time.monotonic() - begun) / one_s - max(late)
                 found[call] = max(found[call], taken)
-                assert np.all(total == MEMBERS * (MEMBERS + 1) / 2)
+                assert np.all(total == hosts * (hosts + 1) / 2)
 
     def begin(work: Workload) -> None:
         for rank, host in enumerate(work.hosts()):
             work.program(host, f"rank {rank}", partial(member, rank))
 
-    play(monkeypatch, MEMBERS, begin)
+    play(monkeypatch, hosts, begin)
     return found
 
 
-def test_late_members_cost_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who were there early own the stripes, so the last one sends its array once and receives
-    the result once. Besides, the others send each other what was left when it came."""
-    share = 0.55
-    taken = seconds(monkeypatch, share * NBYTES / RATE)
-    left = (MEMBERS - 2) / (MEMBERS - 1) - (share - WAIT_SHARE)
-    assert max(taken) / (NBYTES / RATE) < 1.03 * (1 + left), taken
+@pytest.mark.parametrize("hosts", [4, 5, 8])
+@pytest.mark.parametrize("first", ["the first rank", "the last rank"])
+def test_late_members_cost_one_transfer(
+    monkeypatch: pytest.MonkeyPatch, hosts: int, first: str
+) -> None:
+    """All but the last one own the stripes, in the order in which they call, so the last one sends
+    its array once and receives the result once. Besides, the last but one sends what it has not
+    sent when the last one comes, which each of the others receives a part of."""
+    apart = 0.55
+    late = [apart * rank for rank in range(hosts)]
+    *_, narrow = early_shares(hosts)
+    left = 1 - narrow - apart
+    receives, sends = 1 + left / (hosts - 2), left + (hosts - 1) * narrow
+    owns = (hosts - 1) / (hosts - 2) * (1 - narrow)
+    taken = transfers(monkeypatch, late if first == "the first rank" else late[::-1])
+    assert max(taken) < 1.07 * max(receives, sends, owns), taken
 
 
-def test_members_that_call_together_reach_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = seconds(monkeypatch, 0.0)
-    assert max(taken) / (2 * 3 / 4 * NBYTES / RATE) < 1.03, taken
+def test_a_call_begins_when_two_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They exchange their stripes before the last two call, for which no time is left after that:
+    with all four owning as much as each other it would take 1.5 transfers from then on."""
+    taken = transfers(monkeypatch, [0.0, 0.0, 1.0, 1.3])
+    assert max(taken) < 1.35, taken
+
+
+@pytest.mark.parametrize("late", [[0, 0, 0, 0], [0, 0.05, 0.1, 0.15], [0, 0, 1, 1], [0, 1, 1, 1]])
+def test_members_that_call_together_reach_the_bound(
+    monkeypatch: pytest.MonkeyPatch, late: list[float]
+) -> None:
+    """Also if the call has begun before: then all own as much as each other from now on."""
+    taken = transfers(monkeypatch, late)
+    assert max(taken) / (2 * 3 / 4) < (1.03 if not any(late) else 1.06), taken
 
 
 @pytest.mark.parametrize("hosts", [4, 8])
@@ -108,19 +129,20 @@ def test_a_late_receiver_of_a_broadcast_costs_one_transfer(
 def test_every_host_begins_to_read_where_a_section_begins() -> None:
     assert section_bounds("allgather", 4, 400) == [0, 100, 200, 300, 400]
     assert section_bounds("broadcast", 4, 300) == [0, 100, 200, 300]
-    assert section_bounds("allreduce", 4, 1200) == [0, 300, 400, 600, 800, 900, 1200]
+    early = [500, 1000]  # the third of four owns 4/14
+    even = [0, 350, 466, 700, 933, 1050, 1400]
+    assert section_bounds("allreduce", 4, 1400) == sorted([*even, *early])
     assert section_bounds("allreduce", 2, 10) == [0, 5, 10]
     assert section_bounds("allreduce", 1, 10) == section_bounds("reduce", 1, 10) == [0, 10]
     assert section_bounds("allreduce", 4, 2) == [0, 1, 2]
-    # Of eight hosts two may be late.
-    parts = {Fraction(i, owners) for owners in (8, 7, 6) for i in range(owners + 1)}
-    assert section_bounds("allreduce", 8, 168) == sorted(168 * part for part in parts)
+    assert {s.end_share for s in cut(enumerate(early_shares(8)))} <= {
+        *section_bounds("allreduce", 8, SHARES)
+    }
 
 
 def test_links_that_were_idle_while_a_member_was_late_count_as_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second call's stripes are as wide as the first one's, whose hosts waited for the last."""
-    monkeypatch.setattr(f"{__name__}.MEMBERS", 8)
-    first, second = seconds(monkeypatch, 0.7 * NBYTES / RATE)
+    first, second = transfers(monkeypatch, [0.7 * rank for rank in range(8)])
     assert second < 1.03 * first

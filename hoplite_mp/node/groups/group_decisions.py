@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Outcome", "combine", "decide", "lost", "operation_of"]
+__all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
 
 NO_OBJECT = bytes(16)
 
@@ -198,7 +198,7 @@ def _fold(
     elif outcome.kind == "allreduce":
         destinations = tuple(nodes)
         owning = [node for node in nodes if node in owners] or nodes
-        stripes = _shared(members, owning, first.nbytes, rates)
+        stripes = shared(members, owning, first.nbytes, rates)
     else:
         size = members.size
         destinations = tuple(
@@ -371,7 +371,7 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | No
     return [Host(rate, rate) for rate in level]
 
 
-def _shared(
+def shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
     """Stripes of an allreduce; each of these nodes owns one."""

@@ -24,7 +24,15 @@ from hoplite_mp.node.groups.repeated_plans import (
     repeat,
 )
 from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one, stays_slow
-from hoplite_mp.node.groups.speculative_start import decide_speculatively, is_other, wait_s
+from hoplite_mp.node.groups.speculative_start import (
+    FEW_WAIT_SHARE,
+    WAIT_SHARE,
+    decide_speculatively,
+    follows_calls,
+    is_better_anew,
+    is_other,
+    transfer_s,
+)
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
 from hoplite_mp.protocol.group_calls import (
@@ -38,6 +46,7 @@ from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
     from hoplite_mp.node.groups.group_state import State
     from hoplite_mp.node.groups.small_calls import SmallCalls
@@ -53,6 +62,11 @@ if TYPE_CHECKING:
     )
     from hoplite_mp.protocol.messages import GroupMembers
 
+    # What decides a call: members, its number, the attempt, ranks, their parts, rates of links.
+    About: TypeAlias = tuple[
+        GroupMembers, int, int, Sequence[int], dict[int, GroupPart], Mapping[int, Host]
+    ]
+
 __all__ = ["Leading"]
 
 # How long the leading node waits for more reports after the first one of a slow link, to tell which
@@ -64,6 +78,9 @@ SLOW_GATHER_S = 0.1
 FRESH_S = 0.6
 # Likewise for the next call. Higher, because a host may have sent all before it has received all.
 BELIEVED_S = 1.2
+# How often the stripes of one call are passed on. Higher: many messages, if members call in another
+# order than the last time, and are many.
+PASSED_ON_MAX = 16
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
@@ -141,43 +158,80 @@ class Leading:
     def _leads(self, state: State) -> bool:
         return not state.owned and state.leader == self.client.number
 
-    def lead(self, state: State, *, late: bool = False) -> None:
-        """Decides the next call if all parts are here; if `late`, it may begin without some."""
+    def lead(self, state: State, late: float = 0.0) -> None:
+        """Decides the next call if all parts are here. late: how long others have been waited for,
+        in parts of the time of one transfer; if that is enough, it may begin without them."""
         if not self._leads(state):
             return
-        if state.in_progress is not None and not is_other(state, state.in_progress):
+        moving = state.in_progress
+        if moving is not None and is_other(state, moving):
+            moving = None
+        if moving is not None and moving.early_since is None:
             return
         if not self._is_settled(state) or not state.members.formed:
             return
-        expected = state.expected()
-        given: dict[int, GroupPart] = {}
-        for part in state.parts.values():
-            if part.call == state.calls:
-                given.update(dict.fromkeys(part.ranks, part))
+        expected, given = state.expected(), state.given()
         if not expected or not given:
             return
         # Must differ from every attempt that an earlier leader made for other members, because
         # cells of those may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, expected, given, state.rates
+        if moving is not None and moving.missing:
+            self._pass_on(state, moving, about)
+            return
+        if moving is not None and not self._begins_anew(state, moving):
+            return
         missing: set[int] = set()
         if all(rank in given for rank in expected):
             begun = _begun_by_all(state, given)
             if begun is not None and repeat(outcome := _decided(*about), begun):
                 self._await_repeated(state, outcome)
                 return
-            outcome = _decided(*about, before=state.attempted)
-        elif not late:
-            self._wait(state, next(iter(given.values())))
+            outcome = _decided(*about, before=state.attempted if moving is None else None)
+        elif late < WAIT_SHARE:
+            self._wait(state, WAIT_SHARE, late)
             return
-        elif (speculative := decide_speculatively(*about)) is not None:
-            outcome, missing = speculative
+        elif (early := self._begun_early(state, about, late)) is not None:
+            outcome, missing = early
         else:
             return
         if outcome.waits:
             self._ask_to_move(state, attempt, outcome, missing)
         else:
             self._tell(state, outcome)
+
+    def _begun_early(
+        self, state: State, about: About, late: float
+    ) -> tuple[Outcome, set[int]] | None:
+        """The decision, and the ranks that it does not wait for; None: not yet."""
+        few = late >= FEW_WAIT_SHARE
+        early = decide_speculatively(*about, few=few, likely=state.came)
+        if early is None and not few and len(about[4]) > 1:
+            self._wait(state, FEW_WAIT_SHARE, late)
+        return early
+
+    def _pass_on(self, state: State, moving: InProgress, about: About) -> None:
+        """Gives those who have called since a call began the stripes of others who have not."""
+        before, moving.last_came = moving.outcome.plans[0].stripes, self.loop.now()
+        if moving.passed_on >= PASSED_ON_MAX:
+            return
+        again = decide_speculatively(*about, likely=state.came, before=before)
+        if again is not None and again[0].plans[0].stripes != before:
+            self._ask_to_move(state, about[2], *again, early=moving)
+
+    def _begins_anew(self, state: State, moving: InProgress) -> bool:
+        """All have called. Does it take less time if they own as much as each other from now on?"""
+        since, moving.early_since = moving.early_since, None
+        one_s = transfer_s(next(iter(state.given().values())), state.rates)
+        if since is None or one_s is None:
+            return False
+        now = self.loop.now()
+        plan, moved, lag = moving.outcome.plans[0], now - since, now - moving.last_came
+        if not is_better_anew(plan.stripes, moved / one_s, lag / one_s):
+            return False
+        state.in_progress = None
+        return True
 
     def _ask_to_move(
         self,
@@ -186,9 +240,11 @@ class Leading:
         outcome: Outcome,
         missing: set[int],
         narrowed: InProgress | None = None,
+        early: InProgress | None = None,
     ) -> None:
         """Sends the plans to all nodes that take part in them. narrowed: the attempt before, whose
-        stripes have been changed because a link is slow."""
+        stripes have been changed because a link is slow. early: the one before, whose stripes have
+        been passed on."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
         # While a member is late, the others' links are idle for a time.
         fills = outcome.kind in FILLING and not missing
@@ -197,6 +253,11 @@ class Leading:
         if narrowed is not None:
             state.in_progress.slow = narrowed.slow
             state.in_progress.heard_at = narrowed.heard_at
+        if missing and follows_calls(outcome.plans[0].stripes, len(outcome.nodes)):
+            state.in_progress.early_since = state.in_progress.last_came = self.loop.now()
+        if early is not None:
+            state.in_progress.early_since = early.early_since
+            state.in_progress.passed_on = early.passed_on + 1
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -216,20 +277,21 @@ class Leading:
             if state.in_progress is not None:
                 self.done(state, node, report)
 
-    def _wait(self, state: State, first: GroupPart) -> None:
-        """Waits a while for the missing members of a call that may begin without them."""
+    def _wait(self, state: State, share: float, late: float) -> None:
+        """Waits for the missing members of a call that may begin without them, until it has done
+        so for that part of the time of one transfer. late: for which part it has done so."""
         call = state.calls
-        seconds = None if state.waited == call else wait_s(first, state.rates)
-        if seconds is None:
+        one_s = transfer_s(next(iter(state.given().values())), state.rates)
+        if state.waited == call or one_s is None:
             return
 
         def over() -> None:
             if state.calls == call and self.states.get(state.members.generation) is state:
                 state.waited = -1  # the next part that arrives may begin another wait
-                self.lead(state, late=True)
+                self.lead(state, late=share)
 
         state.waited = call
-        self.loop.call_later(seconds, over)
+        self.loop.call_later((share - late) * one_s, over)
 
     def done(self, state: State, node: int, message: GroupDone) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
@@ -314,6 +376,7 @@ class Leading:
     def _tell(self, state: State, outcome: Outcome) -> None:
         """Sends the decision to all nodes."""
         members = state.members
+        state.came = list(dict.fromkeys(members.nodes[rank] for rank in state.given()))
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         opens = outcome.opens(members, state.last) if self.small.possible else 0

@@ -68,6 +68,11 @@ class InProgress:
     heard_at: dict[int, float] = field(default_factory=dict)  # when the last one came
     looks: bool = False  # a timer is set for looking at them
     narrowed: bool = False  # stripes have been changed because of them
+    # When the first attempt began, if that was before all had called, and its stripes belong to
+    # these in the order in which they call. None: it was not, or all have called since.
+    early_since: float | None = None
+    last_came: float = 0.0  # when the last but one has called, but not before it began
+    passed_on: int = 0  # how often stripes of late members have been given to others since
 
 
 @dataclass(slots=True)
@@ -117,6 +122,7 @@ class State:
     rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
+    came: list[int | None] = field(default_factory=list)  # nodes, in the order of the last call
     waited: int = -1  # the call for whose last members a timer is running
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.
@@ -153,6 +159,14 @@ class State:
         # All have started, which stays so until the members change.
         if len(found) == len(self.starts):
             self._known = self.members, found
+        return found
+
+    def given(self) -> dict[int, GroupPart]:
+        """By rank, the parts of the next call that have come, in that order."""
+        found: dict[int, GroupPart] = {}
+        for part in self.parts.values():
+            if part.call == self.calls:
+                found.update(dict.fromkeys(part.ranks, part))
         return found
 
     def start(self, rank: int, call: int) -> None:

@@ -1,9 +1,11 @@
 """Begins a large allreduce of a Group before its last members have called.
 
-Why it exists: the parts of members that have called can move while the last one still computes.
-Stripes are owned by nodes whose members have called, so a late node only has to send its part and
-receive the result, which takes about one transfer instead of two. Its part is assumed to be like
-the others; if it turns out to differ, the attempt is given up and the call is decided again.
+Why it exists: the parts of members that have called can move while the last one still computes. The
+last node owns no stripe, so it only has to send its part and to receive the result, which takes
+about one transfer instead of two. The stripes belong to the others in the order in which they call;
+those of nodes that have not called yet belong to some of these meanwhile, and move nothing. A part
+that is missing is assumed to be like the others; if it turns out to differ, the attempt is given up
+and the call is decided again.
 It must never know: messages, clocks, how bytes move.
 """
 
@@ -13,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp.contributions import OWNERS_WIDTH_MAX
-from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide
+from hoplite_mp.contributions import early_shares
+from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide, shared
+from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
+from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.messages import ExecuteReduce
 
@@ -25,24 +29,42 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups.group_state import InProgress, State
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import GroupGo, Plan
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp.protocol.messages import GroupMembers, Stripe
 
-__all__ = ["decide_speculatively", "fill_in", "is_other", "lacks", "wait_s"]
+__all__ = [
+    "FEW_WAIT_SHARE",
+    "WAIT_SHARE",
+    "decide_speculatively",
+    "fill_in",
+    "follows_calls",
+    "is_better_anew",
+    "is_other",
+    "lacks",
+    "transfer_s",
+]
 
 BYTES_MIN = 4 << 20  # smaller calls are over before a member can be late
-# A member is late if it calls later than this share of the time that one transfer takes. Lower:
-# calls whose members arrive nearly together begin without the last ones, and take longer.
+# These are parts of the time that one transfer takes. A member is late if it calls later than that
+# after the others. Lower: calls whose members arrive nearly together begin without the last ones,
+# and take longer.
 WAIT_SHARE = 0.03
+# Likewise if more than one host is late. Higher: the first ones exchange less before the others
+# call. Lower: plans are made in vain.
+FEW_WAIT_SHARE = 0.1
+# If links have different rates, only hosts that have called own stripes. With k of n they send
+# (n - 1) / k objects each, and no call begins if that exceeds this. Higher: calls begin with fewer
+# members present, and take longer after the last one has called.
+OWNERS_WIDTH_MAX = 1.2
 
 
-def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
-    """How long to wait for the other members before a speculative start; None: there is none, and
-    the call begins when all members have called."""
+def transfer_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
+    """Seconds that one transfer of such a part takes; None: the call begins when all members have
+    called."""
     large = [piece for piece in part.pieces if piece.payload is None]
     if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
         return None
     known = [min(host) for host in rates.values()]
-    return WAIT_SHARE * large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
+    return large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
 
 
 def decide_speculatively(
@@ -52,17 +74,24 @@ def decide_speculatively(
     expected: Sequence[int],
     given: dict[int, GroupPart],
     rates: Mapping[int, Host],
+    *,
+    few: bool = True,
+    likely: Sequence[int | None] = (),
+    before: Sequence[Stripe] = (),
 ) -> tuple[Outcome, set[int]] | None:
-    """(decision, ranks whose parts are assumed); None if it is not worthwhile or not possible."""
+    """(decision, ranks whose parts are assumed); None if it is not worthwhile or not possible.
+    given: in the order in which these have called. few: it may begin although more than one host
+    has not called. likely: nodes in the order in which they are expected. before: the stripes of
+    the attempt that goes on, if there is one."""
     missing = [rank for rank in expected if rank not in given]
-    there = {members.nodes[rank] for rank in expected if rank in given}
-    nodes = {members.nodes[rank] for rank in expected}
-    if not missing or len(there) < 2 or (len(nodes) - 1) / len(there) > OWNERS_WIDTH_MAX:
+    there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
+    nodes = list(dict.fromkeys(members.nodes[rank] for rank in expected))
+    if not missing or len(there) < 2 or not (few or len(there) == len(nodes) - 1):
         return None
     first = next(iter(given.values()))
     if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
         return None
-    if members.joining or there & {members.nodes[rank] for rank in missing}:
+    if members.joining or any(members.nodes[rank] in there for rank in missing):
         return None
     like = first.pieces[0]
     assumed = {
@@ -80,7 +109,51 @@ def decide_speculatively(
     (plan,) = outcome.plans
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return None
+    order = [n for n in dict.fromkeys([*there, *likely, *nodes]) if n is not None and n in nodes]
+    if before:
+        outcome.plans = (msgspec.structs.replace(plan, stripes=_taken_over(before, order)),)
+    elif _are_alike(shared(members, order, like.nbytes, rates), len(order)):
+        stripes = cut(zip(order[:-1], early_shares(len(order)), strict=True))
+        outcome.plans = (msgspec.structs.replace(plan, stripes=stripes),)
+    elif (len(nodes) - 1) / len(there) > OWNERS_WIDTH_MAX:
+        return None
     return outcome, set(missing)
+
+
+def _are_alike(stripes: Sequence[Stripe], hosts: int) -> bool:
+    """Would all these hosts own as much, because their links have the same rate?"""
+    widths = [stripe.end_share - stripe.begin_share for stripe in stripes]
+    return len(widths) == hosts and max(widths) - min(widths) <= 1
+
+
+def follows_calls(stripes: Sequence[Stripe], hosts: int) -> bool:
+    """Do hosts own these stripes in the order in which they call?"""
+    likewise = cut(enumerate(early_shares(hosts)))
+    return [one.end_share for one in stripes] == [one.end_share for one in likewise]
+
+
+def is_better_anew(stripes: Sequence[Stripe], moved: float, lag: float) -> bool:
+    """All have called. Is the call over earlier if each owns as much as the others from now on?
+    moved, lag: for how much of the time of one transfer bytes have moved, and the last but one has
+    been there.
+
+    Each host then sends 2 (n - 1) / n objects. Else the last but one still sends what it has not
+    sent of its array, and its result to n - 1 others, and the first one receives n - 1 parts of its
+    stripe and the results of the others, of which something has come."""
+    hosts = len(stripes) + 1
+    first, last = ((one.end_share - one.begin_share) / SHARES for one in (stripes[0], stripes[-1]))
+    sends = max(0.0, 1 - last - lag) + (hosts - 1) * last
+    receives = 1 + (hosts - 2) * first - moved
+    return max(sends, receives) > 2 * (hosts - 1) / hosts
+
+
+def _taken_over(stripes: Sequence[Stripe], order: Sequence[int]) -> tuple[Stripe, ...]:
+    """The same stripes, owned by these hosts in the order in which they have called. Those who had
+    called by the last attempt keep theirs, because they stand in front."""
+    return tuple(
+        msgspec.structs.replace(stripe, owner=owner)
+        for stripe, owner in zip(stripes, order, strict=False)
+    )
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
