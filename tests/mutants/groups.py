@@ -212,4 +212,24 @@ MUTANTS = (
             "it has never heard; here what they sent before they left is lost."
         ),
     ),
+    Mutant(
+        "group-leading-passes-on-within-an-attempt",
+        "hoplite_mp/node/groups/group_leading.py",
+        "self._ask_to_move(state, about[2], *again, early=moving)",
+        "self._ask_to_move(state, moving.attempt, *again, early=moving)",
+        (
+            "What a host has received for one plan of a call never counts for another one; here a "
+            "plan whose stripes have passed to others has the number of the one before it."
+        ),
+    ),
+    Mutant(
+        "speculative-start-takes-what-comes",
+        "hoplite_mp/node/groups/speculative_start.py",
+        "            if not fits(part, in_progress.outcome.plans[0]):",
+        "            if part.mistake:",
+        (
+            "If one rank gives something else than the others, every rank raises that error; here "
+            "a call that has begun without it waits for it for ever."
+        ),
+    ),
 )

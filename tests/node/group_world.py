@@ -23,7 +23,7 @@ from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.program import participants
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, Topology
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.protocol.messages import (
@@ -106,6 +106,8 @@ class World:
     lost: set[int] = field(default_factory=set)  # nodes
     slow: set[tuple[int, int]] = field(default_factory=set)  # connections
     slows: bool = False  # links become slow while bytes move
+    early: bool = False  # large calls begin before all have called
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for number in range(self.count):
@@ -116,7 +118,7 @@ class World:
 
     def kind(self, generation: int, call: int) -> tuple[str, int, bool]:
         """(kind, root, are parts large) of a call: everybody makes the same."""
-        if self.slows and call % 2:
+        if (self.slows or self.early) and call % 2:
             return "allreduce", 0, True
         if self.repeats:
             at = generation + call % self.repeats
@@ -272,7 +274,10 @@ class OneNode:
         return self.bytes, self.bytes
 
     def now(self) -> float:
-        return 0.0
+        world = self.world
+        one_s = LARGE / BYTES_PER_S_DEFAULT
+        world.seconds += one_s * world.random.choice([0.0, 0.1, 1.0]) if world.early else 0.0
+        return world.seconds
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         self.moving.append((None, lambda failure, error: action()))

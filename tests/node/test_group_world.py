@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from hoplite_mp.node.groups import group_calls, group_leading, slow_owners
+from hoplite_mp.node.groups import (
+    group_calls,
+    group_leading,
+    repeated_plans,
+    slow_owners,
+    speculative_start,
+)
 from hoplite_mp.node.groups.repeated_plans import is_repeated
-from tests.node.group_world import World
+from tests.node.group_world import LARGE, World
 
 SEEDS = 300
 # Failed once: a rank's next process was taken for the one before; a newcomer's host was the only
@@ -24,19 +31,21 @@ GIVE_UP = 0.05  # of what nodes have begun without being asked to
 SLOW_LINKS = 0.2  # of the steps of a world in which links become slow
 
 
-def play(seed: int, repeats: int = 0, *, slows: bool = False) -> World:
+def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = False) -> World:
     """A life: the group forms, calls, members go and come, in the end all is still. In half of
     them all decisions count as large, which are told once to each leading node."""
     repeated_bytes = -1 if seed % 4 >= 2 else group_calls.DECISION_REPEATED_BYTES_MAX
     with mock.patch.object(group_calls, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
-        return live(seed, repeats, slows)
+        return live(seed, repeats, slows, early)
 
 
-def live(seed: int, repeats: int, slows: bool) -> World:
+def live(seed: int, repeats: int, slows: bool, early: bool) -> World:
     dice = random.Random(seed)
-    few = 3 if slows else 2
-    world = World(dice, dice.randint(few, 5), dice.randint(few, 4), seed % 2 == 1, repeats)
-    world.slows = slows
+    few, many = (3 if slows else 2, 4) if not early else (4, 6)
+    world = World(
+        dice, dice.randint(few, many + 1), dice.randint(few, many), seed % 2 == 1, repeats
+    )
+    world.slows, world.early = slows, early
     if slows:
         for node in world.nodes.values():
             node.plan_executor.meter.rates = 1_000_000, 1_000_000
@@ -192,3 +201,39 @@ def test_links_become_slow_at_any_step() -> None:
                 raise AssertionError(f"seed {seed}") from error
     assert calls > SEEDS
     assert len(narrowed) > SEEDS / 15
+
+
+@pytest.mark.parametrize("repeats", [0, 2])
+def test_calls_begin_before_all_have_called(repeats: int) -> None:
+    """The same judge, while stripes pass to those who call next, and are cut anew at the end."""
+    calls = 0
+    asked: Counter[str] = Counter()
+    ask = group_leading.Leading._ask_to_move
+
+    def spied(
+        self: Any,
+        state: Any,
+        attempt: int,
+        outcome: Any,
+        missing: Any,
+        *rest: Any,
+        early: Any = None,
+    ) -> None:
+        before = state.in_progress
+        asked["passed on"] += early is not None
+        asked["early"] += bool(missing) and early is None
+        asked["anew"] += not missing and not rest and bool(state.attempted) and before is None
+        ask(self, state, attempt, outcome, missing, *rest, early=early)
+
+    with (
+        mock.patch.object(group_leading.Leading, "_ask_to_move", spied),
+        mock.patch.object(speculative_start, "BYTES_MIN", LARGE),
+        mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
+    ):
+        for seed in range(SEEDS):
+            try:
+                calls += play(seed, repeats, slows=seed % 3 == 0, early=True).agreed()
+            except Exception as error:
+                raise AssertionError(f"seed {seed}") from error
+    assert calls > SEEDS
+    assert min(asked[one] for one in ("early", "passed on", "anew")) > SEEDS / 30

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Plan
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["MADE_ATTEMPTS", "RepeatedPlans", "is_repeated", "member_of", "named_by_all", "repeat"]
+__all__ = [
+    "MADE_ATTEMPTS",
+    "PART_BYTES_MAX",
+    "RepeatedPlans",
+    "is_repeated",
+    "member_of",
+    "named_by_all",
+    "repeat",
+]
 
 # An attempt is the members' version, then this bit if a plan is repeated, then in the bits below it
 # the distance from the call that the plan was made for; else a counter from 1 on.

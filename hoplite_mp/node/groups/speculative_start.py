@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.contributions import early_shares
 from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide, shared
+from hoplite_mp.node.groups.repeated_plans import PART_BYTES_MAX
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
 from hoplite_mp.protocol.fields import SHARES
@@ -43,7 +44,9 @@ __all__ = [
     "transfer_s",
 ]
 
-BYTES_MIN = 4 << 20  # smaller calls are over before a member can be late
+# Smaller calls are over before a member can be late. Invariant: no call that begins early is one
+# whose plan nodes repeat, because these would begin it in another attempt.
+BYTES_MIN = PART_BYTES_MAX
 # These are parts of the time that one transfer takes. A member is late if it calls later than that
 # after the others. Lower: calls whose members arrive nearly together begin without the last ones,
 # and take longer.
