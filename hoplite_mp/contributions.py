@@ -53,7 +53,7 @@ SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 # Of a large allreduce that begins before all hosts have called: by how much of the time of one
 # transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
 # is wider, and the call takes longer if the two call nearly together.
-LAST_LAG_SHARE = 0.5
+LAST_LAG_SHARE = 0.45
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -90,15 +90,14 @@ def early_shares(hosts: int) -> list[float]:
     A host that owns the part w sends (1 - w) of its array to the others, and its result to the
     n - 1 others. Whoever calls long before the last one has sent the first by then, so all such
     hosts own as much as each other. The last but one has sent only what moves in the lag between
-    the two, so it owns less: as much as makes it ready at the same time, which is
-    (1 - w - lag) + (n - 1) w = (n - 1) (1 - w) / (n - 2).
+    the two, so it owns less: as much as makes what it then sends, (1 - w - lag) + (n - 1) w, equal
+    to what each of those others then receives, 1 + (1 - w - lag) / (n - 2).
     """
     if hosts < 3:
         return [1.0]
-    others = (hosts - 1) / (hosts - 2)  # what each of them sends if the last but one owns nothing
-    last = (others - 1 + LAST_LAG_SHARE) / (hosts - 2 + others)
-    last = min(last, 1 / (hosts - 1))
-    return [(1 - last) / (hosts - 2)] * (hosts - 2) + [last]
+    others = hosts - 2
+    last = (LAST_LAG_SHARE + (1 - LAST_LAG_SHARE) / others) / (others + 1 / others)
+    return [(1 - last) / others] * others + [last]
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
