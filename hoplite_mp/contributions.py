@@ -72,16 +72,14 @@ NOTHING = Nothing()
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
     """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
 
-    Each host that owns a stripe begins where its stripe does. Of an allreduce a slow host may own
-    none, nor does the last one if it has begun before all have called, so stripes begin elsewhere.
+    Each host that owns a stripe begins where its stripe does. Of an allreduce the last host owns
+    none if it has begun before all have called, so the others' stripes begin elsewhere.
     """
-    counts = [max(1, size - 1) if kind in ("broadcast", "reduce") else size]
-    cuts = [0.0]
+    owners = max(1, size - 1) if kind in ("broadcast", "reduce") else size
+    bounds = {nbytes * i // owners for i in range(owners + 1)}
     if kind == "allreduce" and size > 2:
-        counts.append(size - 1)
-        cuts += accumulate(early_shares(size)[:-1])
-    bounds = {nbytes * i // owners for owners in counts for i in range(owners + 1)}
-    return sorted(bounds.union(round(nbytes * reached) for reached in cuts))
+        bounds.update(round(nbytes * reached) for reached in accumulate(early_shares(size)[:-1]))
+    return sorted(bounds)
 
 
 def early_shares(hosts: int) -> list[float]:

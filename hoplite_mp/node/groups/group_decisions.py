@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import serial
-from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
 from hoplite_mp.node.objects.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
 
 NO_OBJECT = bytes(16)
+EQUAL = 1e-6  # parts of an array that differ by less are the same
 
 
 @dataclass(slots=True)
@@ -374,12 +375,18 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | No
 def shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce; each of these nodes owns one."""
+    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If all
+    but one own as much, their stripes begin where members begin to write (section_bounds)."""
     hosts = _snapped(nodes, rates)
     if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
     _, shares = cost.allreduce(nbytes, hosts)
-    return cut(zip(nodes, shares, strict=True))
+    owning = [node for node, share in zip(nodes, shares, strict=True) if share]
+    if len(owning) == len(nodes) - 1 and max(shares) - sum(shares) / len(owning) < EQUAL:
+        shares = early_shares(len(nodes))
+    else:
+        owning = [*nodes]
+    return cut(zip(owning, shares, strict=True))
 
 
 def _passed_on(
