@@ -23,6 +23,8 @@ def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, boo
     """Does `node` (send, receive) as much as the busiest direction of all?"""
     if isinstance(plan, Distribute):
         return node in plan.sources, node in plan.receivers
+    if plan.is_early:  # links are idle until all have called
+        return False, False
     at_end = node in plan.destinations
     gives = node in plan.holders
     if plan.kind == "gather":

@@ -58,6 +58,7 @@ OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
 GROUP_ERRORS = ("value", "full", "ended")
 
 U64_MAX = (1 << 64) - 1
+NO_OBJECT = bytes(ID_BYTES)  # in the place of an object's id
 
 
 def shorten(text: str, chars_max: int = TEXT_CHARS_MAX, mark: str = "\n[...]\n") -> str:

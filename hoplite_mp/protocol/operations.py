@@ -13,6 +13,7 @@ from __future__ import annotations
 from hoplite_mp.protocol.fields import (
     FOLDING,
     KINDS,
+    NO_OBJECT,
     NODES_MAX,
     OP_CHARS_MAX,
     OPERATION_ERRORS,
@@ -256,6 +257,11 @@ class ExecuteReduce(Message, frozen=True):
             stripe.owner for stripe in self.stripes
         ):
             raise ValueError(f"destinations must own the stripes: {self.destinations!r}")
+
+    @property
+    def is_early(self) -> bool:
+        """Is one of the objects not known yet, because the rank that gives it has not called?"""
+        return NO_OBJECT in self.objects
 
 
 class Commit(Message, frozen=True):

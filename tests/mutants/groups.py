@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "group-leading-passes-on-within-an-attempt",
         "hoplite_mp/node/groups/group_leading.py",
-        "self._ask_to_move(state, about[2], *again, early=moving)",
-        "self._ask_to_move(state, moving.attempt, *again, early=moving)",
+        "self._ask_to_move(state, about[2], again.outcome, again, before=moving)",
+        "self._ask_to_move(state, moving.attempt, again.outcome, again, before=moving)",
         (
             "What a host has received for one plan of a call never counts for another one; here a "
             "plan whose stripes have passed to others has the number of the one before it."

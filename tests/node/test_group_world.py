@@ -17,6 +17,7 @@ from hoplite_mp.node.groups import (
     speculative_start,
 )
 from hoplite_mp.node.groups.repeated_plans import is_repeated
+from hoplite_mp.protocol.messages import ExecuteReduce
 from tests.node.group_world import LARGE, World
 
 SEEDS = 300
@@ -114,7 +115,10 @@ def go_on(world: World, dice: random.Random) -> bool:
             message, done = one
             if message is not None:
                 node.moved.add((message.call, message.attempt))
-            if message is not None and is_repeated(message.attempt) and dice.random() < GIVE_UP:
+            plans = () if message is None else message.plans
+            early = any(isinstance(plan, ExecuteReduce) and plan.is_early for plan in plans)
+            repeated = message is not None and is_repeated(message.attempt)
+            if (early or repeated) and dice.random() < GIVE_UP:
                 done("no room", "full")  # then the leading node makes a plan
             elif message is None or node.number in message.waits:
                 done("", "")
@@ -215,15 +219,15 @@ def test_calls_begin_before_all_have_called(repeats: int) -> None:
         state: Any,
         attempt: int,
         outcome: Any,
-        missing: Any,
-        *rest: Any,
         early: Any = None,
+        before: Any = None,
+        **narrowed: bool,
     ) -> None:
-        before = state.in_progress
-        asked["passed on"] += early is not None
-        asked["early"] += bool(missing) and early is None
-        asked["anew"] += not missing and not rest and bool(state.attempted) and before is None
-        ask(self, state, attempt, outcome, missing, *rest, early=early)
+        if early is not None:
+            asked["early" if before is None else "passed on"] += 1
+        elif state.attempted and not narrowed and state.in_progress is None:
+            asked["anew" if outcome.plans else "given up"] += 1
+        ask(self, state, attempt, outcome, early, before, **narrowed)
 
     with (
         mock.patch.object(group_leading.Leading, "_ask_to_move", spied),
@@ -236,4 +240,5 @@ def test_calls_begin_before_all_have_called(repeats: int) -> None:
             except Exception as error:
                 raise AssertionError(f"seed {seed}") from error
     assert calls > SEEDS
-    assert min(asked[one] for one in ("early", "passed on", "anew")) > SEEDS / 30
+    kinds = "early", "passed on", "anew", "given up"
+    assert min(asked[one] for one in kinds) > SEEDS / 30, asked

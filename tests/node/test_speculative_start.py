@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from hoplite_mp import serial
-from hoplite_mp.node.groups.group_decisions import NO_OBJECT
 from hoplite_mp.node.groups.speculative_start import (
     BYTES_MIN,
     decide_speculatively,
     fill_in,
     fits,
-    follows_calls,
     is_better_anew,
     lacks,
     transfer_s,
 )
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.forest import cut
+from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
 from hoplite_mp.protocol.messages import ExecuteReduce, GroupMembers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp.node.groups.group_decisions import Outcome
+    from hoplite_mp.node.groups.speculative_start import Early
     from hoplite_mp.protocol.messages import Stripe
 
 COUNT = BYTES_MIN // 4
@@ -58,29 +58,41 @@ def speculative(
     likely: Sequence[int] = (),
     before: Sequence[Stripe] = (),
     rates: Mapping[int, Host] = MappingProxyType({}),
-    **like: str,
-) -> tuple[Outcome, set[int]] | None:
+    **like: Any,
+) -> Early | None:
     given = {rank: part(rank, **like) for rank in there}
     about = members(size), 0, 5, list(range(size)), given, rates
     return decide_speculatively(*about, few=few, likely=likely, before=before)
 
 
-def owners(found: tuple[Outcome, set[int]] | None) -> list[int]:
+def stripes_of(found: Early | None) -> tuple[Stripe, ...]:
     assert found is not None
-    return [stripe.owner for stripe in found[0].plans[0].stripes]
+    return found.outcome.plans[0].stripes
+
+
+def owners(found: Early | None) -> list[int]:
+    return [stripe.owner for stripe in stripes_of(found)]
+
+
+def widths(stripes: Sequence[Stripe]) -> list[int]:
+    return [stripe.end_share - stripe.begin_share for stripe in stripes]
 
 
 def test_all_but_the_last_own_stripes_in_the_order_in_which_they_call() -> None:
     found = speculative(4, [3, 0, 1], few=False)
     assert found is not None
-    outcome, missing = found
-    assert missing == {2}
-    (plan,) = outcome.plans
+    assert found.missing == {2}
+    (plan,) = found.outcome.plans
     assert isinstance(plan, ExecuteReduce)
     assert owners(found) == [3, 0, 1]
-    assert follows_calls(plan.stripes, 4)
+    assert found.in_order
+    first, second, last = widths(plan.stripes)
+    assert first - 1 <= second <= first + 1
+    assert 0.8 * first < last < 0.85 * first
     assert plan.objects[2] == NO_OBJECT
-    assert outcome.waits == {0, 1, 2, 3}
+    assert plan.is_early
+    assert found.outcome.waits == {0, 1, 2, 3}
+    assert [filled_links(plan, node) for node in range(4)] == [(False, False)] * 4
 
 
 def test_those_that_are_missing_own_stripes_in_the_order_of_the_last_call() -> None:
@@ -90,9 +102,7 @@ def test_those_that_are_missing_own_stripes_in_the_order_of_the_last_call() -> N
 
 
 def test_who_calls_next_takes_over_the_next_stripe() -> None:
-    found = speculative(5, [3, 0])
-    assert found is not None
-    stripes = found[0].plans[0].stripes
+    stripes = stripes_of(speculative(5, [3, 0]))
     for there, owning in (
         ([3, 0, 1], [3, 0, 1, 2]),
         ([3, 0, 4], [3, 0, 4, 1]),
@@ -100,8 +110,15 @@ def test_who_calls_next_takes_over_the_next_stripe() -> None:
     ):
         again = speculative(5, there, before=stripes)
         assert owners(again) == owning
-        assert again is not None
-        assert follows_calls(again[0].plans[0].stripes, 5)
+        assert widths(stripes_of(again)) == widths(stripes)
+
+
+def test_who_comes_last_loses_its_stripe_to_the_one_that_has_none() -> None:
+    """Also if stripes have not passed on each time that one has called."""
+    stripes = stripes_of(speculative(6, [3, 0]))
+    assert [stripe.owner for stripe in stripes] == [3, 0, 1, 2, 4]
+    assert owners(speculative(6, [3, 0, 5, 4, 1], before=stripes)) == [3, 0, 1, 5, 4]
+    assert owners(speculative(6, [3, 0, 4, 2, 1], before=stripes)) == [3, 0, 1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +142,16 @@ def test_with_unequal_links_only_those_that_are_there_own() -> None:
     found = speculative(4, [0, 1, 2], rates=rates)
     assert owners(found) == [0, 1, 2]
     assert found is not None
-    assert not follows_calls(found[0].plans[0].stripes, 4)
+    assert not found.in_order
+    of_three = {node: rate for node, rate in rates.items() if node != 3} | {2: rates[3]}
+    found = speculative(3, [0, 1], rates=of_three)  # whose stripes have the same width
+    assert found is not None
+    assert not found.in_order
 
 
 def test_when_it_is_better_to_begin_anew() -> None:
     """Beside 1.5 transfers of four hosts that own as much as each other."""
-    found = speculative(4, [0, 1])
-    assert found is not None
-    stripes = found[0].plans[0].stripes
+    stripes = stripes_of(speculative(4, [0, 1]))
     assert is_better_anew(stripes, 0.0, 0.0)
     assert is_better_anew(stripes, 0.2, 0.2)  # the first one has 1.51 to receive
     assert not is_better_anew(stripes, 0.22, 0.22)
@@ -152,7 +171,7 @@ def test_only_large_allreduces_wait() -> None:
 def test_what_was_taken_for_granted() -> None:
     found = speculative(4, [0, 1, 3])
     assert found is not None
-    (plan,) = found[0].plans
+    (plan,) = found.outcome.plans
     assert fits(part(2), plan)
     for other in (part(2, COUNT + 1), part(2, op="max"), part(2, kind="reduce")):
         assert not fits(other, plan)
@@ -164,4 +183,5 @@ def test_what_was_taken_for_granted() -> None:
     filled = fill_in(go, part(2))
     assert filled is not None
     assert not lacks(filled, {0, 1, 2, 3})
+    assert isinstance(filled.plans[0], ExecuteReduce)
     assert filled.plans[0].objects == tuple(bytes([rank + 1] * 16) for rank in range(4))

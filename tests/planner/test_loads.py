@@ -18,7 +18,7 @@ def fold(kind: str, destinations: tuple[int, ...], owners: tuple[int, ...]) -> E
     count = len(NODES)
     return ExecuteReduce(
         1, 1, tuple(range(count)), tuple(range(count)), stripes, "any", kind, "sum",
-        NODES[0], (bytes(16),) * count, NODES, destinations, nbytes=1 << 20,
+        NODES[0], (bytes(15) + b"1",) * count, NODES, destinations, nbytes=1 << 20,
         sizes=() if stripes else (1 << 20,) * count,
     )  # fmt: skip
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hoplite_mp.config import Config
 from hoplite_mp.contributions import early_shares, section_bounds
+from hoplite_mp.node.membership.meter import Meter
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.simulation.cluster import runs
@@ -33,13 +35,15 @@ def play(
     hosts: int,
     begin: Callable[[Workload], None],
     rates: Sequence[float] = (),
+    store: int | None = None,
 ) -> None:
-    """One run without faults. rates: bytes per second of each host's link, if not RATE."""
+    """One run without faults. rates: bytes per second of each host's link, if not RATE.
+    store: bytes of each host's store, if they are few."""
     monkeypatch.setattr(runs, "_rates", lambda chance, count: iter(rates or [RATE] * count))
     monkeypatch.setattr(runs, "STORES", runs.STORES[:1])
     monkeypatch.setattr(runs, "DISKS", runs.DISKS[:1])
     monkeypatch.setattr(runs, "NARROW_RUNS", 0.0)
-    outcome = runs.run_seed(3, nodes=hosts, faults=False, begin=begin)
+    outcome = runs.run_seed(3, nodes=hosts, faults=False, begin=begin, store=store)
     assert not outcome.failure, outcome.failure
 
 
@@ -146,3 +150,60 @@ def test_links_that_were_idle_while_a_member_was_late_count_as_fast(
     """The second call's stripes are as wide as the first one's, whose hosts waited for the last."""
     first, second = transfers(monkeypatch, [0.7 * rank for rank in range(8)])
     assert second < 1.03 * first
+
+
+def test_a_host_without_room_waits_until_all_have_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no room for a call that begins early for longer than a call waits for room, and has
+    some when the others call."""
+    found: list[float] = []
+    late_s = Config().put_wait_s + 10
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("no room", 4, rank) as g:
+            g.barrier()
+            time.sleep(late_s * (rank >= 2))
+            found.append(g.allreduce(np.full(NBYTES // 4, rank + 1, np.float32))[0])
+
+    def other(c: Any) -> None:
+        value = c.get(c.put(np.zeros(2 * NBYTES + (4 << 20), np.uint8)))
+        time.sleep(late_s - 5)
+        del value
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+        work.program(work.hosts()[0], "other", other)
+
+    play(monkeypatch, 4, begin, store=4 * NBYTES)
+    assert found == [10.0] * 4
+
+
+def test_what_moves_while_others_are_late_says_nothing_about_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of eight exchange their stripes, and then nothing moves for a second."""
+    late = [0.0, 0.0, 1.0, 1.02, 1.05, 1.1, 1.15, 2.2]
+    known: dict[int, list[float]] = {}  # of each host, bytes per second
+    finish = Meter._finish
+
+    def spied(meter: Meter) -> None:
+        finish(meter)
+        known[id(meter)] = meter.known
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("late", len(late), rank) as g:
+            mine = np.full(NBYTES // 4, rank + 1, np.float32)
+            g.allreduce(mine)
+            for _ in range(4):
+                g.barrier()
+                time.sleep(late[rank])
+                g.allreduce(mine)
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    monkeypatch.setattr(Meter, "_finish", spied)
+    play(monkeypatch, len(late), begin)
+    assert len(known) == len(late)
+    assert min(map(min, known.values())) > 0.9 * RATE, known

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp import errors
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.actors.actor_records import Actor, Wanted
-from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.messages import ActorNameClaimed
 from hoplite_mp.protocol.peers import ActorFound
 

@@ -21,7 +21,7 @@ from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.planner.repair import kept_cut
 from hoplite_mp.planner.topology import Host, levelled
-from hoplite_mp.protocol.fields import FOLDING, SHARES
+from hoplite_mp.protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp.protocol.group_calls import GroupCommit, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp.protocol.operations import GROUP_OPERATION
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
 
-NO_OBJECT = bytes(16)
 EQUAL = 1e-6  # parts of an array that differ by less are the same
 
 
@@ -63,6 +62,10 @@ class Outcome:
         self.error, self.message = error, message
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
+
+    def without_plans(self) -> Outcome:
+        """The same call without bytes that move, which ends the attempt before on all nodes."""
+        return Outcome(self.ranks, self.kind, self.op, self.root, nodes=self.nodes)
 
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
         """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
@@ -375,14 +378,17 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | No
 def shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If all
-    but one own as much, their stripes begin where members begin to write (section_bounds)."""
+    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If that
+    is one of all nodes, and the others' links are alike, their stripes begin where members begin to
+    write (section_bounds)."""
     hosts = _snapped(nodes, rates)
     if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
     _, shares = cost.allreduce(nbytes, hosts)
     owning = [node for node, share in zip(nodes, shares, strict=True) if share]
-    if len(owning) == len(nodes) - 1 and max(shares) - sum(shares) / len(owning) < EQUAL:
+    idle = len(nodes) - len(owning)
+    even = max(shares) - sum(shares) / len(owning) < EQUAL
+    if idle == 1 and even and len(nodes) == members.size:
         shares = early_shares(len(nodes))
     else:
         owning = [*nodes]

@@ -27,8 +27,8 @@ from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one
 from hoplite_mp.node.groups.speculative_start import (
     FEW_WAIT_SHARE,
     WAIT_SHARE,
+    Early,
     decide_speculatively,
-    follows_calls,
     is_better_anew,
     is_other,
     transfer_s,
@@ -78,8 +78,9 @@ SLOW_GATHER_S = 0.1
 FRESH_S = 0.6
 # Likewise for the next call. Higher, because a host may have sent all before it has received all.
 BELIEVED_S = 1.2
-# How often the stripes of one call are passed on. Higher: many messages, if members call in another
-# order than the last time, and are many.
+# How often the stripes of one call pass to others before the last member is known. Higher: many
+# messages, if members are many and call in another order than the last time. Lower: one of the last
+# owns as much as those who have more time.
 PASSED_ON_MAX = 16
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
@@ -182,7 +183,7 @@ class Leading:
             return
         if moving is not None and not self._begins_anew(state, moving):
             return
-        missing: set[int] = set()
+        early = None
         if all(rank in given for rank in expected):
             begun = _begun_by_all(state, given)
             if begun is not None and repeat(outcome := _decided(*about), begun):
@@ -193,32 +194,33 @@ class Leading:
             self._wait(state, WAIT_SHARE, late)
             return
         elif (early := self._begun_early(state, about, late)) is not None:
-            outcome, missing = early
+            outcome = early.outcome
         else:
             return
         if outcome.waits:
-            self._ask_to_move(state, attempt, outcome, missing)
+            self._ask_to_move(state, attempt, outcome, early)
         else:
             self._tell(state, outcome)
 
-    def _begun_early(
-        self, state: State, about: About, late: float
-    ) -> tuple[Outcome, set[int]] | None:
-        """The decision, and the ranks that it does not wait for; None: not yet."""
+    def _begun_early(self, state: State, about: About, late: float) -> Early | None:
+        """The decision before all have called; None: not yet."""
+        if state.not_early == state.calls:
+            return None
         few = late >= FEW_WAIT_SHARE
         early = decide_speculatively(*about, few=few, likely=state.came)
-        if early is None and not few and len(about[4]) > 1:
+        if early is None and not few and len(state.parts) > 1:
             self._wait(state, FEW_WAIT_SHARE, late)
         return early
 
     def _pass_on(self, state: State, moving: InProgress, about: About) -> None:
         """Gives those who have called since a call began the stripes of others who have not."""
         before, moving.last_came = moving.outcome.plans[0].stripes, self.loop.now()
-        if moving.passed_on >= PASSED_ON_MAX:
-            return
         again = decide_speculatively(*about, likely=state.came, before=before)
-        if again is not None and again[0].plans[0].stripes != before:
-            self._ask_to_move(state, about[2], *again, early=moving)
+        if again is None or again.outcome.plans[0].stripes == before:
+            return
+        nodes = {state.members.nodes[rank] for rank in again.missing}
+        if moving.passed_on < PASSED_ON_MAX or len(nodes) == 1:  # the last one must own none
+            self._ask_to_move(state, about[2], again.outcome, again, before=moving)
 
     def _begins_anew(self, state: State, moving: InProgress) -> bool:
         """All have called. Does it take less time if they own as much as each other from now on?"""
@@ -238,26 +240,27 @@ class Leading:
         state: State,
         attempt: int,
         outcome: Outcome,
-        missing: set[int],
-        narrowed: InProgress | None = None,
-        early: InProgress | None = None,
+        early: Early | None = None,
+        before: InProgress | None = None,
+        *,
+        narrowed: bool = False,
     ) -> None:
-        """Sends the plans to all nodes that take part in them. narrowed: the attempt before, whose
-        stripes have been changed because a link is slow. early: the one before, whose stripes have
-        been passed on."""
+        """Sends the plans to all nodes that take part in them. early: the decision, if not all have
+        called. before: the attempt at this call that is replaced, because stripes have passed to
+        others. narrowed: they have because a link is slow."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
+        missing = early.missing if early is not None else set()
         # While a member is late, the others' links are idle for a time.
         fills = outcome.kind in FILLING and not missing
         about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
-        state.in_progress = InProgress(*about, narrowed=narrowed is not None)
-        if narrowed is not None:
-            state.in_progress.slow = narrowed.slow
-            state.in_progress.heard_at = narrowed.heard_at
-        if missing and follows_calls(outcome.plans[0].stripes, len(outcome.nodes)):
-            state.in_progress.early_since = state.in_progress.last_came = self.loop.now()
+        moving = state.in_progress = InProgress(*about, narrowed=narrowed)
+        if before is not None and narrowed:
+            moving.slow, moving.heard_at = before.slow, before.heard_at
         if early is not None:
-            state.in_progress.early_since = early.early_since
-            state.in_progress.passed_on = early.passed_on + 1
+            moving.early, moving.last_came = True, self.loop.now()
+            moving.early_since = moving.last_came if early.in_order else None
+        if early is not None and before is not None:
+            moving.early_since, moving.passed_on = before.early_since, before.passed_on + 1
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -282,15 +285,15 @@ class Leading:
         so for that part of the time of one transfer. late: for which part it has done so."""
         call = state.calls
         one_s = transfer_s(next(iter(state.given().values())), state.rates)
-        if state.waited == call or one_s is None:
+        if state.timers.get(share) == call or one_s is None:
             return
 
         def over() -> None:
             if state.calls == call and self.states.get(state.members.generation) is state:
-                state.waited = -1  # the next part that arrives may begin another wait
+                state.timers.pop(share, None)  # the next part that arrives may begin another wait
                 self.lead(state, late=share)
 
-        state.waited = call
+        state.timers[share] = call
         self.loop.call_later((share - late) * one_s, over)
 
     def done(self, state: State, node: int, message: GroupDone) -> None:
@@ -312,6 +315,9 @@ class Leading:
             state.in_progress = None
             self.lead(state)  # makes a plan
             return
+        if message.failure and message.error == "full" and moving.early:
+            self._end_early(state, moving)
+            return
         if message.failure:
             moving.outcome.fail(message.error, message.failure)
             moving.waiting.clear()
@@ -319,6 +325,16 @@ class Leading:
         if not moving.waiting:
             state.in_progress = None
             self._tell(state, moving.outcome)
+
+    def _end_early(self, state: State, moving: InProgress) -> None:
+        """A node has no room yet. Gives the attempt up, and what it needs on all nodes; the call is
+        decided when all have called."""
+        state.in_progress, state.not_early = None, state.calls
+        if moving.missing:
+            attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
+            self._ask_to_move(state, attempt, moving.outcome.without_plans())
+            state.in_progress = None
+        self.lead(state)
 
     def slow(self, state: State, node: int, message: GroupSlow) -> None:
         """A node's link has become slow while the bytes of an attempt move."""
@@ -371,7 +387,7 @@ class Leading:
         about = state.members, state.calls, attempt, ranks, given, state.rates
         outcome = _decided(*about, owners=owners, before=plan)
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
-            self._ask_to_move(state, attempt, outcome, set(), moving)
+            self._ask_to_move(state, attempt, outcome, before=moving, narrowed=True)
 
     def _tell(self, state: State, outcome: Outcome) -> None:
         """Sends the decision to all nodes."""

@@ -157,9 +157,13 @@ class GroupResults:
         """Executes this node's part of an attempt. `done` gets the reason why it failed and the
         kind of that error (see GroupCommit), or "" and ""."""
         reports = False
-        # Who begins without being asked to does not wait for room: the leading node makes a plan.
-        wait_s = 0.0 if is_repeated(message.attempt) else None
         for plan in message.plans:
+            early = is_repeated(message.attempt) or (
+                not isinstance(plan, Distribute) and plan.is_early
+            )
+            # Who begins so early does not wait for room: the leading node makes another plan, when
+            # all have called.
+            wait_s = 0.0 if early else None
             come = partial(self._come, plan, done)
             reports = self.plan_executor.execute_privately(plan, come, wait_s) or reports
         if not reports and self.client.number in message.waits:

@@ -68,11 +68,12 @@ class InProgress:
     heard_at: dict[int, float] = field(default_factory=dict)  # when the last one came
     looks: bool = False  # a timer is set for looking at them
     narrowed: bool = False  # stripes have been changed because of them
-    # When the first attempt began, if that was before all had called, and its stripes belong to
-    # these in the order in which they call. None: it was not, or all have called since.
+    early: bool = False  # parts of some ranks were not known when it was decided
+    # When the first early attempt at the call began, if nodes own its stripes in the order in which
+    # they call. None: they do not, or all have called since.
     early_since: float | None = None
-    last_came: float = 0.0  # when the last but one has called, but not before it began
-    passed_on: int = 0  # how often stripes of late members have been given to others since
+    last_came: float = 0.0  # when the newest part arrived, or when the first attempt began
+    passed_on: int = 0  # how often stripes of late nodes have been given to others since
 
 
 @dataclass(slots=True)
@@ -122,8 +123,11 @@ class State:
     rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
-    came: list[int | None] = field(default_factory=list)  # nodes, in the order of the last call
-    waited: int = -1  # the call for whose last members a timer is running
+    # Nodes in the order in which they have made the last call that this node has decided.
+    came: list[int | None] = field(default_factory=list)
+    # How long late members are waited for -> the call for which a timer is running.
+    timers: dict[float, int] = field(default_factory=dict)
+    not_early: int = -1  # the call that must not begin early, because a node has had no room for it
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.
     owed: GroupCommit | None = None

@@ -2,25 +2,25 @@
 
 Why it exists: the parts of members that have called can move while the last one still computes. The
 last node owns no stripe, so it only has to send its part and to receive the result, which takes
-about one transfer instead of two. The stripes belong to the others in the order in which they call;
-those of nodes that have not called yet belong to some of these meanwhile, and move nothing. A part
-that is missing is assumed to be like the others; if it turns out to differ, the attempt is given up
-and the call is decided again.
+about one transfer instead of two. The other nodes own the stripes in the order in which they call.
+A stripe whose owner has still to call belongs to a node that is expected to call next; no byte of
+it moves until then, so it can pass to another one. A part that is missing is assumed to be like the
+others; if it turns out to differ, the attempt is given up and the call is decided again.
 It must never know: messages, clocks, how bytes move.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from hoplite_mp.contributions import early_shares
-from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide, shared
+from hoplite_mp.node.groups.group_decisions import Outcome, decide, shared
 from hoplite_mp.node.groups.repeated_plans import PART_BYTES_MAX
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
-from hoplite_mp.protocol.fields import SHARES
+from hoplite_mp.protocol.fields import NO_OBJECT, SHARES
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.messages import ExecuteReduce
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FEW_WAIT_SHARE",
     "WAIT_SHARE",
+    "Early",
     "decide_speculatively",
     "fill_in",
-    "follows_calls",
     "is_better_anew",
     "is_other",
     "lacks",
@@ -52,12 +52,20 @@ BYTES_MIN = PART_BYTES_MAX
 # and take longer.
 WAIT_SHARE = 0.03
 # Likewise if more than one host is late. Higher: the first ones exchange less before the others
-# call. Lower: plans are made in vain.
+# call. Lower: plans are made in vain, because the others call soon after that.
 FEW_WAIT_SHARE = 0.1
 # If links have different rates, only hosts that have called own stripes. With k of n they send
 # (n - 1) / k objects each, and no call begins if that exceeds this. Higher: calls begin with fewer
 # members present, and take longer after the last one has called.
 OWNERS_WIDTH_MAX = 1.2
+
+
+class Early(NamedTuple):
+    """A decision before all have called."""
+
+    outcome: Outcome
+    missing: set[int]  # ranks whose parts are assumed
+    in_order: bool  # nodes own the stripes in the order in which they call
 
 
 def transfer_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
@@ -81,8 +89,8 @@ def decide_speculatively(
     few: bool = True,
     likely: Sequence[int | None] = (),
     before: Sequence[Stripe] = (),
-) -> tuple[Outcome, set[int]] | None:
-    """(decision, ranks whose parts are assumed); None if it is not worthwhile or not possible.
+) -> Early | None:
+    """The decision; None if it is not worthwhile or not possible.
     given: in the order in which these have called. few: it may begin although more than one host
     has not called. likely: nodes in the order in which they are expected. before: the stripes of
     the attempt that goes on, if there is one."""
@@ -114,25 +122,21 @@ def decide_speculatively(
         return None
     order = [n for n in dict.fromkeys([*there, *likely, *nodes]) if n is not None and n in nodes]
     if before:
-        outcome.plans = (msgspec.structs.replace(plan, stripes=_taken_over(before, order)),)
+        stripes = _taken_over(before, order, len(there))
     elif _are_alike(shared(members, order, like.nbytes, rates), len(order)):
         stripes = cut(zip(order[:-1], early_shares(len(order)), strict=True))
-        outcome.plans = (msgspec.structs.replace(plan, stripes=stripes),)
-    elif (len(nodes) - 1) / len(there) > OWNERS_WIDTH_MAX:
+    elif (len(nodes) - 1) / len(there) <= OWNERS_WIDTH_MAX:
+        return Early(outcome, set(missing), in_order=False)
+    else:
         return None
-    return outcome, set(missing)
+    outcome.plans = (msgspec.structs.replace(plan, stripes=stripes),)
+    return Early(outcome, set(missing), in_order=True)
 
 
 def _are_alike(stripes: Sequence[Stripe], hosts: int) -> bool:
     """Would all these hosts own as much, because their links have the same rate?"""
     widths = [stripe.end_share - stripe.begin_share for stripe in stripes]
     return len(widths) == hosts and max(widths) - min(widths) <= 1
-
-
-def follows_calls(stripes: Sequence[Stripe], hosts: int) -> bool:
-    """Do hosts own these stripes in the order in which they call?"""
-    likewise = cut(enumerate(early_shares(hosts)))
-    return [one.end_share for one in stripes] == [one.end_share for one in likewise]
 
 
 def is_better_anew(stripes: Sequence[Stripe], moved: float, lag: float) -> bool:
@@ -150,12 +154,17 @@ def is_better_anew(stripes: Sequence[Stripe], moved: float, lag: float) -> bool:
     return max(sends, receives) > 2 * (hosts - 1) / hosts
 
 
-def _taken_over(stripes: Sequence[Stripe], order: Sequence[int]) -> tuple[Stripe, ...]:
-    """The same stripes, owned by these hosts in the order in which they have called. Those who had
-    called by the last attempt keep theirs, because they stand in front."""
+def _taken_over(stripes: Sequence[Stripe], order: Sequence[int], there: int) -> tuple[Stripe, ...]:
+    """The same stripes. order: all nodes, of which the first `there` have called, in that order.
+    Nodes keep what they owned when they called."""
+    owners: list[int] = [stripe.owner for stripe in stripes]
+    if there < len(stripes):
+        owners = list(order[: len(stripes)])
+    elif (last := order[-1]) in owners:  # it owns none; perhaps not all stripes have passed on
+        owners[owners.index(last)] = next(node for node in order if node not in owners)
     return tuple(
         msgspec.structs.replace(stripe, owner=owner)
-        for stripe, owner in zip(stripes, order, strict=False)
+        for stripe, owner in zip(stripes, owners, strict=True)
     )
 
 

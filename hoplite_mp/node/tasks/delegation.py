@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
 from hoplite_mp.node.tasks.delegation import AHEAD_TASKS
-from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.peers import CloseFarPool, OpenFarPool
 
 if TYPE_CHECKING:

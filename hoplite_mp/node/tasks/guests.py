@@ -14,9 +14,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _tasks, errors, ids, serial
+from hoplite_mp import _tasks, errors, serial
 from hoplite_mp.headers import AWAY, KIND_TASK, NODE_SLOT, STATE
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
 
-__all__ = ["NO_OBJECT", "Guests"]
+__all__ = ["Guests"]
 
 POOL = 0
 RANKED_FLAG: int = _tasks.RANKED_FLAG
 POOL_CLOSING = 2
-NO_OBJECT = bytes(ids.ID_BYTES)
 
 _log = logging.getLogger("hoplite_mp")
 

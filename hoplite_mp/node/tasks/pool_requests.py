@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.tasks.far_workers import FarWorkers
-from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.node.tasks.pools import Pool
+from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.local import (
     AddWorkers,
     BindPool,
