@@ -207,8 +207,16 @@ def test_links_become_slow_at_any_step() -> None:
     assert len(narrowed) > SEEDS / 15
 
 
-@pytest.mark.parametrize("repeats", [0, 2])
-def test_calls_begin_before_all_have_called(repeats: int) -> None:
+def play_early(seed: int, repeats: int) -> World:
+    """A life in which all large allreduces may begin early, and none is repeated."""
+    with (
+        mock.patch.object(speculative_start, "BYTES_MIN", LARGE),
+        mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
+    ):
+        return play(seed, repeats, slows=seed % 3 == 0, early=True)
+
+
+def test_calls_begin_before_all_have_called() -> None:
     """The same judge, while stripes pass to those who call next, and are cut anew at the end."""
     calls = 0
     asked: Counter[str] = Counter()
@@ -229,16 +237,18 @@ def test_calls_begin_before_all_have_called(repeats: int) -> None:
             asked["anew" if outcome.plans else "given up"] += 1
         ask(self, state, attempt, outcome, early, before, **narrowed)
 
-    with (
-        mock.patch.object(group_leading.Leading, "_ask_to_move", spied),
-        mock.patch.object(speculative_start, "BYTES_MIN", LARGE),
-        mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
-    ):
-        for seed in range(SEEDS):
+    with mock.patch.object(group_leading.Leading, "_ask_to_move", spied):
+        for seed in range(SEEDS // 2):
             try:
-                calls += play(seed, repeats, slows=seed % 3 == 0, early=True).agreed()
+                calls += play_early(seed, 2).agreed()
             except Exception as error:
                 raise AssertionError(f"seed {seed}") from error
     assert calls > SEEDS
     kinds = "early", "passed on", "anew", "given up"
-    assert min(asked[one] for one in kinds) > SEEDS / 30, asked
+    assert min(asked[one] for one in kinds) >= SEEDS / 60, asked
+
+
+@pytest.mark.parametrize("seed", [1231, 2061])
+def test_a_call_that_begins_while_a_host_awaits_the_end_of_the_one_before(seed: int) -> None:
+    """It ignored the call, because it was not the next one, and all hung."""
+    play_early(seed, 2)

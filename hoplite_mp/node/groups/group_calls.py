@@ -284,6 +284,7 @@ class GroupCalls:
             self._let_go(state)
             state.calls = calls
             state.last_part = None
+            self._catch_up(state)
             self._tell(state)
             self.leading.lead(state)
 
@@ -291,6 +292,7 @@ class GroupCalls:
 
     def _go(self, state: State, message: GroupGo) -> None:
         if message.call != state.calls:
+            state.ahead = message if message.call > state.calls else state.ahead
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
             return  # made for other members, so the leading node will begin again
@@ -306,6 +308,12 @@ class GroupCalls:
             state.awaiting_local = True  # begin when the members here have called
         else:
             self._move(state, message)
+
+    def _catch_up(self, state: State) -> None:
+        """Takes up an attempt that came before the end of the call before it."""
+        ahead, state.ahead = state.ahead, None
+        if ahead is not None:
+            self._go(state, ahead)
 
     def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
         """Begins an attempt; fills in parts of members here that the leading node only assumed."""
@@ -392,6 +400,7 @@ class GroupCalls:
         state.early = {}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
+        self._catch_up(state)
         self._tell(state)
         self.leading.lead(state)
 

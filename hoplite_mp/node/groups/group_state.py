@@ -107,6 +107,8 @@ class State:
     deferred: list[Callable[[], None]] = field(default_factory=list)
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
+    # An attempt at a later call, which has begun without this node, while it awaits a commit.
+    ahead: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
     # (call, bytes sent, bytes received by this host) when the first attempt at that call began
     moved: tuple[int, int, int] = (-1, 0, 0)
