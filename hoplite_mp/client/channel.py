@@ -10,6 +10,7 @@ It must never know: what is asked.
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,16 @@ class Channel:
         making ends with an error."""
         self._closed = True
         close_socket(self._sock, self.line)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a node at the other end. A node that has just been killed closes its end
+        before the thread that watches the node has noticed."""
+        if self._closed or not self.line.there():
+            return False
+        poll = select.poll()
+        poll.register(self._sock, 0)  # only that the other end is closed, which is always reported
+        return not poll.poll(0)
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -24,6 +24,7 @@ from hoplite_mp.supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_thre
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["Lease", "Wanted", "lease", "shutdown", "worker_count"]
@@ -79,9 +80,15 @@ class _Pool:
     @property
     def usable(self) -> bool:
         runtime = self.executor._runtime
-        if not runtime.client.usable or runtime.memory.lost is not None:
+        if not _takes_part(runtime):
             return False
         return self.common or runtime.tasks.pool_state(self.executor._pool) != POOL_BROKEN
+
+
+def _takes_part(runtime: Runtime) -> bool:
+    """Whether this process still takes part in that cluster."""
+    memory = runtime.memory
+    return runtime.client.usable and memory.lost is None and memory.channel.is_open
 
 
 class Lease:
@@ -241,8 +248,7 @@ class _Own:
     @property
     def usable(self) -> bool:
         runtime = self.cluster._runtime
-        usable = self.pid == os.getpid() and runtime.client.usable
-        return usable and not self.cluster._closed and runtime.memory.lost is None
+        return self.pid == os.getpid() and not self.cluster._closed and _takes_part(runtime)
 
 
 def _of_common_workers(count: int) -> dict[str, str] | None:
