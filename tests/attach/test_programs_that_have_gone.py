@@ -92,5 +92,6 @@ def test_a_round_that_has_begun_counts_on_them(up: Up) -> None:
             return tell(what)
 
         channel.tell = slowly  # type: ignore[method-assign]
-        assert len(c.run(setattr, os, "was_here", True)) == 2
+        # On a busy machine one that is being replaced may still be there, beside its successor.
+        assert len(c.run(setattr, os, "was_here", True)) >= 2
         assert all(c.run(hasattr, os, "was_here").values())
