@@ -150,8 +150,10 @@ def test_the_name_is_free_for_others_and_not_for_who_comes_late(
 
 def test_members_that_have_all_died_form_their_group_anew(cluster: Cluster, tmp_path: Path) -> None:
     def member(rank: int, folder: Path) -> Any:
+        first = not (folder / "again").exists()
+        while not first and not (folder / "go").exists():
+            time.sleep(0.01)  # one that came while another one lived would go on without it
         with hoplite_mp.current().group("all", 3, rank) as group:
-            first = not (folder / "again").exists()
             group.barrier()
             (folder / f"{rank}.{os.getpid()}").touch()
             while first:
@@ -161,8 +163,11 @@ def test_members_that_have_all_died_form_their_group_anew(cluster: Cluster, tmp_
     futures = cluster.spmd(member, 3, tmp_path)
     eventually(lambda: all(len(pids(tmp_path, rank)) == 1 for rank in range(3)), "all")
     (tmp_path / "again").touch()
+    lost = cluster.stats()["workers_lost"]
     for rank in range(3):
         os.kill(*pids(tmp_path, rank), signal.SIGKILL)
+    eventually(lambda: cluster.stats()["workers_lost"] == lost + 3, "they have not died")
+    (tmp_path / "go").touch()
     assert [future.result(30) for future in futures] == [[0, 1, 2]] * 3
 
 
