@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "group-leading-passes-on-within-an-attempt",
         "hoplite_mp/node/groups/group_leading.py",
-        "self._ask_to_move(state, about[2], again.outcome, again, before=moving)",
+        "self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)",
         "self._ask_to_move(state, moving.attempt, again.outcome, again, before=moving)",
         (
             "What a host has received for one plan of a call never counts for another one; here a "

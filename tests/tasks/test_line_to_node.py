@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from hoplite_mp.client.channel import Channel, seqpacket_pair
+from hoplite_mp.integrations.joblib_pools import _takes_part
 
 
 @pytest.mark.parametrize("who", ["the node", "this process"])
@@ -22,3 +26,14 @@ def test_it_is_open_until_one_end_closes(who: str) -> None:
     assert not channel.is_open
     channel.close()
     there.close()
+
+
+def test_a_pool_whose_node_was_killed_a_moment_ago_is_not_used_again() -> None:
+    """joblib's next call starts other workers, also if nobody has noticed the death yet."""
+    here, there = seqpacket_pair()
+    memory = SimpleNamespace(lost=None, channel=Channel(here))
+    runtime: Any = SimpleNamespace(client=SimpleNamespace(usable=True), memory=memory)
+    assert _takes_part(runtime)
+    there.close()
+    assert not _takes_part(runtime)
+    memory.channel.close()

@@ -10,7 +10,7 @@ It must never know: how bytes move, how arrays are added, what members here are 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -46,7 +46,6 @@ from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import TypeAlias
 
     from hoplite_mp.node.groups.group_state import State
     from hoplite_mp.node.groups.small_calls import SmallCalls
@@ -62,11 +61,6 @@ if TYPE_CHECKING:
     )
     from hoplite_mp.protocol.messages import GroupMembers
 
-    # What decides a call: members, its number, the attempt, ranks, their parts, rates of links.
-    About: TypeAlias = tuple[
-        GroupMembers, int, int, Sequence[int], dict[int, GroupPart], Mapping[int, Host]
-    ]
-
 __all__ = ["Leading"]
 
 # How long the leading node waits for more reports after the first one of a slow link, to tell which
@@ -76,7 +70,8 @@ SLOW_GATHER_S = 0.1
 # was not for so long does not count any more for the stripes of this call. Lower: reports are
 # missed on a busy host.
 FRESH_S = 0.6
-# Likewise for the next call. Higher, because a host may have sent all before it has received all.
+# How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
+# host may have sent all its bytes, and report no more, before it has received all.
 BELIEVED_S = 1.2
 # How often the stripes of one call pass to others before the last member is known. Higher: many
 # messages, if members are many and call in another order than the last time. Lower: one of the last
@@ -85,6 +80,17 @@ PASSED_ON_MAX = 16
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
+
+
+class _About(NamedTuple):
+    """What a decision rests on; the first arguments of `decide` and `decide_speculatively`."""
+
+    members: GroupMembers
+    call: int
+    attempt: int
+    ranks: Sequence[int]
+    given: dict[int, GroupPart]  # by rank, in the order in which the parts have come
+    rates: Mapping[int, Host]
 
 
 class Leading:
@@ -177,11 +183,11 @@ class Leading:
         # Must differ from every attempt that an earlier leader made for other members, because
         # cells of those may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        about = state.members, state.calls, attempt, expected, given, state.rates
+        about = _About(state.members, state.calls, attempt, expected, given, state.rates)
         if moving is not None and moving.missing:
             self._pass_on(state, moving, about)
             return
-        if moving is not None and not self._begins_anew(state, moving):
+        if moving is not None and not self._begins_anew(state, moving, about):
             return
         early = None
         if all(rank in given for rank in expected):
@@ -191,7 +197,7 @@ class Leading:
                 return
             outcome = _decided(*about, before=state.attempted if moving is None else None)
         elif late < WAIT_SHARE:
-            self._wait(state, WAIT_SHARE, late)
+            self._wait(state, about, WAIT_SHARE, late)
             return
         elif (early := self._begun_early(state, about, late)) is not None:
             outcome = early.outcome
@@ -202,30 +208,30 @@ class Leading:
         else:
             self._tell(state, outcome)
 
-    def _begun_early(self, state: State, about: About, late: float) -> Early | None:
+    def _begun_early(self, state: State, about: _About, late: float) -> Early | None:
         """The decision before all have called; None: not yet."""
         if state.not_early == state.calls:
             return None
         few = late >= FEW_WAIT_SHARE
         early = decide_speculatively(*about, few=few, likely=state.came)
-        if early is None and not few and len(state.parts) > 1:
-            self._wait(state, FEW_WAIT_SHARE, late)
+        if early is None and not few and len(about.given) > 1:
+            self._wait(state, about, FEW_WAIT_SHARE, late)
         return early
 
-    def _pass_on(self, state: State, moving: InProgress, about: About) -> None:
-        """Gives those who have called since a call began the stripes of others who have not."""
+    def _pass_on(self, state: State, moving: InProgress, about: _About) -> None:
+        """Nodes that have called meanwhile take over stripes of those that have not."""
         before, moving.last_came = moving.outcome.plans[0].stripes, self.loop.now()
         again = decide_speculatively(*about, likely=state.came, before=before)
         if again is None or again.outcome.plans[0].stripes == before:
             return
         nodes = {state.members.nodes[rank] for rank in again.missing}
         if moving.passed_on < PASSED_ON_MAX or len(nodes) == 1:  # the last one must own none
-            self._ask_to_move(state, about[2], again.outcome, again, before=moving)
+            self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)
 
-    def _begins_anew(self, state: State, moving: InProgress) -> bool:
+    def _begins_anew(self, state: State, moving: InProgress, about: _About) -> bool:
         """All have called. Does it take less time if they own as much as each other from now on?"""
         since, moving.early_since = moving.early_since, None
-        one_s = transfer_s(next(iter(state.given().values())), state.rates)
+        one_s = transfer_s(next(iter(about.given.values())), about.rates)
         if since is None or one_s is None:
             return False
         now = self.loop.now()
@@ -280,11 +286,11 @@ class Leading:
             if state.in_progress is not None:
                 self.done(state, node, report)
 
-    def _wait(self, state: State, share: float, late: float) -> None:
+    def _wait(self, state: State, about: _About, share: float, late: float) -> None:
         """Waits for the missing members of a call that may begin without them, until it has done
         so for that part of the time of one transfer. late: for which part it has done so."""
-        call = state.calls
-        one_s = transfer_s(next(iter(state.given().values())), state.rates)
+        call = about.call
+        one_s = transfer_s(next(iter(about.given.values())), about.rates)
         if state.timers.get(share) == call or one_s is None:
             return
 

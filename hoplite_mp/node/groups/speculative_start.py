@@ -91,9 +91,10 @@ def decide_speculatively(
     before: Sequence[Stripe] = (),
 ) -> Early | None:
     """The decision; None if it is not worthwhile or not possible.
-    given: in the order in which these have called. few: it may begin although more than one host
-    has not called. likely: nodes in the order in which they are expected. before: the stripes of
-    the attempt that goes on, if there is one."""
+
+    given: parts by rank, in the order in which they have come. few: the call may begin although
+    several hosts have not called. likely: nodes in the order in which they are expected to call.
+    before: the stripes of the attempt that this one replaces, if there is one."""
     missing = [rank for rank in expected if rank not in given]
     there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
     nodes = list(dict.fromkeys(members.nodes[rank] for rank in expected))
