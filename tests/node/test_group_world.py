@@ -248,7 +248,6 @@ def test_calls_begin_before_all_have_called() -> None:
     assert min(asked[one] for one in kinds) >= SEEDS / 60, asked
 
 
-@pytest.mark.parametrize("seed", [1231, 2061])
-def test_a_call_that_begins_while_a_host_awaits_the_end_of_the_one_before(seed: int) -> None:
-    """It ignored the call, because it was not the next one, and all hung."""
-    play_early(seed, 2)
+def test_a_call_that_begins_while_a_host_awaits_the_end_of_the_one_before() -> None:
+    """That host ignored the attempt, because it was not at its next call, and all hung."""
+    play_early(2061, 2)
