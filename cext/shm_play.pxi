@@ -31,9 +31,10 @@ cdef void wake_in_play(uint32_t *word) noexcept with gil:
 
 def play(sleep, wake) -> None:
     """From now on `sleep(address, ns)` stands in the place of waiting at a futex, `wake(address)`
-    of waking it, and time is what play_at() says. Both None: that is over."""
-    global play_sleep, play_wake, played
-    play_sleep, play_wake = sleep, wake
+    of waking it, and time is what play_at() says. Both None: that is over. What was raised in an
+    earlier play, and not asked for, is forgotten."""
+    global play_sleep, play_wake, play_error, played
+    play_sleep, play_wake, play_error = sleep, wake, None
     the_play.sleep, the_play.wake = sleep_in_play, wake_in_play
     played = NULL if sleep is None else &the_play
 
