@@ -45,6 +45,7 @@ SMALL_TAKEN = EVENT_SMALL_TAKEN
 SMALL_PART = EVENT_SMALL_PART
 SMALL_FIRST = EVENT_SMALL_FIRST
 SMALL_SEND = EVENT_SMALL_SEND
+SMALL_MOVED = EVENT_SMALL_MOVED
 HEADER_BYTES = FRAME_BYTES
 BLOCK_BYTES_LEAST = BLOCK_BYTES_MIN
 BLOCK_BYTES_MOST = FRAME_BLOCK_BYTES_MAX
@@ -418,14 +419,24 @@ cdef class Engine(_SmallCalls):
         self.check()
         engine_hold(self.engine, False)
 
-    def together(self, cells) -> None:
+    def together(self, cells, vote=None) -> None:
         """FILLED of these cells comes when all of them are full, or at once for those that are when
-        one of them is closed or put together with others. A cell alone is told by itself."""
+        one of them is closed or put together with others. A cell alone is told by itself.
+
+        vote: (generation, call, plan) of small_vote(), for which it is done when all are full; then
+        FILLED comes up to a millisecond later, because nothing waits for it.
+        """
         self.check()
+        cdef uint64_t generation = 0
+        cdef uint64_t call = 0
+        cdef uint32_t plan = 0
+        if vote is not None:
+            generation, call, plan = vote
         cdef list held = [self.open_cell(number) for number in set(cells)]
         cdef size_t count = len(held)
         cdef batch_t *batch = <batch_t *> engine_memory(sizeof(batch_t) + count * sizeof(cell_t *))
         batch.count = count
+        batch.generation, batch.call, batch.plan = generation, call, plan
         for i in range(count):
             batch.cells[i] = (<_Held> held[i]).cell
         engine_post_batch(self.engine, batch)

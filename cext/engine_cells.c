@@ -139,10 +139,12 @@ void cell_open(struct engine *engine, struct cell *cell) {
 
 /* All that is held back is told, and its cells are on their own from now on. */
 static void batch_end(struct engine *engine, struct batch *batch) {
+    const bool votes = batch->plan && !batch->unfilled;
+    if (votes) small_cells_full(engine, batch);
     for (size_t i = 0; i < batch->count; i++) {
         struct cell *cell = batch->cells[i];
         cell->batch = NULL;
-        if (cell->told) engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+        if (cell->told) engine_tell_filled(engine, cell->number, votes);
     }
     free(batch);
 }
@@ -158,7 +160,7 @@ void batch_begin(struct engine *engine, struct batch *batch) {
     }
     for (size_t i = 0; i < kept; i++) batch->cells[i]->batch = batch;
     batch->count = batch->unfilled = kept;
-    if (!kept) free(batch);
+    if (!kept) batch_end(engine, batch);
 }
 
 /* Once: when the last byte has come, or when somebody asks to fill what is full. */
@@ -166,7 +168,7 @@ void cell_tell_filled(struct engine *engine, struct cell *cell) {
     if (cell->told) return;
     cell->told = true;
     if (!cell->batch)
-        engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+        engine_tell_filled(engine, cell->number, false);
     else if (!--cell->batch->unfilled)
         batch_end(engine, cell->batch);
 }

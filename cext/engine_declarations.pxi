@@ -21,6 +21,7 @@ cdef extern from "engine_state.h" nogil:
         EVENT_SMALL_PART
         EVENT_SMALL_FIRST
         EVENT_SMALL_SEND
+        EVENT_SMALL_MOVED
         COMMAND_CELL
         COMMAND_ADVANCE
         COMMAND_PULL
@@ -62,6 +63,8 @@ cdef extern from "engine_state.h" nogil:
         atomic watermark
 
     struct batch_t "batch":
+        uint64_t generation, call
+        uint32_t plan
         size_t count
         cell_t **cells
 
@@ -74,7 +77,8 @@ cdef extern from "engine_state.h" nogil:
     struct event_t "event":
         event_t *next
         int kind
-        uint64_t number, peer, call, version, yields
+        uint64_t number, peer, call, version
+        uint32_t phase, plan
         size_t nbytes
         char *bytes
         char *reason
@@ -127,15 +131,18 @@ cdef extern from "engine_small_ports.h" nogil:
         SMALL_ASK_CLOSE
         SMALL_ASK_YIELD
         SMALL_ASK_FORGET
+        SMALL_ASK_BEGIN
+        SMALL_ASK_VOTE
+        SMALL_ASK_RESULT
         SMALL_ASK_FRAME
         SMALL_ASK_BELL
         SMALL_ASK_LOOK
 
     ctypedef struct small_request:
         int kind, fd
-        uint64_t generation, version, call
-        uint32_t size, node, board, nbytes
-        bint yields
+        uint64_t generation, version, call, result
+        uint32_t size, node, board, nbytes, plan
+        unsigned char phase
         char *control
         char *bytes
         uint32_t *node_of

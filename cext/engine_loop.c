@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { EVENTS_A_TURN = 64 };
@@ -90,38 +91,73 @@ void engine_post_small(struct engine *engine, struct small_request *asked) {
     post(engine, &(struct command){.kind = COMMAND_SMALL, .small = asked});
 }
 
-/* The descriptor is readable from the first event on until they are taken. */
-static void tell(struct engine *engine, const struct event *told) {
+static uint64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Under the lock. The descriptor is readable from then on until the events are taken. */
+static void signal_events(struct engine *engine) {
+    if (engine->signalled || !engine->events) return;
+    engine->signalled = true;
+    if (engine->threaded) signal_fd(engine->event_fd);
+}
+
+/* quiet: with the next event that is not, or a little later. */
+static void tell(struct engine *engine, const struct event *told, bool quiet) {
     struct event *event = engine_memory(sizeof *event);
     *event = *told;
     pthread_mutex_lock(&engine->lock);
-    if (engine->events) {
+    if (engine->events)
         engine->last_event->next = event;
-    } else {
+    else
         engine->events = event;
-        if (engine->threaded) signal_fd(engine->event_fd);
-    }
     engine->last_event = event;
+    if (!quiet)
+        signal_events(engine);
+    else if (!engine->quiet_until_ns)
+        engine->quiet_until_ns = monotonic_ns() + QUIET_NS;
     pthread_mutex_unlock(&engine->lock);
+}
+
+/* How long the thread may sleep because of quiet events, which are told when it is too long; -1: for
+ * ever. */
+static int end_quiet_ms(struct engine *engine) {
+    if (!engine->quiet_until_ns) return -1;
+    const uint64_t now = monotonic_ns();
+    if (now < engine->quiet_until_ns) return (int)((engine->quiet_until_ns - now) / 1000000) + 1;
+    engine->quiet_until_ns = 0;
+    pthread_mutex_lock(&engine->lock);
+    signal_events(engine);
+    pthread_mutex_unlock(&engine->lock);
+    return -1;
 }
 
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
                  const char *reason) {
     struct event event = {.kind = kind, .number = number, .peer = peer};
     snprintf(event.reason, sizeof event.reason, "%s", reason);
-    tell(engine, &event);
+    tell(engine, &event, false);
+}
+
+void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet) {
+    tell(engine, &(struct event){.kind = EVENT_FILLED, .number = number}, quiet);
 }
 
 void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
-                       uint64_t call, uint64_t version, bool yields, char *bytes, size_t nbytes) {
+                       uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
+                       size_t nbytes) {
     tell(engine, &(struct event){.kind = kind,
                                  .number = generation,
                                  .peer = peer,
                                  .call = call,
                                  .version = version,
-                                 .yields = yields,
+                                 .phase = phase,
+                                 .plan = plan,
                                  .bytes = bytes,
-                                 .nbytes = nbytes});
+                                 .nbytes = nbytes},
+         kind == EVENT_SMALL_MOVED);
 }
 
 void event_free(struct event *event) {
@@ -132,8 +168,9 @@ void event_free(struct event *event) {
 struct event *engine_take(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     struct event *events = engine->events;
-    if (events && engine->threaded) clear_fd(engine->event_fd);
+    if (engine->signalled && engine->threaded) clear_fd(engine->event_fd);
     engine->events = NULL;
+    engine->signalled = false;
     pthread_mutex_unlock(&engine->lock);
     return events;
 }
@@ -187,9 +224,10 @@ static void execute_all(struct engine *engine) {
 /* Edges: a link stays readable and writable until a call has said otherwise. */
 static void look_at_sockets(struct engine *engine, bool sleep) {
     struct epoll_event events[EVENTS_A_TURN];
-    const int sleep_ms = small_sleep_ms(engine);
+    const int look_ms = small_sleep_ms(engine), quiet_ms = end_quiet_ms(engine);
+    const int sleep_ms = look_ms >= 0 && (quiet_ms < 0 || look_ms < quiet_ms) ? look_ms : quiet_ms;
     const int count = epoll_wait(engine->epoll_fd, events, EVENTS_A_TURN, sleep ? sleep_ms : 0);
-    bool posted = false, rung = sleep_ms >= 0;
+    bool posted = false, rung = look_ms >= 0;
     for (int i = 0; i < count; i++) {
         struct link *link = events[i].data.ptr;
         if (!link) {

@@ -8,21 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reduce_kernels.h"
-
 void *engine_memory(size_t bytes);
 
-enum { RECORD_ALIGN = 64 };
+enum { LAST_ALIGN = 64 };
 
 static uint64_t bit(uint32_t rank) { return 1ull << rank; }
-
-static bool folds(uint8_t kind) {
-    return kind == SMALL_ALLREDUCE || kind == SMALL_REDUCE || kind == SMALL_REDUCE_SCATTER;
-}
-
-static bool is_rooted(uint8_t kind) {
-    return kind == SMALL_REDUCE || kind == SMALL_BROADCAST || kind == SMALL_GATHER;
-}
 
 /* ---- Groups ----------------------------------------------------------------------------------- */
 struct small_group *small_find(struct small_calls *all, uint64_t generation) {
@@ -38,7 +28,7 @@ struct small_group *small_add(struct small_calls *all, uint64_t generation, uint
     group->size = size;
     group->me = me;
     group->own.number = me;
-    if (posix_memalign((void **)&group->last, RECORD_ALIGN, SMALL_RECORD_BYTES)) abort();
+    if (posix_memalign((void **)&group->last, LAST_ALIGN, SMALL_RECORD_BYTES)) abort();
     group->next = all->groups;
     all->groups = group;
     return group;
@@ -100,13 +90,18 @@ static struct small_slot *slot_of(struct small_node *node, uint64_t call) {
     return &node->slots[call & 1];
 }
 
-/* Does the node's frame of the call in progress lie here? */
+/* Does a frame of the node about the call in progress lie here? */
 static bool is_current(const struct small_group *group, const struct small_slot *slot) {
     return slot->here && slot->version == group->version && slot->call == group->call;
 }
 
+/* Is it the last one that the node sends about this call? */
+static bool is_last_word(const struct small_group *group, const struct small_slot *slot) {
+    return is_current(group, slot) && slot->phase != SMALL_BEGUN;
+}
+
 /* Is that node one of the members', other than this one? */
-static bool takes_part(const struct small_group *group, uint32_t number) {
+bool small_takes_part(const struct small_group *group, uint32_t number) {
     if (number == group->me) return false;
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (group->node_of[rank] == number) return true;
@@ -147,10 +142,11 @@ static void send_to_all(struct small_calls *all, struct small_group *group,
     }
 }
 
-static struct small_slot *begin_own(struct small_group *group, bool yields) {
+static struct small_slot *begin_own(struct small_group *group, uint8_t phase, uint32_t plan) {
     struct small_slot *slot = slot_of(&group->own, group->call);
     slot->here = true;
-    slot->yields = yields;
+    slot->phase = phase;
+    slot->plan = plan;
     slot->version = group->version;
     slot->call = group->call;
     slot->nbytes = 0;
@@ -159,7 +155,7 @@ static struct small_slot *begin_own(struct small_group *group, bool yields) {
 
 /* All members here have called: their parts go to the other nodes. */
 static void give(struct small_calls *all, struct small_group *group) {
-    struct small_slot *slot = begin_own(group, false);
+    struct small_slot *slot = begin_own(group, SMALL_GIVES, 0);
     uint32_t nbytes = 0;
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (group->here & bit(rank)) nbytes += sizeof(struct small_part) + group->members[rank].part.nbytes;
@@ -179,135 +175,61 @@ static void give(struct small_calls *all, struct small_group *group) {
     send_to_all(all, group, slot);
 }
 
-struct found {
-    struct small_part part[MEMBERS];
-    const char *bytes[MEMBERS];
-    uint64_t ranks;
-};
-
-/* False: a rank twice, or of another node. The lengths were checked when it came. */
-static bool find_parts(const struct small_group *group, const struct small_node *node,
-                       struct found *found) {
-    const struct small_slot *slot = &node->slots[group->call & 1];
-    for (uint32_t at = 0; at < slot->nbytes;) {
-        struct small_part part;
-        memcpy(&part, slot->parts + at, sizeof part);
-        at += sizeof part;
-        if (part.rank >= group->size || found->ranks & bit(part.rank) ||
-            group->node_of[part.rank] != node->number)
-            return false;
-        found->ranks |= bit(part.rank);
-        found->part[part.rank] = part;
-        found->bytes[part.rank] = slot->parts + at;
-        at += part.nbytes;
-    }
-    return true;
-}
-
-static uint32_t first_rank(uint64_t ranks) { return (uint32_t)__builtin_ctzll(ranks); }
-
-static const struct reduce_kernel *kernel_of(const struct small_part *part) {
-    const struct reduce_kernel *kernel = reduce_kernel_find(part->op, part->dtype);
-    if (!kernel || reduce_source_bytes(kernel) != reduce_result_bytes(kernel)) return NULL;
-    const uint32_t elements = part->nbytes - part->offset;
-    return elements % reduce_source_bytes(kernel) ? NULL : kernel;
-}
-
-/* Do all parts belong to one call that has a result? If not, Python finds the words for it. */
-static bool agree(const struct small_group *group, const struct found *found) {
-    if (found->ranks != group->ranks) return false;
-    const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
-    if (first->kind >= SMALL_KIND_COUNT) return false;
-    if (is_rooted(first->kind) && (first->root >= group->size || !(group->ranks & bit(first->root))))
-        return false;
-    if (folds(first->kind) && !kernel_of(first)) return false;
-    uint64_t total = 0;
-    for (uint32_t rank = lowest; rank < group->size; rank++) {
-        if (!(group->ranks & bit(rank))) continue;
-        const struct small_part *part = &found->part[rank];
-        if (part->kind != first->kind || part->op != first->op || part->root != first->root)
-            return false;
-        if (folds(first->kind) &&
-            (part->dtype != first->dtype || part->nbytes != first->nbytes ||
-             part->offset != first->offset ||
-             memcmp(found->bytes[rank], found->bytes[lowest], first->offset)))
-            return false;
-        total += (part->nbytes + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-    }
-    return total <= SMALL_BYTES_MAX &&
-           (first->kind != SMALL_BROADCAST || found->part[first->root].nbytes);
-}
-
-/* The same bits as reduce_arrays in Python: the same kernels, in the order of ranks. */
-static void fold(const struct small_group *group, const struct found *found, char *into) {
-    const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
-    const void *sources[MEMBERS];
-    size_t count = 0;
-    for (uint32_t rank = lowest; rank < group->size; rank++)
-        if (group->ranks & bit(rank)) sources[count++] = found->bytes[rank] + first->offset;
-    memcpy(into, found->bytes[lowest], first->offset);
-    const struct reduce_kernel *kernel = kernel_of(first);
-    const size_t elements = (first->nbytes - first->offset) / reduce_source_bytes(kernel);
-    if (elements) reduce_run(kernel, sources, count, into + first->offset, elements, 1);
-}
-
-static void record(struct small_group *group, const struct found *found) {
-    const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
-    struct small_record *head = (struct small_record *)group->last;
-    struct small_place *places = (struct small_place *)(head + 1);
-    *head = (struct small_record){
-        .call = group->call,
-        .ranks = group->ranks,
-        .kind = first->kind,
-        .op = first->op,
-        .dtype = first->dtype,
-        .root = first->root,
-    };
-    uint64_t sources = group->ranks;
-    if (folds(first->kind)) sources = bit(lowest);
-    if (first->kind == SMALL_BROADCAST) sources = bit(first->root);
-    if (first->kind == SMALL_BARRIER) sources = 0;
-    uint32_t at = sizeof *head + (uint32_t)__builtin_popcountll(sources) * sizeof *places;
-    for (; sources; sources &= sources - 1) {
-        const uint32_t rank = first_rank(sources);
-        const struct small_part *part = &found->part[rank];
-        at = (at + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-        places[head->count++] = (struct small_place){rank, part->nbytes, at, 0};
-        if (folds(first->kind))
-            fold(group, found, group->last + at);
-        else if (part->nbytes)
-            memcpy(group->last + at, found->bytes[rank], part->nbytes);
-        at += part->nbytes;
-    }
-    head->nbytes = at;
-    group->has_last = true;
-}
-
-/* All parts of the call in progress are here, and they are no yields. */
+/* Do all nodes' last words about the call in progress lie here? */
 static bool all_here(struct small_group *group, bool *yields) {
-    bool here = is_current(group, slot_of(&group->own, group->call));
+    bool here = is_last_word(group, slot_of(&group->own, group->call));
     for (uint32_t rank = 0; rank < group->size; rank++) {
         const uint32_t number = group->node_of[rank];
         if (number == SMALL_NOBODY || number == group->me) continue;
         const struct small_slot *slot = slot_of(node_of(group, number), group->call);
-        if (!is_current(group, slot))
+        if (!is_last_word(group, slot))
             here = false;
-        else if (slot->yields)
+        else if (slot->phase == SMALL_YIELDS)
             *yields = true;
     }
     return here;
 }
 
+/* Has another node given parts, or named another plan than the one by which this node moves? */
+static bool is_other_call(struct small_group *group, const struct small_slot *own) {
+    for (struct small_node *node = group->others; node; node = node->next) {
+        const struct small_slot *slot = slot_of(node, group->call);
+        if (!small_takes_part(group, node->number) || !is_current(group, slot)) continue;
+        if (slot->phase == SMALL_GIVES || (slot->phase != SMALL_YIELDS && slot->plan != own->plan))
+            return true;
+    }
+    return false;
+}
+
+static void next_call(struct small_calls *all, struct small_group *group) {
+    group->call++;
+    all->ports.commit(all->ports.context, group);
+    if (group->fresh)
+        all->ports.tell(all->ports.context, group, SMALL_FIRST, group->call, NULL, 0);
+    group->fresh = false;
+}
+
+/* This node and all others have voted for the same plan. False: its result is not made yet. */
+static bool commit_moved(struct small_calls *all, struct small_group *group) {
+    if (!group->result) return false;
+    group->call++;
+    group->has_last = false; /* Python has it, because it hears of this before it hears TAKEN */
+    all->ports.commit_moved(all->ports.context, group);
+    all->ports.tell(all->ports.context, group, SMALL_MOVED, group->call - 1, NULL, 0);
+    group->result = 0;
+    group->fresh = true;
+    return true;
+}
+
 static void advance(struct small_calls *all, struct small_group *group) {
     while (group->open) {
-        const bool given = is_current(group, slot_of(&group->own, group->call));
-        /* After its parts no node yields: the others may have committed the call by now. If they
-         * have not, because one of them yields, its frame says so. */
-        if (group->yields && group->yield_at == group->call && !given) {
-            send_to_all(all, group, begin_own(group, true));
+        const struct small_slot *own = slot_of(&group->own, group->call);
+        const bool begun = is_current(group, own) && own->phase == SMALL_BEGUN;
+        const bool yielding = group->yields && group->yield_at == group->call;
+        /* After its last word no node yields: the others may have committed the call by now. If
+         * they have not, because one of them yields, its frame says so. */
+        if ((yielding && !is_last_word(group, own)) || (begun && is_other_call(group, own))) {
+            send_to_all(all, group, begin_own(group, SMALL_YIELDS, 0));
             take(all, group);
             return;
         }
@@ -318,27 +240,22 @@ static void advance(struct small_calls *all, struct small_group *group) {
             return;
         }
         if (!here) return;
-        struct found found = {.ranks = 0};
-        bool fits = find_parts(group, &group->own, &found);
-        for (struct small_node *node = group->others; node && fits; node = node->next)
-            if (takes_part(group, node->number)) fits = find_parts(group, node, &found);
-        if (!fits || !agree(group, &found)) {
+        const bool same = own->phase != SMALL_VOTES || !is_other_call(group, own);
+        if (same && own->phase == SMALL_VOTES) {
+            if (!commit_moved(all, group)) return;
+        } else if (same && small_combine(group)) {
+            next_call(all, group);
+        } else {
             take(all, group);
             return;
         }
-        record(group, &found);
-        group->call++;
-        all->ports.commit(all->ports.context, group);
-        if (group->fresh)
-            all->ports.tell(all->ports.context, group, SMALL_FIRST, group->call, NULL, 0);
-        group->fresh = false;
     }
 }
 
 static void give_if_all(struct small_calls *all, struct small_group *group) {
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (group->here & bit(rank) && group->members[rank].seq != group->call + 1) return;
-    if (group->here && !is_current(group, slot_of(&group->own, group->call))) give(all, group);
+    if (group->here && !is_last_word(group, slot_of(&group->own, group->call))) give(all, group);
 }
 
 /* ---- Inputs ---------------------------------------------------------------------------------------- */
@@ -346,6 +263,7 @@ void small_open(struct small_calls *all, struct small_group *group, uint64_t ver
                 uint64_t call, const uint32_t *nodes) {
     group->open = group->fresh = true;
     group->yields = group->has_last = false;
+    group->result = 0;
     group->version = version;
     group->call = call;
     group->ranks = group->here = 0;
@@ -368,6 +286,33 @@ void small_yield(struct small_calls *all, struct small_group *group, uint64_t ca
     if (!group->yields || group->yield_at < group->call || call < group->yield_at)
         group->yield_at = call;
     group->yields = true;
+    advance(all, group);
+}
+
+/* Does this node say the next word about the call in progress? */
+static bool may_say(struct small_group *group, uint64_t call) {
+    return group->open && call == group->call &&
+           !is_last_word(group, slot_of(&group->own, group->call));
+}
+
+void small_begin(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan) {
+    if (!may_say(group, call)) return;
+    group->result = 0;
+    send_to_all(all, group, begin_own(group, SMALL_BEGUN, plan));
+    advance(all, group);
+}
+
+void small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan) {
+    if (!may_say(group, call)) return;
+    send_to_all(all, group, begin_own(group, SMALL_VOTES, plan));
+    advance(all, group);
+}
+
+void small_result(struct small_calls *all, struct small_group *group, uint64_t call,
+                  uint64_t result) {
+    const struct small_slot *own = slot_of(&group->own, group->call);
+    if (!group->open || call != group->call || !is_current(group, own)) return;
+    group->result = result;
     advance(all, group);
 }
 
@@ -401,19 +346,23 @@ static const char *fault_of(const char *parts, uint32_t nbytes) {
 }
 
 const char *small_receive(struct small_calls *all, uint64_t generation, uint32_t number,
-                          uint64_t version, uint64_t call, bool yields, const char *parts,
-                          uint32_t nbytes) {
+                          uint64_t version, uint64_t call, uint8_t phase, uint32_t plan,
+                          const char *parts, uint32_t nbytes) {
     if (nbytes > SMALL_FRAME_BYTES_MAX) return "a small call's frame is too long";
+    if (phase >= SMALL_PHASE_END) return "a small call's frame of an unknown phase";
     const char *fault = fault_of(parts, nbytes);
     if (fault) return fault;
     struct small_group *group = small_find(all, generation);
     if (!group || number == group->me) return NULL; /* it is over, or this node has left it */
     struct small_slot *slot = slot_of(node_of(group, number), call);
+    const bool same = version == slot->version && call == slot->call;
     const bool newer = !slot->here || version > slot->version ||
-                       (version == slot->version && call > slot->call);
+                       (version == slot->version && call > slot->call) ||
+                       (same && slot->phase == SMALL_BEGUN && phase != SMALL_BEGUN);
     if (!newer) return NULL; /* sent twice */
     slot->here = true;
-    slot->yields = yields;
+    slot->phase = phase;
+    slot->plan = plan;
     slot->version = version;
     slot->call = call;
     keep(&slot->parts, &slot->room, parts, nbytes);
@@ -424,7 +373,7 @@ const char *small_receive(struct small_calls *all, uint64_t generation, uint32_t
 
 void small_resend(struct small_calls *all, uint32_t number) {
     for (struct small_group *group = all->groups; group; group = group->next) {
-        if (!takes_part(group, number)) continue;
+        if (!small_takes_part(group, number)) continue;
         const uint64_t before = group->call ? group->call - 1 : 0;
         for (uint64_t call = before; call <= group->call; call++) {
             const struct small_slot *slot = slot_of(&group->own, call);

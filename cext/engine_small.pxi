@@ -77,12 +77,45 @@ cdef class _SmallCalls:
         """The group is over."""
         engine_post_small(self.engine, self.request(SMALL_ASK_FORGET, generation))
 
-    def small_frame(self, generation: int, node: int, version: int, call: int, yields: bool,
-                    parts: bytes) -> None:
+    def small_begin(self, generation: int, call: int, plan: int) -> None:
+        """Python moves the bytes of a call that the engine owns. Nodes whose plan is the same name
+        the same number, which has 32 bits and is not 0."""
+        self.about_plan(SMALL_ASK_BEGIN, generation, call, plan)
+
+    def small_vote(self, generation: int, call: int, plan: int) -> None:
+        """This node has all that it should receive of that call. It is committed when all nodes
+        have voted for the same plan, and small_result() was called: SMALL_MOVED."""
+        self.about_plan(SMALL_ASK_VOTE, generation, call, plan)
+
+    cdef int about_plan(self, int kind, uint64_t generation, uint64_t call,
+                        uint32_t plan) except -1:
+        if not plan:
+            raise ValueError("0 is no plan's number")
+        cdef small_request *asked = self.request(kind, generation)
+        asked.call = call
+        asked.plan = plan
+        engine_post_small(self.engine, asked)
+        return 0
+
+    def small_result(self, generation: int, call: int, result: int) -> None:
+        """The object (not 0) that members here are to read as that call's result."""
+        cdef uint64_t call_word = call
+        cdef uint64_t result_word = result
+        if not result_word:
+            raise ValueError("0 is no object")
+        cdef small_request *asked = self.request(SMALL_ASK_RESULT, generation)
+        asked.call = call_word
+        asked.result = result_word
+        engine_post_small(self.engine, asked)
+
+    def small_frame(self, generation: int, node: int, version: int, call: int, phase: int,
+                    plan: int, parts: bytes) -> None:
         """A frame that SMALL_SEND has named at that node."""
         cdef uint32_t sender = node
         cdef uint64_t version_word = version
         cdef uint64_t call_word = call
+        cdef unsigned char phase_word = phase
+        cdef uint32_t plan_word = plan
         cdef Py_ssize_t nbytes = len(parts)
         if nbytes > FRAME_SMALL_BYTES_MAX:
             raise ValueError(f"a small call's frame of {nbytes} bytes")
@@ -90,7 +123,8 @@ cdef class _SmallCalls:
         asked.node = sender
         asked.version = version_word
         asked.call = call_word
-        asked.yields = bool(yields)
+        asked.phase = phase_word
+        asked.plan = plan_word
         asked.nbytes = nbytes
         asked.bytes = <char *> engine_memory(nbytes)
         memcpy(asked.bytes, <const char *> parts, nbytes)
@@ -113,5 +147,5 @@ cdef class _SmallCalls:
             if event.nbytes else b""
         if event.kind == EVENT_SMALL_SEND:
             return (event.kind, event.number, event.peer, event.version, event.call,
-                    event.yields != 0, data)
+                    event.phase, event.plan, data)
         return (event.kind, event.number, event.call, data)

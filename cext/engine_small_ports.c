@@ -61,32 +61,48 @@ static void send_slot(void *context, struct small_group *group, uint32_t node,
     char *bytes = slot->nbytes ? copy_of(slot->parts, slot->nbytes) : NULL;
     if (!link) {
         engine_tell_small(world->engine, EVENT_SMALL_SEND, group->generation, node, slot->call,
-                          slot->version, slot->yields, bytes, slot->nbytes);
+                          slot->version, slot->phase, slot->plan, bytes, slot->nbytes);
         return;
     }
     const struct frame frame = {
         .type = FRAME_SMALL,
         .length = slot->nbytes,
         .operation = group->generation,
-        .part = slot->yields,
+        .part = slot->phase,
+        .epoch = slot->plan,
         .offset = slot->call,
         .end = slot->version,
     };
     link_notify_block(world->engine, link, &frame, bytes);
 }
 
-static void commit(void *context, struct small_group *group) {
-    struct small_world *world = context;
-    shm_small *small = group->board;
-    const struct small_record *record = (const struct small_record *)group->last;
-    const unsigned index = (unsigned)(small - small_of(world->control, 0));
-    const shm_board *board = board_of(world->control, index);
-    memcpy(small->record, record, record->nbytes);
-    STORE(&small->done, group->call);
+static shm_board *board_beside(const struct small_world *world, const struct small_group *group) {
+    const shm_small *small = group->board;
+    return board_of(world->control, (unsigned)(small - small_of(world->control, 0)));
+}
+
+static void wake_members(const struct small_world *world, const struct small_group *group) {
+    const shm_board *board = board_beside(world, group);
     for (uint64_t ranks = group->here; ranks; ranks &= ranks - 1) {
         const uint64_t client = LOAD(&board->members[__builtin_ctzll(ranks)].client);
         if (client && client <= CLIENTS) wake_client(world->control, (unsigned)(client - 1));
     }
+}
+
+static void commit(void *context, struct small_group *group) {
+    shm_small *small = group->board;
+    const struct small_record *record = (const struct small_record *)group->last;
+    memcpy(small->record, record, record->nbytes);
+    STORE(&small->done, group->call);
+    wake_members(context, group);
+}
+
+/* As Board.commit in tasks_boards.pxi. */
+static void commit_moved(void *context, struct small_group *group) {
+    shm_board *board = board_beside(context, group);
+    STORE(&board->result_id, group->result);
+    STORE(&board->result_call, group->call);
+    wake_members(context, group);
 }
 
 static void tell(void *context, struct small_group *group, int news, uint64_t number,
@@ -96,8 +112,9 @@ static void tell(void *context, struct small_group *group, int news, uint64_t nu
         [SMALL_TAKEN] = EVENT_SMALL_TAKEN,
         [SMALL_PART] = EVENT_SMALL_PART,
         [SMALL_FIRST] = EVENT_SMALL_FIRST,
+        [SMALL_MOVED] = EVENT_SMALL_MOVED,
     };
-    engine_tell_small(world->engine, kinds[news], group->generation, 0, number, group->version, 0,
+    engine_tell_small(world->engine, kinds[news], group->generation, 0, number, group->version, 0, 0,
                       nbytes ? copy_of(bytes, nbytes) : NULL, nbytes);
 }
 
@@ -177,7 +194,14 @@ const char *small_frame(struct engine *engine, struct link *link, const struct f
                         const char *bytes) {
     if (!engine->small) return NULL;
     return small_receive(&engine->small->calls, frame->operation, (uint32_t)link->peer,
-                         frame->end, frame->offset, frame->part, bytes, frame->length);
+                         frame->end, frame->offset, (uint8_t)frame->part, frame->epoch, bytes,
+                         frame->length);
+}
+
+void small_cells_full(struct engine *engine, const struct batch *batch) {
+    struct small_world *world = engine->small;
+    struct small_group *group = world ? small_find(&world->calls, batch->generation) : NULL;
+    if (group) small_vote(&world->calls, group, batch->call, batch->plan);
 }
 
 void small_link_lost(struct engine *engine, struct link *link) {
@@ -198,7 +222,7 @@ static struct small_world *world_of(struct engine *engine, char *control) {
     struct small_world *world = engine->small = engine_memory(sizeof *world);
     world->engine = engine;
     world->control = control;
-    world->calls.ports = (struct small_ports){world, send_slot, commit, tell};
+    world->calls.ports = (struct small_ports){world, send_slot, commit, commit_moved, tell};
     return world;
 }
 
@@ -221,13 +245,23 @@ void small_execute(struct engine *engine, struct small_request *asked) {
     case SMALL_ASK_YIELD:
         if (group) small_yield(&world->calls, group, asked->call);
         break;
+    case SMALL_ASK_BEGIN:
+        if (group) small_begin(&world->calls, group, asked->call, asked->plan);
+        break;
+    case SMALL_ASK_VOTE:
+        if (group) small_vote(&world->calls, group, asked->call, asked->plan);
+        break;
+    case SMALL_ASK_RESULT:
+        if (group) small_result(&world->calls, group, asked->call, asked->result);
+        break;
     case SMALL_ASK_FORGET:
         if (group) forget(world, asked->generation);
         break;
     case SMALL_ASK_FRAME: /* Python has carried it, and checked nothing */
         if (group)
             (void)small_receive(&world->calls, asked->generation, asked->node, asked->version,
-                                asked->call, asked->yields, asked->bytes, asked->nbytes);
+                                asked->call, asked->phase, asked->plan, asked->bytes,
+                                asked->nbytes);
         break;
     case SMALL_ASK_BELL:
         if (group && asked->size < group->size)

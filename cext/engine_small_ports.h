@@ -15,16 +15,19 @@ enum small_ask {
     SMALL_ASK_CLOSE,  /* generation */
     SMALL_ASK_YIELD,  /* generation, call */
     SMALL_ASK_FORGET, /* generation */
-    SMALL_ASK_FRAME,  /* generation, node (its sender), version, call, yields, bytes */
+    SMALL_ASK_BEGIN,  /* generation, call, plan */
+    SMALL_ASK_VOTE,   /* generation, call, plan */
+    SMALL_ASK_RESULT, /* generation, call, result */
+    SMALL_ASK_FRAME,  /* generation, node (its sender), version, call, phase, plan, bytes */
     SMALL_ASK_BELL,   /* generation, size (the rank), fd */
     SMALL_ASK_LOOK,   /* an engine without a thread looks at all boards */
 };
 
 typedef struct small_request {
     int kind, fd;
-    uint64_t generation, version, call;
-    uint32_t size, node, board, nbytes;
-    bool yields;
+    uint64_t generation, version, call, result;
+    uint32_t size, node, board, nbytes, plan;
+    uint8_t phase;
     char *control, *bytes;
     uint32_t node_of[MEMBERS];
 } small_request;

@@ -72,6 +72,10 @@ enum {
     /* Behind a header that nobody has waited for, so much is read along, and copied once more: more
      * than a small call of 1 KiB needs, and little of a block. */
     AHEAD_READ_BYTES = 4 * 1024,
+    /* For so long Python is not woken by news that it only has to clear up after, because members
+     * of a Group want the processors at that moment. Longer: memory of calls that are over is freed
+     * later. */
+    QUIET_NS = 4000000,
     REASON_BYTES = 96,
 };
 
@@ -127,8 +131,11 @@ struct spot {
     struct chain waiting; /* struct serve.in_source */
 };
 
-/* Cells of which is told together: who waits for all of them is woken once. */
+/* Cells of which is told together: who waits for all of them is woken once. With a `plan` (not 0),
+ * this node votes for that call of the Group `generation` when the last one is full. */
 struct batch {
+    uint64_t generation, call;
+    uint32_t plan;
     size_t unfilled, count;
     struct cell *cells[];
 };
@@ -243,14 +250,16 @@ enum engine_event_kind {
     EVENT_SMALL_TAKEN, /* call, version, bytes: Python owns its calls */
     EVENT_SMALL_PART,  /* call, version, bytes: a member here has made that call */
     EVENT_SMALL_FIRST, /* call: committed, as the first one since the Group was opened */
-    EVENT_SMALL_SEND,  /* peer, call, version, yields, bytes: a frame, and there is no link */
+    EVENT_SMALL_SEND,  /* peer, call, version, phase, plan, bytes: a frame, and there is no link */
+    EVENT_SMALL_MOVED, /* call: committed by votes */
 };
 
 struct event {
     struct event *next;
     int kind;
     uint64_t number, peer;
-    uint64_t call, version, yields;
+    uint64_t call, version;
+    uint32_t phase, plan;
     size_t nbytes;
     char *bytes;
     char reason[REASON_BYTES];
@@ -293,15 +302,17 @@ struct engine {
     bool stopping;
     bool threaded; /* else it has no thread and no descriptors, and engine_step() is its loop */
 
-    pthread_mutex_t lock; /* the next eight, and what a link says it is for */
+    pthread_mutex_t lock; /* the next nine, and what a link says it is for */
     pthread_cond_t undriven; /* no thread waits for a link, or is about to */
     uint32_t drivers;
     uint32_t held; /* by engine_hold(): commands that are about cells do not wake the thread */
     bool woken;    /* the thread has been woken for commands, and has not taken them yet */
+    bool signalled; /* whoever takes events has been woken for them */
     struct command *commands, *last_command;
     struct event *events, *last_event;
 
-    struct chain links;  /* all that are not freed */
+    uint64_t quiet_until_ns; /* there are events of which nobody was told; 0: there are none */
+    struct chain links;      /* all that are not freed */
     struct chain active; /* those with something to receive or to send */
     struct chain folds;  /* those that can go on */
     struct spot **buckets;
@@ -325,8 +336,10 @@ bool engine_step(struct engine *engine); /* without a thread: whether there is m
 void engine_stop(struct engine *engine); /* joins the thread, frees all but cells */
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
                  const char *reason);
+void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet);
 void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
-                       uint64_t call, uint64_t version, bool yields, char *bytes, size_t nbytes);
+                       uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
+                       size_t nbytes);
 void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
 
 /* engine_cells.c */
@@ -404,6 +417,7 @@ void small_answer(struct engine *engine);
 const char *small_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes);
 void small_link_lost(struct engine *engine, struct link *link);
+void small_cells_full(struct engine *engine, const struct batch *batch);
 void small_end(struct engine *engine);
 
 /* engine_fold.c */

@@ -97,6 +97,9 @@ class HostsMember:
         # Bytes of the latest part that needed a block, and the block for the next one of that size.
         self._spare: tuple[int, _shm.Lease | None] = 0, None
         self._given = 0  # bytes of the part before that
+        # Roots whose last broadcast was large. What a rank receives next from them is taken for
+        # large, too; if it is not, the node has to ask the leading one.
+        self._large_roots: set[int] = set()
         self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
 
     def give(
@@ -114,8 +117,11 @@ class HostsMember:
             if kind == MISTAKE:
                 mistake, op, error, values = op, "", values, []
             early = [serial.encode(one) for one in values[:1]]
-            if len(values) <= 1 and self.small.give(
-                call, kind, op, root, early[0] if early else None
+            may_be_small = early or kind != "broadcast" or root not in self._large_roots
+            if (
+                len(values) <= 1
+                and may_be_small
+                and self.small.give(call, kind, op, root, early[0] if early else None)
             ):
                 self._keep_own(kind, root, values, parts, gets)
                 return refs
@@ -302,6 +308,10 @@ class HostsMember:
         own, self._own = self._own, None
         if kind in ("broadcast", "scatter"):
             target = self.rank if kind == "scatter" else -1
+            if kind == "broadcast" and isinstance(data.get((root, target)), bytes):
+                self._large_roots.discard(root)
+            elif kind == "broadcast":
+                self._large_roots.add(root)
             if own is not None:
                 return self._mine(own, data.get((root, target)), out)
             return self._taken(data[root, target], out)

@@ -67,6 +67,7 @@ PIECE_HEAD_BYTES_MAX = 16 << 10
 # The mean of integers of one byte, and of bools, has eight bytes an element.
 RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
+SMALL_PHASE_MAX = 3  # of enum small_phase in cext/engine_small.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
 # What pieces may have together in one message; the rest of a frame is for what else is in it.
 PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
@@ -292,18 +293,21 @@ class GroupSkip(Message, frozen=True):
 
 
 class GroupSmall(Message, frozen=True):
-    """A frame between two engines (cext/engine_small.h) that have no link, or have lost it: what
-    the sender's members give to a small call, or that the sender yields the call."""
+    """A frame between two engines (cext/engine_small.h) that have no link, or have lost it. phase:
+    what it says (enum small_phase); plan: the one that it names, or 0; parts: what the sender's
+    members give to a small call."""
 
     generation: int
     version: int
     call: int
-    yields: bool
+    phase: int
+    plan: int
     parts: bytes
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version, call=self.call)
-        flags(yields=self.yields)
+        between("phase", self.phase, 0, SMALL_PHASE_MAX)
+        between("plan", self.plan, 0, (1 << 32) - 1)
         between("bytes of parts", len(self.parts), 0, SMALL_PARTS_BYTES_MAX)
 
 

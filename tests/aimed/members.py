@@ -32,6 +32,7 @@ __all__ = [
     "survives_leader",
     "unheard",
     "varied",
+    "voted",
 ]
 
 
@@ -367,3 +368,75 @@ def passed_on(a: Aim) -> None:
     for rank, host in enumerate(hosts):
         a.crawl(host, 60e6, 60e6)
         a.run(host, f"rank {rank}", partial(member, rank), host is not D or fault == "other")
+
+
+def voted(a: Aim) -> None:
+    """Members make the same few calls again and again, so engines commit them by votes, and small
+    ones in between by their parts; in the middle of that a host dies, stops, leaves or is cut off
+    for a while, the connections between two are reset, a process dies, the manager is lost, a
+    member gives something else or leaves the Group, or nothing happens."""
+    hosts = a.some(4)
+    D, E = a.chance.sample(hosts, 2)
+    faults = ["die", "stop", "leave", "cut", "reset", "kill", "manager", "other", "goes", "none"]
+    fault = a.chance.choice(faults)
+    if fault not in ("other", "goes", "none"):
+        a.must(**{fault: 1})
+    kinds, root = a.chance.choices(["allreduce", "broadcast", "allgather"], k=2), 1
+    strikes_at, calls, items = a.chance.randint(4, 14), 24, 20_000
+    after_s = a.chance.choice([0.0, 1e-3, 3e-3]) * a.chance.random()
+    lasts_s = a.chance.choice([0.05, 0.3, 3.0])  # a host that says nothing for so long is given up
+    # So is one of two that have lost what was on its way between them.
+    gone = fault in ("die", "leave", "kill", "goes", "reset")
+    gone |= fault == "stop" and lasts_s > 1.0
+
+    def strike(c: Any) -> None:
+        away = {"stop": (a.stop, D, lasts_s), "cut": (a.cut, D, E, min(lasts_s, 0.3)),
+                "reset": (a.reset, D, E), "manager": (a.lose_manager,), "die": (a.die, D),
+                "leave": (a.leave, D)}  # fmt: skip
+        if fault == "kill":
+            away["kill"] = a.kill, D, a.world.processes.running
+        if fault in away:
+            a.late(after_s, *away[fault])
+
+    def given(call: int, rank: int) -> Any:
+        other = fault == "other" and call == strikes_at and hosts[rank] is D
+        return np.full(items + 5 * other, (1 << rank) + 100 * call, np.int64)
+
+    def right(kind: str, call: int, rank: int, got: Any, ranks: Any) -> bool:
+        parts = {one: given(call, one) for one in ranks}
+        if kind == "allreduce":
+            return np.array_equal(got, sum(parts.values()))
+        if kind == "broadcast":
+            return np.array_equal(got, given(call, root))
+        return all(np.array_equal(got[one], parts[one]) for one in ranks)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("voted", len(hosts), rank) as g:
+            for call in range(calls):
+                if hosts[rank] is D and call == strikes_at:
+                    strike(c)
+                    if fault == "goes":
+                        return
+                kind, mine = kinds[call % 3 == 2], given(call, rank)
+                try:
+                    if call % 5 == 4:
+                        g.barrier()
+                    if kind == "broadcast":
+                        got = g.broadcast(mine if rank == root else None, root)
+                    else:
+                        got = getattr(g, kind)(mine)
+                except (ValueError, PeerLostError):
+                    if fault == "other" and call == strikes_at and kind == "allreduce":
+                        continue
+                    if not gone or kind != "broadcast":  # its root
+                        raise
+                    continue
+                if not right(kind, call, rank, got, g.contributors):
+                    raise WrongEnd(f"{kind} {call} of {g.contributors} is wrong at rank {rank}")
+                got[0] = -1  # it is this rank's own
+
+    for rank, host in enumerate(hosts):
+        struck = (host is D and fault in ("die", "stop", "leave", "kill")) or (
+            host in (D, E) and fault == "reset"
+        )
+        a.run(host, f"rank {rank}", partial(member, rank), not struck)

@@ -39,7 +39,7 @@ class Node:
         board.reset(size, GROUP)
         self.board = _tasks.SmallBoard(self.host.node_tasks, BOARD)
         self.engine.small_add(GROUP, size, number, self.host.node, BOARD)
-        self.out: list[tuple[int, int, int, int, bool, bytes]] = []  # frames not carried yet
+        self.out: list[tuple[int, int, int, int, int, int, bytes]] = []  # frames not carried yet
         self.told: list[tuple[Any, ...]] = []
 
     def step(self) -> None:
@@ -83,9 +83,9 @@ class World:
                 node.engine.small_open(GROUP, version, call, places)
                 node.step()
 
-    def carry(self, frame: tuple[int, int, int, int, bool, bytes]) -> None:
-        sender, to, version, call, yields, parts = frame
-        self.nodes[to].engine.small_frame(GROUP, sender, version, call, yields, parts)
+    def carry(self, frame: tuple[int, int, int, int, int, int, bytes]) -> None:
+        sender, to, *about = frame
+        self.nodes[to].engine.small_frame(GROUP, sender, *about)
         self.nodes[to].step()
 
     def carry_all(self) -> None:

@@ -232,4 +232,25 @@ MUTANTS = (
             "a call that has begun without it waits for it for ever."
         ),
     ),
+    Mutant(
+        "voted-calls-begin-in-silence",
+        "hoplite_mp/node/groups/voted_calls.py",
+        "        self.small.begin(state, go)\n",
+        "",
+        (
+            "If members make different calls, every rank hears of it; here a node that has begun "
+            "to move does not say so, and waits for ever for bytes of others who move by another "
+            "plan."
+        ),
+    ),
+    Mutant(
+        "group-calls-deaf-to-what-engines-commit",
+        "hoplite_mp/node/groups/small_calls.py",
+        "            self._above.moved(state, event[2])",
+        "            pass",
+        (
+            "What the engine has committed is over for its node; here the node reports that call "
+            "as undecided when the members change, and it is made again by those who live."
+        ),
+    ),
 )

@@ -18,8 +18,9 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.contributions import TARGETED
+from hoplite_mp.node.groups.attempts import is_repeated
 from hoplite_mp.node.groups.group_calls import GroupCalls
-from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
+from hoplite_mp.node.groups.repeated_plans import member_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.program import participants
@@ -391,7 +392,8 @@ class OneNode:
         about = members.generation, members.version, call, ranks
         return GroupPart(*about, first.kind, first.op, first.root, tuple(pieces))
 
-    def go(self, message: Any, done: Callable[[str, str], None]) -> None:
+    def go(self, message: Any, done: Callable[[str, str], None], *, always: bool = False) -> None:
+        assert not always, "no call here is the engine's"
         self.moving.append((message, done))
         self.begun.add((message.generation, message.call, message.attempt))
         (plan,) = message.plans or (None,)

@@ -11,7 +11,8 @@ import pytest
 
 from hoplite_mp import serial
 from hoplite_mp.node.groups import group_leading
-from hoplite_mp.node.groups.group_calls import ATTEMPT_BITS, GroupCalls, State
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS
+from hoplite_mp.node.groups.group_calls import GroupCalls, State
 from hoplite_mp.node.groups.group_results import GroupResults
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol import codec

@@ -16,7 +16,7 @@ from hoplite_mp.node.groups import (
     slow_owners,
     speculative_start,
 )
-from hoplite_mp.node.groups.repeated_plans import is_repeated
+from hoplite_mp.node.groups.attempts import is_repeated
 from hoplite_mp.protocol.messages import ExecuteReduce
 from tests.node.group_world import LARGE, World
 

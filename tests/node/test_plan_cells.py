@@ -42,7 +42,7 @@ class Engine:
 
     release = hold
 
-    def together(self, cells: Any) -> None:
+    def together(self, cells: Any, vote: Any = None) -> None:
         """Each cell of the test is filled by itself."""
 
     def watermark(self, cell: int) -> int:

@@ -7,20 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
 from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.repeated_plans import (
-    ATTEMPT_BITS,
     FORMS_MAX,
     PART_BYTES_MAX,
-    REPEATED,
     RepeatedPlans,
-    is_repeated,
     named_by_all,
     repeat,
 )
 from hoplite_mp.planner import forest
 from hoplite_mp.planner.topology import Host
-from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
+from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
 VERSION = 3
@@ -51,11 +49,15 @@ def made(call: int, rates: dict[int, Host] | None = None, **about: Any) -> Group
     return GroupGo(5, call, MADE, outcome.plans, tuple(sorted(outcome.waits)))
 
 
+def commit(call: int) -> GroupCommit:
+    return GroupCommit(5, call, (0, 1, 2), "allreduce", "sum", 1)
+
+
 def after(rank: int, call: int, **about: Any) -> RepeatedPlans:
     """Those of a node on which that call was committed."""
     plans = RepeatedPlans()
     assert plans.next(members(), part(rank, call, **about)) is None
-    plans.committed(members(), call, made(call, **about), keeps=True)
+    plans.committed(members(), commit(call), made(call, **about), keeps=True)
     return plans
 
 
@@ -66,7 +68,8 @@ def test_the_plan_of_the_last_call_like_this_one_is_repeated() -> None:
             given = part(rank, 6, kind=kind)
             found = after(rank, 4, kind=kind).next(members(), given)
             assert found is not None
-            call, go = found
+            call, go, before = found
+            assert before.call == 4
             assert call == 4
             assert (go.call, go.waits) == (6, first.waits)
             assert go.attempt == VERSION << ATTEMPT_BITS | REPEATED | 2
@@ -115,12 +118,12 @@ def test_what_is_not_kept() -> None:
 
     plans = RepeatedPlans()
     plans.next(members(), part(0, 4))
-    plans.committed(members(VERSION + 1), 4, made(4), keeps=True)  # made for other members
+    plans.committed(members(VERSION + 1), commit(4), made(4), keeps=True)  # made for other members
     assert plans.next(members(), part(0, 5)) is None
 
     plans = after(0, 4)
     plans.next(members(), part(0, 5))
-    plans.committed(members(), 5, made(5), keeps=False)
+    plans.committed(members(), commit(5), made(5), keeps=False)
     assert plans.next(members(), part(0, 6)) is None
 
     assert after(0, 4, nbytes=PART_BYTES_MAX).next(members(), part(0, 5)) is None
@@ -129,7 +132,7 @@ def test_what_is_not_kept() -> None:
 
     plans = RepeatedPlans()  # a commit of a call that members here have not made
     plans.next(members(), part(0, 3))
-    plans.committed(members(), 4, made(4), keeps=True)
+    plans.committed(members(), commit(4), made(4), keeps=True)
     assert plans.next(members(), part(0, 5)) is None
 
 
@@ -138,7 +141,7 @@ def test_few_plans_are_kept() -> None:
     for call in range(FORMS_MAX + 1):
         nbytes = NBYTES + 8 * call
         assert plans.next(members(), part(0, call, nbytes=nbytes)) is None
-        plans.committed(members(), call, made(call, nbytes=nbytes), keeps=True)
+        plans.committed(members(), commit(call), made(call, nbytes=nbytes), keeps=True)
     assert plans.next(members(), part(0, 20)) is None
     assert plans.next(members(), part(0, 20, nbytes=NBYTES + 8)) is not None
 
@@ -149,9 +152,10 @@ def test_a_repeated_plan_stays_that_of_its_first_call() -> None:
         found = plans.next(members(), part(0, call))
         assert found is not None
         assert found[0] == 4
-        plans.committed(members(), call, found[1], keeps=True)
+        plans.committed(members(), commit(call), found[1], keeps=True)
     plans.next(members(), part(0, 7))
-    plans.committed(members(), 7, made(7), keeps=True)  # the leading node has made one again
+    # The leading node has made one again.
+    plans.committed(members(), commit(7), made(7), keeps=True)
     found = plans.next(members(), part(0, 8))
     assert found is not None
     assert found[0] == 7
@@ -204,7 +208,7 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
     plans = RepeatedPlans()
     assert plans.next(members(), scatter(0, 4, (0,))) is None
     go = GroupGo(5, 4, MADE, first.plans, tuple(sorted(first.waits)))
-    plans.committed(members(), 4, go, keeps=True)
+    plans.committed(members(), commit(4), go, keeps=True)
     assert plans.next(members(), scatter(0, 5, (0, 2))) is None  # it came to this node
     found = plans.next(members(), scatter(0, 5, (0,)))
     assert found is not None
@@ -219,15 +223,15 @@ def test_what_is_begun_in_vain_twice_is_not_begun_again(planned: bool) -> None:
     call = 5
     for _ in range(2):
         assert plans.next(members(), part(0, call)) is not None
-        plans.committed(members(), call, made(call) if planned else None, keeps=True)
+        plans.committed(members(), commit(call), made(call) if planned else None, keeps=True)
         call += 1
     for _ in range(3):
         assert plans.next(members(), part(0, call)) is None
-        plans.committed(members(), call, made(call), keeps=True)
+        plans.committed(members(), commit(call), made(call), keeps=True)
         call += 1
     plans.clear()
     plans.next(members(), part(0, call))
-    plans.committed(members(), call, made(call), keeps=True)
+    plans.committed(members(), commit(call), made(call), keeps=True)
     assert plans.next(members(), part(0, call + 1)) is not None
 
 
@@ -239,5 +243,5 @@ def test_plans_that_were_repeated_make_up_for_some_that_were_not(every: int, goe
         if found is None:
             break
         vain = call % every == 0
-        plans.committed(members(), call, None if vain else found[1], keeps=True)
+        plans.committed(members(), commit(call), None if vain else found[1], keeps=True)
     assert (found is not None) == goes_on

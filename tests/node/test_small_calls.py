@@ -156,11 +156,11 @@ def test_parts_that_the_engine_passes_on_are_calls(node: Node) -> None:
 
 def test_a_frame_without_a_link_is_a_message(node: Node) -> None:
     node.commit(0, VERSION)
-    node.says(_engine.SMALL_SEND, GENERATION, GONE, VERSION, 1, False, b"parts")
-    message = GroupSmall(GENERATION, VERSION, 1, False, b"parts")
+    node.says(_engine.SMALL_SEND, GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
+    message = GroupSmall(GENERATION, VERSION, 1, 3, 641, b"parts")
     assert node.sent == [(GONE, message)]
     node.calls.receive(GONE, message)
-    node.engine.small_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, False, b"parts")
+    node.engine.small_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
 
 
 def test_engines_are_opened_by_small_calls_of_exactly_the_living() -> None:

@@ -88,7 +88,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     COMMIT,
     g.GroupStart(3, 2, 1, 10),
     g.GroupSkip(3, 10),
-    g.GroupSmall(3, 2, 10, False, b"parts"),
+    g.GroupSmall(3, 2, 10, 3, 641, b"parts"),
     g.GroupSync(3, 1, 9, COMMIT, ((1, 10),)),
     pp.GroupSent(3, 2, 5, 0, 1, 7, ID, b"x" * 64, (ID, ID[::-1])),
     pp.GroupSentTaken(3, 5),

@@ -146,7 +146,8 @@ class PlanCells:
             self.meter.begin(filled_links(execution.plan, self.client.number))
         most = execution.program.inbound_max or len(execution.queue)
         if not execution.copies and len(execution.queue) <= most and not self.links.notes.on:
-            self.engine.together(execution.missing)  # only the last one is waited for
+            # Only the last one is waited for.
+            self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
         if execution.followed:
             self.loop.call_later(0.0, lambda: self._advance(execution))

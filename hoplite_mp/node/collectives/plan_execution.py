@@ -83,7 +83,10 @@ class PlanExecution:
     waiting: int = 0  # number of copies that another execution is bringing
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
-    reported: bool = False  # this node has reported that its part is complete
+    reports: bool = True  # somebody is to be told when this node's part is complete
+    reported: bool = False  # that has been done
+    # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
+    vote: tuple[int, int, int] | None = None
     measured: bool = False  # the meter counts its bytes
     # For a plan that is not the manager's: called at its end, instead of a report to the manager.
     done: Callable[[str, str], None] | None = None

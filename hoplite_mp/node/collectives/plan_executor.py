@@ -32,7 +32,7 @@ from hoplite_mp.protocol.messages import (
 from hoplite_mp.protocol.reports import ReduceHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from hoplite_mp.node.collectives.carryover import SlotName
     from hoplite_mp.node.collectives.plan_cells import PlanCells
@@ -86,18 +86,27 @@ class PlanExecutor:
             self._begin(self._part(plan, program))
 
     def execute_privately(
-        self, plan: Plan, done: Callable[[str, str], None], wait_s: float | None = None
+        self,
+        plan: Plan,
+        done: Callable[[str, str], None],
+        wait_s: float | None = None,
+        *,
+        always: bool = False,
+        vote: tuple[int, int, int] | None = None,
     ) -> bool:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
         `done` is called with "" when this node has everything it should receive, or with a reason
         why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
-        room; None: for `put_wait_s`. Returns whether this node receives anything."""
+        room; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
+        anything or, with `always`, in any case. vote: see `Engine.together`."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
             return False
-        self._begin(self._part(plan, program, done, wait_s))
-        return program.reports
+        execution = self._part(plan, program, done, wait_s)
+        execution.reports, execution.vote = program.reports or always, vote
+        self._begin(execution)
+        return execution.reports
 
     def _part(
         self,
@@ -116,6 +125,7 @@ class PlanExecutor:
             loop.now_ns(),
             loop.now() + (self.config.put_wait_s if wait_s is None else wait_s),
             carryover=self._end(plan.operation),
+            reports=program.reports,
             done=done,
         )
         self.executions[plan.operation] = execution
@@ -125,13 +135,27 @@ class PlanExecutor:
         """Is this object the result of an operation whose commit this node is about to receive?"""
         return any(execution.makes(object_id) for execution in self.executions.values())
 
-    def take(self, operation: int) -> dict[int, tuple[int, int]]:
-        """Takes the blocks that a private execution has filled: index -> (payload, bytes). `drop`
-        must follow."""
+    def is_begun(self, operation: int) -> bool:
+        """Has that execution all its cells and blocks, or no part in the plan?"""
+        execution = self.executions.get(operation)
+        return execution is None or execution.begun
+
+    def made(self, operation: int) -> dict[int, tuple[int, int]]:
+        """The blocks that a private execution has filled: index -> (payload, bytes)."""
+        execution = self.executions.get(operation)
+        return {} if execution is None else execution.blocks
+
+    def take(
+        self, operation: int, payloads: Container[int] | None = None
+    ) -> dict[int, tuple[int, int]]:
+        """Takes these blocks (None: all) from a private execution. `drop` must follow."""
         execution = self.executions.get(operation)
         if execution is None:
             return {}
         blocks, execution.blocks = execution.blocks, {}
+        if payloads is not None:
+            for index in [i for i, (payload, _) in blocks.items() if payload not in payloads]:
+                execution.blocks[index] = blocks.pop(index)
         return blocks
 
     def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
@@ -400,12 +424,7 @@ class PlanExecutor:
 
     def _maybe_finish(self, execution: PlanExecution) -> None:
         plan = execution.plan
-        if (
-            execution.missing
-            or execution.waiting
-            or not execution.begun
-            or not execution.program.reports
-        ):
+        if execution.missing or execution.waiting or not execution.begun or not execution.reports:
             return
         # An earlier plan may still be writing into the buffer; wait until that has ended.
         if execution.engine_buffer.closing:

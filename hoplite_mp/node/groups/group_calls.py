@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp.errors import StoreFullError
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp.node.groups.group_decisions import lost
 from hoplite_mp.node.groups.group_leading import Leading
 from hoplite_mp.node.groups.group_state import MemberCall, State
-from hoplite_mp.node.groups.repeated_plans import ATTEMPT_BITS
 from hoplite_mp.node.groups.speculative_start import fill_in, lacks
+from hoplite_mp.node.groups.voted_calls import VotedCalls
 from hoplite_mp.protocol.group_calls import (
     DECISION_REPEATED_BYTES_MAX,
     GroupCommit,
@@ -66,6 +67,7 @@ class GroupCalls:
         self.small = small
         self.states: dict[int, State] = {}  # by generation
         self.leading = Leading(host, small, self.states, self.send)
+        self.voted = VotedCalls(host, results, small)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -152,6 +154,7 @@ class GroupCalls:
         if state is None:
             return
         self.small.forget(generation)
+        self._look_at_board(state)
         self._let_go(state)
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
@@ -164,6 +167,7 @@ class GroupCalls:
 
     def _let_go(self, state: State) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""
+        self.voted.give_up(state)
         go, state.go = state.go, None
         if go is not None:
             self.results.drop(go)
@@ -187,6 +191,8 @@ class GroupCalls:
 
     def _called(self, state: State, called: MemberCall) -> None:
         ask = called.ask
+        if state.owned and self._begin_voting(state, called):
+            return
         if state.owned:
             state.deferred_calls.append(called)
             self.small.give_way(state, ask.call, partial(self._given_way, state, called))
@@ -199,6 +205,33 @@ class GroupCalls:
             self.results.unpin(before.holds)
         state.member_calls[ask.rank] = called
         self._tell(state)
+
+    def _begin_voting(self, state: State, called: MemberCall) -> bool:
+        """Begins a call that the engine owns by a repeated plan; False: there is none."""
+        ask = called.ask
+        self._look_at_board(state)
+        if state.voting is not None and state.voting.go.call >= ask.call:  # a try was interrupted
+            self.results.unpin(called.holds)
+            return True
+        if state.voting is not None or ask.mistake or not state.is_one_each:
+            return False
+        # All members have made the calls before this one, which the engine has committed alone.
+        state.calls = max(state.calls, ask.call)
+        part = self.results.part(state.members, ask.call, [ask])
+        go = self.voted.begin(state, part) if ask.call == state.calls else None
+        if go is None:
+            return False
+        state.member_calls[ask.rank] = called
+        self._move(state, go)
+        self.voted.prepare(state)
+        return True
+
+    def _look_at_board(self, state: State) -> None:
+        """Concludes a call that the engine has committed, before the engine's word of it is read:
+        its member may have gone on already."""
+        voting = state.voting
+        if voting is not None and state.known.board.look()[4] > voting.go.call:
+            self.moved(state, voting.go.call)
 
     def _given_way(self, state: State, called: MemberCall) -> None:
         """Takes up a member's call that waited for the engine to give the calls back."""
@@ -219,11 +252,15 @@ class GroupCalls:
             return
         state.last_part = state.members.version, state.calls
         part = self.results.part(state.members, state.calls, asks)
-        repeated = state.plans.next(state.members, part)
-        if repeated is not None and state.go is None:
+        voting, repeated = state.voting, state.plans.next(state.members, part)
+        if voting is not None and voting.go.attempt >> ATTEMPT_BITS == state.members.version:
+            part = msgspec.structs.replace(part, repeats=voting.first + 1)
+        elif repeated is not None and state.go is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
             self._move(state, repeated[1])
         self.send(state, state.leader, part)
+        if voting is not None and part.repeats and voting.ended is not None:
+            self._say_done(state, voting.go, *voting.ended)
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)
@@ -296,6 +333,7 @@ class GroupCalls:
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
             return  # made for other members, so the leading node will begin again
+        self.voted.give_up(state)
         if state.go is not None:  # operations that are planned again go on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
         if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
@@ -329,19 +367,15 @@ class GroupCalls:
         state.go, state.awaiting_local = message, False
         if state.moved[0] != message.call:
             state.moved = message.call, *self.results.plan_executor.meter.moved()
-        leader = state.leader
+        votes = state.voting is not None and state.voting.go is message
 
         def say(failure: str = "", error: str = "") -> None:
-            if state.go is message and leader is not None:
-                done = GroupDone(
-                    message.generation,
-                    message.call,
-                    message.attempt,
-                    failure[:1000],
-                    *self.results.plan_executor.meter.rates,
-                    error,
-                )
-                self.send(state, leader, done)
+            if state.go is not message:
+                return
+            if state.voting is not None:
+                self.voted.done(state, failure, error)
+            if not state.owned:
+                self._say_done(state, message, failure, error)
 
         def done(failure: str, error: str) -> None:
             if failure:
@@ -349,7 +383,16 @@ class GroupCalls:
             else:  # parts that only members here read have no cell that waits for their bytes
                 self.results.when_written((one.holds for one in state.member_calls.values()), say)
 
-        self.results.go(message, done)
+        vote = self.voted.vote_of(state) if votes else None
+        self.results.go(message, done, always=votes, vote=vote)
+
+    def _say_done(self, state: State, go: GroupGo, failure: str, error: str) -> None:
+        """Tells the leading node how an attempt has ended here."""
+        if state.leader is None:
+            return
+        about = go.generation, go.call, go.attempt, failure[:1000]
+        rates = self.results.plan_executor.meter.rates
+        self.send(state, state.leader, GroupDone(*about, *rates, error))
 
     def slowed(self, up: int, down: int) -> None:
         """This host's link has become slow while bytes move: bytes per second that it carries."""
@@ -364,14 +407,35 @@ class GroupCalls:
     def _commit(self, state: State, message: GroupCommit) -> None:
         if message.call < state.calls:
             return  # repeated after a change of the members
-        given = message
-        if state.lacks(self.client.number, message):
+        given, voting = message, state.voting
+        if voting is not None and (message.error or not voting.made(message.call, message.attempt)):
+            self.voted.give_up(state)
+            voting = None
+        if voting is not None and message.to != self.client.number:  # it names others' pieces
+            about = {"leader": message.leader, "keeps": message.keeps}
+            given = msgspec.structs.replace(voting.commit, **about)
+        elif voting is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.owed = message  # the node that decided it has sent what is missing
                 return
             given = lost(message, state.members)  # other nodes may have the whole result
         # If this skips calls, no member here took part in them.
-        state.owed = None
+        self._conclude(state, given, message.opens)
+
+    def moved(self, state: State, call: int) -> None:
+        """The engines have committed a call for which all nodes had voted; members here may have
+        read its result already. Comes once more when the engine says so, if this process has seen
+        it on the board before."""
+        voting = state.voting
+        if voting is not None and voting.go.call == call:
+            self._conclude(state, voting.commit, on_board=True)
+
+    def _conclude(
+        self, state: State, given: GroupCommit, opens: int = 0, *, on_board: bool = False
+    ) -> None:
+        """Ends a call. on_board: the engine has written the commit to the board."""
+        message, state.owed = given, None
+        voting, state.voting = state.voting, None
         go, state.go = state.go, None
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or given.error):
@@ -382,21 +446,25 @@ class GroupCalls:
         here = state.here(self.client.number, message)
         mine = {rank: slots.get(rank, 0) for rank in here}
         before = state.result
-        oid, state.result = self.results.commit(given, go, mine)
+        if voting is not None and voting.prepared is not None:
+            oid, state.result = self.voted.settle(voting)
+        else:
+            oid, state.result = self.results.commit(given, go, mine)
         state.calls = message.call + 1
         state.last = message
         state.last_part = None
         for rank in list(state.member_calls):
             if state.member_calls[rank].ask.call < state.calls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
-        if message.opens == state.members.version and state.nodes:
+        if opens == state.members.version and state.nodes:
             self.small.open(state, state.calls)
-        state.known.board.commit(message.call, oid)
+        if not on_board:
+            state.known.board.commit(message.call, oid)
         if go is not None:
             self.results.drop(go)  # only now, because members wait for the line above
         if not given.error:
             keeps = message.keeps or go is None
-            state.plans.committed(state.members, message.call, go, keeps)
+            state.plans.committed(state.members, message, go, keeps)
         state.early = {}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released

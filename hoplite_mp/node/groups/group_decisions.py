@@ -15,6 +15,7 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
+from hoplite_mp.node.groups.attempts import is_repeated
 from hoplite_mp.node.objects.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
@@ -69,10 +70,21 @@ class Outcome:
 
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
         """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
-        next call on, and 0 while calls are large, because engines would yield each of them."""
+        next call on, and 0 while calls are large and differ, because engines would yield each of
+        them."""
         whole = not members.joining and mask_of(self.ranks) == members.alive
         large = self.attempt and (before is None or before.attempt)
-        return members.version if whole and not large else 0
+        yielded = large and not self._is_voted_for_again(members)
+        return members.version if whole and not yielded else 0
+
+    def _is_voted_for_again(self, members: GroupMembers) -> bool:
+        """Would the engines commit the next call if it were like this one? See voted_calls.py."""
+        if not is_repeated(self.attempt) or not self.keeps:
+            return False
+        if self.kind in FOLDING and self.pieces:
+            return False  # there is no kernel, so Python folds the parts
+        nodes = [members.nodes[rank] for rank in self.ranks]
+        return len(set(nodes)) == len(nodes)
 
     def commit(
         self, members: GroupMembers, call: int, node: int, leader: int, opens: int = 0

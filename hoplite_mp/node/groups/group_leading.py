@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, MADE_ATTEMPTS, is_repeated
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
 from hoplite_mp.node.groups.group_state import InProgress
-from hoplite_mp.node.groups.repeated_plans import (
-    ATTEMPT_BITS,
-    MADE_ATTEMPTS,
-    is_repeated,
-    named_by_all,
-    repeat,
-)
+from hoplite_mp.node.groups.repeated_plans import named_by_all, repeat
 from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp.node.groups.speculative_start import (
     FEW_WAIT_SHARE,

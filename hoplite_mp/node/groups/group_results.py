@@ -9,6 +9,7 @@ It must never know: who decides, when a call is over.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from hoplite_mp import ids, serial
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp.node.groups.attempts import is_repeated
 from hoplite_mp.node.groups.group_decisions import combine
-from hoplite_mp.node.groups.repeated_plans import is_repeated, member_of
+from hoplite_mp.node.groups.repeated_plans import member_of
 from hoplite_mp.node.objects.layouts import payload_layout
+from hoplite_mp.node.objects.store import PROMISED
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING, shorten
 from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind, too_large
@@ -34,9 +37,20 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["GroupResults"]
+__all__ = ["GroupResults", "Prepared"]
 
 _log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """The result of a call that is not committed yet. Its blocks still belong to the execution of
+    the call's plan, or are still what a member gives."""
+
+    oid: int = 0  # what members are to read
+    holds: list[Any] = field(default_factory=list)
+    blocks: dict[int, int] = field(default_factory=dict)  # payload -> rank that gets it
+    sources: list[StreamingSource] = field(default_factory=list)  # those among them that come back
 
 
 class GroupResults:
@@ -146,6 +160,10 @@ class GroupResults:
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
+    def is_written(self, holds: Iterable[Any]) -> bool:
+        """Have members written everything that they give?"""
+        return all(hold.whole for hold in holds if isinstance(hold, StreamingSource))
+
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
         """Calls `action` once members have written everything that they give."""
         source = [hold for some in holds for hold in some if isinstance(hold, StreamingSource)]
@@ -153,9 +171,17 @@ class GroupResults:
 
     # -- moving bytes ---------------------------------------------------------------------------
 
-    def go(self, message: GroupGo, done: Callable[[str, str], None]) -> None:
+    def go(
+        self,
+        message: GroupGo,
+        done: Callable[[str, str], None],
+        *,
+        always: bool = False,
+        vote: tuple[int, int, int] | None = None,
+    ) -> None:
         """Executes this node's part of an attempt. `done` gets the reason why it failed and the
-        kind of that error (see GroupCommit), or "" and ""."""
+        kind of that error (see GroupCommit), or "" and "". always: also if no other node waits for
+        this one's report. vote: see `Engine.together`."""
         reports = False
         for plan in message.plans:
             early = is_repeated(message.attempt) or (
@@ -165,8 +191,9 @@ class GroupResults:
             # all have called.
             wait_s = 0.0 if early else None
             come = partial(self._come, plan, done)
-            reports = self.plan_executor.execute_privately(plan, come, wait_s) or reports
-        if not reports and self.client.number in message.waits:
+            how: Any = {"always": always, "vote": vote if len(message.plans) == 1 else None}
+            reports = self.plan_executor.execute_privately(plan, come, wait_s, **how) or reports
+        if not reports and (always or self.client.number in message.waits):
             done("", "")
 
     def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
@@ -204,16 +231,76 @@ class GroupResults:
         """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
         rank -> client slot of the members here."""
         holds: list[Any] = []
+        return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
+
+    def is_begun(self, message: GroupGo) -> bool:
+        """Are the blocks of what this node receives known?"""
+        return all(self.plan_executor.is_begun(plan.operation) for plan in message.plans)
+
+    def prepare(self, message: GroupCommit, go: GroupGo, mine: dict[int, int]) -> Prepared:
+        """As `commit`, before the call is committed: what members are to read, but nothing is
+        theirs before `settle`. `mine` has one rank at most."""
+        prepared = Prepared()
+        blocks: dict[int, Any] = {}
+        for plan in go.plans:
+            for index, (payload, nbytes) in self.plan_executor.made(plan.operation).items():
+                for rank in self._takers(message, plan, index, mine):
+                    blocks[index] = payload, nbytes, rank
+                    self._promise(prepared, payload, rank)
+        holds: list[Any] = []
+        prepared.oid, prepared.holds = self._made(message, go, mine, blocks, holds, prepared)
+        return prepared
+
+    def _promise(self, prepared: Prepared, payload: int, rank: int) -> None:
+        """The member may read and free the block as soon as the engine has committed the call, and
+        so before this process knows."""
+        if self.store.leases.get(payload) == NODE_SLOT:
+            self.store.leases[payload] = PROMISED
+            prepared.blocks[payload] = rank
+
+    def settle(
+        self, prepared: Prepared, go: GroupGo, slots: dict[int, int]
+    ) -> tuple[int, list[Any]]:
+        """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
+        of those who get blocks of it and are still there."""
+        for source in prepared.sources:
+            self.streaming_sources.keep(source)
+        for plan in go.plans:
+            prepared.holds += self.inner.pop(plan.operation, ())
+            self.plan_executor.take(plan.operation, prepared.blocks)
+        for payload, rank in prepared.blocks.items():
+            if self.store.leases.get(payload) == PROMISED:  # else it is free already
+                self.store.leases[payload] = slots.get(rank, NODE_SLOT)
+                if rank not in slots:
+                    self.client.give_back(payload)
+        return prepared.oid, prepared.holds
+
+    def take_back(self, prepared: Prepared) -> None:
+        """The call is not committed by this attempt."""
+        for payload in prepared.blocks:
+            if self.store.leases.get(payload) == PROMISED:
+                self.store.leases[payload] = NODE_SLOT
+        prepared.holds.clear()
+
+    def _made(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        mine: dict[int, int],
+        blocks: dict[int, Any],
+        holds: list[Any],
+        prepared: Prepared | None = None,
+    ) -> tuple[int, list[Any]]:
+        """The object that members read, and the holds on what it needs."""
         data: Any = None
         failed = message.error, message.message
-        blocks = self._blocks(message, go, mine, holds)
         try:
             if message.error or not mine:
                 pass  # members here read only the error, or there are none
             elif message.kind in FOLDING:
                 data = self._folded(message, go, blocks, mine)
             else:
-                data = self._copied(message, go, blocks, mine, holds)
+                data = self._copied(message, go, blocks, mine, holds, prepared)
         except Exception as error:  # members here would wait for ever
             _log.exception("the result of call %d of a group cannot be made", message.call)
             text = f"the result of call {message.call} cannot be made here: {error!r}"
@@ -299,6 +386,7 @@ class GroupResults:
         blocks: dict[int, Any],
         mine: dict[int, int],
         holds: list[Any],
+        prepared: Prepared | None,
     ) -> Any:
         """Payloads, refs and (payload, bytes, rank that gets it) of blocks, by (source, target)."""
         found = {}
@@ -308,6 +396,10 @@ class GroupResults:
             if source is not None:  # a block that a member here has written
                 if _read_here(message, piece, mine):
                     got = self._object(*self.streaming_sources.keep(source), holds)
+                elif prepared is not None and _comes_back(message, piece):
+                    got = source.payload, source.nbytes, piece.source
+                    prepared.sources.append(source)
+                    self._promise(prepared, source.payload, piece.source)
                 elif _comes_back(message, piece) and (slot := mine.get(piece.source)):
                     payload, nbytes = self.streaming_sources.keep(source)  # nobody else needs it
                     self.store.leases[payload], got = slot, (payload, nbytes, piece.source)

@@ -11,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.node.groups.repeated_plans import ATTEMPT_BITS, RepeatedPlans, is_repeated
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, is_repeated
+from hoplite_mp.node.groups.repeated_plans import RepeatedPlans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp import _tasks
     from hoplite_mp.node.groups.group_decisions import Outcome
+    from hoplite_mp.node.groups.group_results import Prepared
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import (
         GroupCommit,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["InProgress", "Known", "MemberCall", "State"]
+__all__ = ["InProgress", "Known", "MemberCall", "State", "Voting"]
 
 
 @dataclass(slots=True)
@@ -86,6 +88,23 @@ class MemberCall:
 
 
 @dataclass(slots=True)
+class Voting:
+    """A call that this node has begun by itself while the engine owns the calls (voted_calls)."""
+
+    go: GroupGo
+    first: int  # the call for which its plan was made
+    commit: GroupCommit  # what is decided if all nodes vote for it
+    ended: tuple[str, str] | None = None  # (reason, kind of error) of its failure; "", "": it moved
+    prepared: Prepared | None = None  # the result, once this node has voted
+    # Rank -> (client slot, its generation) of the members here that are to read it.
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def made(self, call: int, attempt: int) -> bool:
+        """Is it about this attempt at that call?"""
+        return (self.go.call, self.go.attempt) == (call, attempt)
+
+
+@dataclass(slots=True)
 class State:
     """A Group over several hosts, as this node knows it."""
 
@@ -107,6 +126,7 @@ class State:
     deferred: list[Callable[[], None]] = field(default_factory=list)
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
+    voting: Voting | None = None  # what `go` was begun for
     # An attempt at a later call, which has begun without this node, while it awaits a commit.
     ahead: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
@@ -209,6 +229,12 @@ class State:
         if go is None or go.call != self.calls or not is_repeated(go.attempt):
             return None
         return go if go.attempt >> ATTEMPT_BITS == self.members.version else None
+
+    @property
+    def is_one_each(self) -> bool:
+        """Has each node one member at most?"""
+        places = [node for node in self.members.nodes if node is not None]
+        return len(set(places)) == len(places)
 
     def lacks(self, node: int, message: GroupCommit) -> bool:
         """Was it passed on by another node than the one that decided it, without this node's share

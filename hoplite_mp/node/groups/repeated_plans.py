@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import msgspec
 
 from hoplite_mp import ids
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
 from hoplite_mp.node.groups.group_decisions import operation_of
 from hoplite_mp.protocol.messages import Distribute
 
@@ -28,24 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from hoplite_mp.node.groups.group_decisions import Outcome
-    from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Plan
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Plan
     from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = [
-    "MADE_ATTEMPTS",
     "PART_BYTES_MAX",
     "RepeatedPlans",
-    "is_repeated",
     "member_of",
     "named_by_all",
     "repeat",
 ]
 
-# An attempt is the members' version, then this bit if a plan is repeated, then in the bits below it
-# the distance from the call that the plan was made for; else a counter from 1 on.
-ATTEMPT_BITS = 8
-REPEATED = 1 << (ATTEMPT_BITS - 1)
-MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
 # A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
 # much comes, leases so much memory in vain when the root gives less; and of a large allreduce the
 # last members are waited for in another way (speculative_start.py).
@@ -66,7 +60,8 @@ class RepeatedPlans:
     """The plans that one node may repeat, for one version of a Group's members."""
 
     def __init__(self) -> None:
-        self._kept: dict[Form, tuple[int, GroupGo]] = {}  # (number of the call it was made for, it)
+        # (number of the call it was made for, it, the commit of that call)
+        self._kept: dict[Form, tuple[int, GroupGo, GroupCommit]] = {}
         self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
         self._begun = -1  # the last call for which there was a plan
         self._vain: dict[Form, int] = {}
@@ -77,30 +72,35 @@ class RepeatedPlans:
         self._vain.clear()
         self._given, self._begun = (0, None), -1
 
-    def next(self, members: GroupMembers, part: GroupPart) -> tuple[int, GroupGo] | None:
-        """The attempt by which this node can begin to move `part`, and the call for which its plan
-        was made; None: it has to wait for a plan."""
+    def next(
+        self, members: GroupMembers, part: GroupPart
+    ) -> tuple[int, GroupGo, GroupCommit] | None:
+        """(the call for which the plan was made, the attempt by which this node can begin to move
+        `part`, the commit of that call); None: it has to wait for a plan."""
         form = _form(part)
         self._given = part.call, form
         if form is None or form not in self._kept:
             return None
-        first, go = self._kept[form]
+        first, go, commit = self._kept[form]
         distance = part.call - first
         if distance >= REPEATED:
             return None
         self._begun = part.call
         attempt = members.version << ATTEMPT_BITS | REPEATED | distance
         plans = tuple(_renamed(plan, members, part, attempt) for plan in go.plans)
-        return first, msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
+        again = msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
+        return first, again, commit
 
-    def committed(self, members: GroupMembers, call: int, go: GroupGo | None, keeps: bool) -> None:
+    def committed(
+        self, members: GroupMembers, commit: GroupCommit, go: GroupGo | None, keeps: bool
+    ) -> None:
         """A call is committed, by this attempt; None: by one that this node has not made, or
         without any. `keeps`: its plan may be repeated."""
         given, form = self._given
-        if call != given or form is None:
+        if commit.call != given or form is None:
             return
         repeated = go is not None and is_repeated(go.attempt)
-        if self._begun == call:
+        if self._begun == commit.call:
             vain = self._vain.get(form, 0)
             _put(self._vain, form, max(0, vain - 1) if repeated else vain + IN_VAIN)
         too_large = go is not None and any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans)
@@ -108,7 +108,7 @@ class RepeatedPlans:
             self._kept.pop(form, None)
         elif go is not None and not repeated and go.attempt >> ATTEMPT_BITS == members.version:
             # Else the word of its commit has come after the members have changed.
-            _put(self._kept, form, (go.call, go))
+            _put(self._kept, form, (go.call, go, commit))
 
 
 def _put(table: dict[Form, T], form: Form, value: T) -> None:
@@ -149,11 +149,6 @@ def _stand_in(member: int) -> bytes:
 def member_of(kind: str, size: int, source: int, target: int) -> int:
     """The number of a piece's member in a plan with `size` destinations."""
     return source * size + target if kind == "alltoall" else source
-
-
-def is_repeated(attempt: int) -> bool:
-    """Did nodes begin this attempt by themselves?"""
-    return bool(attempt & REPEATED)
 
 
 def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:

@@ -1,4 +1,4 @@
-"""Small calls of Groups, which the engine makes without this process's Python while it *owns* them.
+"""Calls of Groups that the engine commits without this process's Python while it *owns* them.
 
 Why it exists: `cext/engine_small.h` has the protocol. When a call is committed that the leading
 node has decided under the present members, the engine gets the group's later calls, and it gives
@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp._engine import SMALL_FIRST, SMALL_PART, SMALL_SEND, SMALL_TAKEN
+from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
 from hoplite_mp.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupSmall, Piece
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups.group_state import Known, State
     from hoplite_mp.node.membership.links import Links
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import GroupMessage
+    from hoplite_mp.protocol.group_calls import GroupGo, GroupMessage
 
 __all__ = ["SmallCalls"]
 
@@ -40,6 +40,9 @@ class Above(Protocol):
 
     def resume(self, state: State) -> None:
         """The engine has given the calls back."""
+
+    def moved(self, state: State, call: int) -> None:
+        """The engines have committed a call for which all nodes had voted."""
 
     def send(self, state: State, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""
@@ -111,11 +114,26 @@ class SmallCalls:
         state.deferred.append(then)
         self.engine.small_yield(state.members.generation, call)
 
+    def give_back(self, state: State, call: int) -> None:
+        """Asks the engine to yield this call, which cannot be voted for."""
+        self.engine.small_yield(state.members.generation, call)
+
+    def begin(self, state: State, go: GroupGo) -> None:
+        """This process begins to move a call that the engine owns, by a repeated plan."""
+        self.engine.small_begin(state.members.generation, go.call, go.attempt)
+
+    def vote(self, state: State, go: GroupGo) -> None:
+        """This node has what it should receive of that call."""
+        self.engine.small_vote(state.members.generation, go.call, go.attempt)
+
+    def give_result(self, state: State, call: int, oid: int) -> None:
+        """What members here read when the engine has committed that call."""
+        self.engine.small_result(state.members.generation, call, oid)
+
     def receive(self, node: int, message: GroupSmall) -> None:
         """Hands the engine a frame that came as a message, because there was no link for it."""
-        self.engine.small_frame(
-            message.generation, node, message.version, message.call, message.yields, message.parts
-        )
+        about = message.version, message.call, message.phase, message.plan
+        self.engine.small_frame(message.generation, node, *about, message.parts)
 
     def bell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
         """Hands the engine a member's bell: an eventfd, or -1 if the process is simulated."""
@@ -131,13 +149,15 @@ class SmallCalls:
         if state is None:
             return
         if kind == SMALL_SEND:
-            node, version, call, yields, parts = event[2:]
+            node, *about = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
-            self._above.send(state, node, GroupSmall(generation, version, call, yields, parts))
+            self._above.send(state, node, GroupSmall(generation, *about))
         elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
             self._part(generation, *event[2:])
         elif kind == SMALL_FIRST:
             state.result = []  # all members have read it, because they have made a later call
+        elif kind == SMALL_MOVED:
+            self._above.moved(state, event[2])
         elif kind == SMALL_TAKEN and state.owned:
             self._taken(state, *event[2:])
 
@@ -145,8 +165,9 @@ class SmallCalls:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False
-        if calls > state.calls:
+        if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _commit_of(state.members.generation, self.client.number, record)
+        if calls > state.calls:
             state.calls, state.last_part, state.result = calls, None, []
         deferred, state.deferred = state.deferred, []
         for action in deferred:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 ADOPTED = -1
+PROMISED = -2  # in place of a slot: a block that is a member's when its Group's call is committed
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before

@@ -303,8 +303,8 @@ class VirtualEngine:
     def release(self) -> None:
         """See `hold`."""
 
-    def together(self, cells: Collection[int]) -> None:
-        self._engine.together(cells)
+    def together(self, cells: Collection[int], vote: tuple[int, int, int] | None = None) -> None:
+        self._engine.together(cells, vote)
         self.look_soon()
 
     def events(self) -> list[tuple[Any, ...]]:
@@ -345,10 +345,29 @@ class VirtualEngine:
     def small_forget(self, generation: int) -> None:
         self._engine.small_forget(generation)
 
+    def small_begin(self, generation: int, call: int, plan: int) -> None:
+        self._engine.small_begin(generation, call, plan)
+        self.look_soon()
+
+    def small_vote(self, generation: int, call: int, plan: int) -> None:
+        self._engine.small_vote(generation, call, plan)
+        self.look_soon()
+
+    def small_result(self, generation: int, call: int, result: int) -> None:
+        self._engine.small_result(generation, call, result)
+        self.look_soon()
+
     def small_frame(
-        self, generation: int, node: int, version: int, call: int, yields: bool, parts: bytes
+        self,
+        generation: int,
+        node: int,
+        version: int,
+        call: int,
+        phase: int,
+        plan: int,
+        parts: bytes,
     ) -> None:
-        self._engine.small_frame(generation, node, version, call, yields, parts)
+        self._engine.small_frame(generation, node, version, call, phase, plan, parts)
         self.look_soon()
 
     def small_bell(self, generation: int, rank: int, fd: int) -> None:

@@ -37,7 +37,8 @@ AGAIN = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8
 # Groups with salt % SPLIT == REPEATS make few different calls, which are not small, again and
-# again: their nodes begin by the plans of earlier ones. One of these has other bytes in between.
+# again: their nodes begin by the plans of earlier ones, and vote for them, because each of these
+# hosts has one member if there are enough hosts. One of the calls has other bytes in between.
 # What members give is an object of so many items, or a block of its own.
 REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
 # Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
@@ -77,6 +78,9 @@ def begin_group(work: Programs) -> None:
         inside = [items if at % 2 else INSIDE_ITEMS for at, items in enumerate(items)]
         plan = tuple(zip(calls, inside, roots, strict=True))
     places = [chance.choice(hosts) for _ in range(size)]
+    if salt % SPLIT == REPEATS and size <= len(hosts):
+        at = hosts.index(places[0])
+        places = [*hosts[at:], *hosts[:at]][:size]
     holds = work.holds_on(*places)
     leave: list[int] = []  # ranks that leave before the last call
     for rank in range(size):
@@ -98,7 +102,8 @@ def _repeated(
     """The first call and the last one of `plan`, again and again."""
     first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
     kind, items, root = first
-    return first, first, last, first, (kind, 2 * items, root), first, last, first
+    other = kind, 2 * items, root
+    return first, first, last, first, other, first, last, first, *[first] * 4, last, last, first
 
 
 def _member(

@@ -1,0 +1,311 @@
+"""Large calls that a node begins by itself and its engine commits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from hoplite_mp import _engine
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, REPEATED
+from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp.node.groups.group_results import GroupResults, Prepared
+from hoplite_mp.node.groups.voted_calls import LED_EVERY
+from hoplite_mp.node.objects.store import PROMISED
+from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
+from hoplite_mp.protocol.local import GroupCall
+from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
+from tests.node.test_small_calls import SLOT, Node
+from tests.node.test_speculative_start import members as of_one_rank_each
+from tests.node.test_speculative_start import part as large
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MADE = VERSION << ATTEMPT_BITS | 1
+NODES = OTHER, HERE, GONE  # of ranks 0, 1, 2
+
+
+class Repeating(Node):
+    """A node of rank 1 of three, which has made call 0 by a plan of the leading node, so that its
+    engine owns the calls from number 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results = self.calls.results
+        self.results.part.side_effect = lambda members, call, asks: self.part(call)
+        self.results.prepare.side_effect = lambda *about: Prepared(oid=77)
+        self.results.settle.return_value = 77, []
+        self.results.is_begun.return_value = True
+        self.results.is_written.return_value = True
+        self.results.plan_executor.meter.rates = 5, 6
+        self.results.plan_executor.meter.moved.return_value = 0, 0
+        self.count = 1 << 18
+        self.calls.clients[SLOT] = None
+        self.calls.member_called(SLOT, self.ask(0))
+        given = {rank: large(rank, self.count) for rank in range(3)}
+        outcome = decide(members(*NODES), 0, MADE, (0, 1, 2), given, {})
+        self.calls.receive(OTHER, GroupGo(GENERATION, 0, MADE, outcome.plans, tuple(NODES)))
+        about = GENERATION, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE
+        commit = GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
+        self.calls.receive(OTHER, commit)
+        self.sent.clear()
+        self.engine.reset_mock()
+        self.results.reset_mock()
+
+    def part(self, call: int) -> GroupPart:
+        about = large(1, self.count)
+        return msgspec.structs.replace(about, generation=GENERATION, version=VERSION, call=call)
+
+    def ask(self, call: int) -> GroupCall:
+        return GroupCall(GENERATION, 1, call, "allreduce", "sum", 0, [8])
+
+    def moves(self, call: int) -> Any:
+        """The member makes that call; returns what is to be called when all bytes are here."""
+        self.calls.member_called(SLOT, self.ask(call))
+        done = self.results.go.call_args.args[1]
+        self.results.when_written.side_effect = lambda holds, say: say()
+        return done
+
+    @property
+    def state(self) -> Any:
+        return self.calls.states[GENERATION]
+
+
+@pytest.fixture
+def node() -> Iterator[Repeating]:
+    made = Repeating()
+    yield made
+    made.host.close()
+
+
+def attempt(distance: int) -> int:
+    return VERSION << ATTEMPT_BITS | REPEATED | distance
+
+
+def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
+    node: Repeating,
+) -> None:
+    done = node.moves(1)
+    node.engine.small_begin.assert_called_once_with(GENERATION, 1, attempt(1))
+    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77)
+    assert node.results.go.call_args.kwargs == {
+        "always": True,
+        "vote": (GENERATION, 1, attempt(1)),
+    }
+    done("", "")
+    node.engine.small_vote.assert_called_once_with(GENERATION, 1, attempt(1))
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    assert not node.sent
+    assert (node.state.calls, node.state.voting, node.state.go) == (2, None, None)
+    assert (node.state.last.call, node.state.last.attempt) == (1, attempt(1))
+    node.results.settle.assert_called_once()
+    node.results.commit.assert_not_called()
+    assert node.known.board.look()[4] == 1, "the engine has written the commit, not this process"
+
+
+def test_the_engine_does_not_vote_alone_while_the_member_still_writes(node: Repeating) -> None:
+    node.results.is_written.return_value = False
+    node.moves(1)
+    assert node.results.go.call_args.kwargs["vote"] is None
+
+
+def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
+    for call in range(1, 2 * LED_EVERY + 1):
+        node.calls.member_called(SLOT, node.ask(call))
+        if call % LED_EVERY:
+            node.says(_engine.SMALL_MOVED, GENERATION, call, b"")
+            continue
+        node.engine.small_yield.assert_called_with(GENERATION, call)
+        node.says(_engine.SMALL_TAKEN, GENERATION, call, b"")
+        ((to, part),) = node.sent
+        assert (to, part.call, part.repeats) == (OTHER, call, 1)
+        go = node.state.go
+        about = GENERATION, call, (0, 1, 2), "allreduce", "sum", 0, (), go.attempt
+        node.calls.receive(
+            OTHER, GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
+        )
+        node.sent.clear()
+
+
+@pytest.mark.parametrize("why", ["another form", "a mistake", "two members on a host"])
+def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: str) -> None:
+    ask = node.ask(1)
+    if why == "another form":
+        node.count += 8
+    elif why == "a mistake":
+        ask = msgspec.structs.replace(ask, mistake="no", error="value")
+    else:
+        node.state.members = members(OTHER, HERE, HERE)
+    node.calls.member_called(SLOT, ask)
+    node.engine.small_begin.assert_not_called()
+    node.engine.small_yield.assert_called_once_with(GENERATION, 1)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
+    node: Repeating, ended: bool
+) -> None:
+    done = node.moves(1)
+    if ended:
+        done("", "")
+    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    if not ended:
+        assert [type(message) for _, message in node.sent] == [GroupPart]
+        done("", "")
+    part, said = (message for _, message in node.sent)
+    assert (part.call, part.repeats) == (1, 1)
+    assert said == GroupDone(GENERATION, 1, attempt(1), "", 5, 6, "")
+    assert node.results.go.call_count == 1
+    about = GENERATION, 1, (0, 1, 2), "allreduce", "sum", 0, (), attempt(1)
+    node.calls.receive(OTHER, GroupCommit(*about, leader=OTHER, to=HERE))
+    assert node.state.calls == 2
+    node.results.settle.assert_called_once()
+    assert node.known.board.look()[4] == 2
+
+
+def test_a_failure_is_yielded_and_then_told(node: Repeating) -> None:
+    done = node.moves(1)
+    done("no room", "full")
+    node.engine.small_vote.assert_not_called()
+    node.engine.small_yield.assert_called_once_with(GENERATION, 1)
+    node.results.take_back.assert_called_once()
+    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    _, said = (message for _, message in node.sent)
+    assert (said.failure, said.error) == ("no room", "full")
+
+
+def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None:
+    node.moves(1)
+    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.calls.receive(OTHER, GroupGo(GENERATION, 1, MADE + 1, ()))
+    node.results.take_back.assert_called_once()
+    assert node.state.voting is None
+
+
+def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
+    node: Repeating,
+) -> None:
+    node.moves(1)
+    node.change(members(OTHER, HERE, None, version=VERSION + 1))
+    assert not node.sent
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.SMALL_TAKEN, GENERATION, 2, b"")
+    sync = node.sent[0][1]
+    assert isinstance(sync, GroupSync)
+    assert (sync.committed, sync.last.call, sync.last.attempt) == (2, 1, attempt(1))
+
+
+def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
+    node: Repeating,
+) -> None:
+    done = node.moves(1)
+    done("", "")
+    node.change(members(OTHER, HERE, None, version=VERSION + 1))
+    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    about = GENERATION, 1, (0, 1, 2), "allreduce", "sum", 0, (), attempt(1)
+    node.calls.receive(OTHER, GroupCommit(*about, leader=GONE, to=OTHER, whole=False))
+    assert node.state.calls == 2
+    node.results.settle.assert_called_once()
+    assert (node.state.last.leader, node.state.last.to) == (GONE, HERE)
+
+
+def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> None:
+    node.moves(1)
+    node.known.board.commit(1, 77)  # as the engine does
+    node.calls.member_called(SLOT, node.ask(2))
+    node.results.settle.assert_called_once()
+    assert node.state.voting.go.call == 2
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    assert node.state.voting.go.call == 2
+
+
+def test_a_group_that_ends_before_the_engines_word_gives_the_result_nevertheless(
+    node: Repeating,
+) -> None:
+    node.moves(1)
+    node.known.board.commit(1, 77)
+    node.calls.closed(GENERATION)
+    node.results.settle.assert_called_once()
+    node.results.take_back.assert_not_called()
+
+
+def test_a_try_that_was_interrupted_counts_once(node: Repeating) -> None:
+    node.moves(1)
+    node.calls.member_called(SLOT, node.ask(1))
+    node.engine.small_begin.assert_called_once()
+    node.engine.small_yield.assert_not_called()
+
+
+def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
+    all_ = of_one_rank_each(3)
+    given = {rank: large(rank) for rank in range(3)}
+    outcome = decide(all_, 1, MADE, (0, 1, 2), given, {})
+    before = GroupCommit(1, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE)
+    assert outcome.opens(all_, before) == 0
+    outcome.attempt = attempt(1)
+    assert outcome.opens(all_, before) == all_.version
+    outcome.keeps = False
+    assert outcome.opens(all_, before) == 0
+    outcome.keeps = True
+    shared = msgspec.structs.replace(all_, nodes=(0, 0, 1))
+    assert outcome.opens(shared, before) == 0
+    folded = decide(all_, 1, attempt(1), (0, 1, 2), {r: large(r, op="hypot") for r in given}, {})
+    assert folded.opens(all_, before) == 0
+
+
+# -- the prepared result ---------------------------------------------------------------------------
+
+
+class Blocks:
+    """The results of a node whose plan has filled one block for rank 1."""
+
+    def __init__(self) -> None:
+        self.host = mock.Mock()
+        self.host.store.leases = {4096: NODE_SLOT}
+        executor = mock.Mock()
+        executor.made.return_value = {0: (4096, 80)}
+        self.results = GroupResults(self.host, executor)
+        self.executor = executor
+        self.commit = GroupCommit(1, 1, (0, 1), "allreduce", "sum", 0, (), attempt(1))
+        self.go = GroupGo(1, 1, attempt(1), (mock.Mock(operation=9, kind="allreduce"),))
+        self.prepared = self.results.prepare(self.commit, self.go, {1: SLOT})
+
+    @property
+    def lessee(self) -> int | None:
+        return self.host.store.leases.get(4096)
+
+
+def test_a_prepared_block_is_the_members_when_the_call_is_committed() -> None:
+    one = Blocks()
+    assert one.lessee == PROMISED
+    one.executor.take.assert_not_called()
+    one.results.settle(one.prepared, one.go, {1: SLOT})
+    assert one.lessee == SLOT
+    one.executor.take.assert_called_once_with(9, {4096: 1})
+
+
+def test_a_prepared_block_of_a_member_that_is_gone_is_given_back() -> None:
+    one = Blocks()
+    one.results.settle(one.prepared, one.go, {})
+    assert one.lessee == NODE_SLOT
+    one.host.client.give_back.assert_called_once_with(4096)
+
+
+def test_a_block_that_its_member_has_freed_already_may_be_anothers() -> None:
+    one = Blocks()
+    one.host.store.leases[4096] = SLOT + 1  # freed, and leased again
+    one.results.settle(one.prepared, one.go, {1: SLOT})
+    assert one.lessee == SLOT + 1
+    one.host.client.give_back.assert_not_called()
+
+
+def test_a_prepared_block_that_is_taken_back_is_the_plans() -> None:
+    one = Blocks()
+    one.results.take_back(one.prepared)
+    assert one.lessee == NODE_SLOT
+    assert not one.prepared.holds
+    one.executor.take.assert_not_called()
