@@ -189,13 +189,14 @@ cdef class Engine(_SmallCalls):
         return self.last_number
 
     def step(self) -> bool:
-        """Do what has been asked for, to its end; whether events() has something."""
+        """Do what has been asked for, to its end; whether events() has something that is not to be
+        told late; see is_quiet()."""
         self.check()
         if self.engine.threaded:
             raise RuntimeError("this engine has a thread of its own")
         while engine_step(self.engine):
             pass
-        return self.engine.events != NULL
+        return self.engine.signalled
 
     def fileno(self) -> int:
         """Readable while events() has something. The engine's own: never close it. -1: it has no
@@ -423,8 +424,8 @@ cdef class Engine(_SmallCalls):
         """FILLED of these cells comes when all of them are full, or at once for those that are when
         one of them is closed or put together with others. A cell alone is told by itself.
 
-        vote: (generation, call, plan) of small_vote(), for which it is done when all are full; then
-        FILLED comes up to a millisecond later, because nothing waits for it.
+        vote: (generation, call, plan) of small_vote(), which is done when all are full. If that has
+        an effect, FILLED comes some milliseconds later, because nobody waits for it.
         """
         self.check()
         cdef uint64_t generation = 0

@@ -139,12 +139,11 @@ void cell_open(struct engine *engine, struct cell *cell) {
 
 /* All that is held back is told, and its cells are on their own from now on. */
 static void batch_end(struct engine *engine, struct batch *batch) {
-    const bool votes = batch->plan && !batch->unfilled;
-    if (votes) small_cells_full(engine, batch);
+    const bool voted = batch->plan && !batch->unfilled && small_cells_full(engine, batch);
     for (size_t i = 0; i < batch->count; i++) {
         struct cell *cell = batch->cells[i];
         cell->batch = NULL;
-        if (cell->told) engine_tell_filled(engine, cell->number, votes);
+        if (cell->told) engine_tell_filled(engine, cell->number, voted);
     }
     free(batch);
 }

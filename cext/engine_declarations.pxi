@@ -54,7 +54,7 @@ cdef extern from "engine_state.h" nogil:
 
     struct engine_t "engine":
         int event_fd
-        bint threaded
+        bint threaded, signalled
         event_t *events
 
     struct cell_t "cell":
@@ -143,6 +143,7 @@ cdef extern from "engine_small_ports.h" nogil:
         uint64_t generation, version, call, result
         uint32_t size, node, board, nbytes, plan
         unsigned char phase
+        bint awaited
         char *control
         char *bytes
         uint32_t *node_of

@@ -147,7 +147,7 @@ void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet) {
 
 void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
                        uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
-                       size_t nbytes) {
+                       size_t nbytes, bool quiet) {
     tell(engine, &(struct event){.kind = kind,
                                  .number = generation,
                                  .peer = peer,
@@ -157,7 +157,7 @@ void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uin
                                  .plan = plan,
                                  .bytes = bytes,
                                  .nbytes = nbytes},
-         kind == EVENT_SMALL_MOVED);
+         quiet);
 }
 
 void event_free(struct event *event) {

@@ -255,7 +255,8 @@ static void advance(struct small_calls *all, struct small_group *group) {
 static void give_if_all(struct small_calls *all, struct small_group *group) {
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (group->here & bit(rank) && group->members[rank].seq != group->call + 1) return;
-    if (group->here && !is_last_word(group, slot_of(&group->own, group->call))) give(all, group);
+    /* If Python moves this call, the member was interrupted, and its first try counts. */
+    if (group->here && !is_current(group, slot_of(&group->own, group->call))) give(all, group);
 }
 
 /* ---- Inputs ---------------------------------------------------------------------------------------- */
@@ -302,17 +303,19 @@ void small_begin(struct small_calls *all, struct small_group *group, uint64_t ca
     advance(all, group);
 }
 
-void small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan) {
-    if (!may_say(group, call)) return;
+bool small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan) {
+    if (!may_say(group, call)) return false;
     send_to_all(all, group, begin_own(group, SMALL_VOTES, plan));
     advance(all, group);
+    return true;
 }
 
 void small_result(struct small_calls *all, struct small_group *group, uint64_t call,
-                  uint64_t result) {
+                  uint64_t result, bool awaited) {
     const struct small_slot *own = slot_of(&group->own, group->call);
     if (!group->open || call != group->call || !is_current(group, own)) return;
     group->result = result;
+    group->awaited = awaited;
     advance(all, group);
 }
 

@@ -124,7 +124,8 @@ struct small_group {
     bool open, fresh; /* fresh: nothing committed since it was opened */
     bool yields;
     uint64_t version, call, yield_at;
-    uint64_t result; /* of the call in progress, which this node has voted for; 0: not made yet */
+    uint64_t result; /* of the call in progress, which Python moves; 0: not made yet */
+    bool awaited;    /* a member waits until Python has heard of its commit */
     uint32_t size, me;
     uint64_t ranks, here; /* as bits: all members, those of this node */
     uint32_t node_of[MEMBERS];
@@ -175,11 +176,12 @@ void small_close(struct small_calls *all, struct small_group *group);
 void small_yield(struct small_calls *all, struct small_group *group, uint64_t call);
 
 /* Python moves that call by this plan (not 0); it has all bytes; and has made the result, which is
- * not 0. Without effect if Python owns the calls, or is about to be told so. */
+ * not 0. Without effect if Python owns the calls, or is about to be told so; the first two also if
+ * this node has said its last word of the call (vote: false), the third if it has said nothing. */
 void small_begin(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan);
-void small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan);
+bool small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan);
 void small_result(struct small_calls *all, struct small_group *group, uint64_t call,
-                  uint64_t result);
+                  uint64_t result, bool awaited);
 
 /* A member here has made its call; bytes: part->nbytes. */
 void small_given(struct small_calls *all, struct small_group *group, uint64_t call,

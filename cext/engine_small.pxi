@@ -97,8 +97,9 @@ cdef class _SmallCalls:
         engine_post_small(self.engine, asked)
         return 0
 
-    def small_result(self, generation: int, call: int, result: int) -> None:
-        """The object (not 0) that members here are to read as that call's result."""
+    def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
+        """The object (not 0) that members here are to read as that call's result. awaited: a member
+        waits until SMALL_MOVED is heard, which else comes some milliseconds later."""
         cdef uint64_t call_word = call
         cdef uint64_t result_word = result
         if not result_word:
@@ -106,6 +107,7 @@ cdef class _SmallCalls:
         cdef small_request *asked = self.request(SMALL_ASK_RESULT, generation)
         asked.call = call_word
         asked.result = result_word
+        asked.awaited = bool(awaited)
         engine_post_small(self.engine, asked)
 
     def small_frame(self, generation: int, node: int, version: int, call: int, phase: int,
@@ -141,6 +143,11 @@ cdef class _SmallCalls:
     def small_look(self) -> None:
         """Look at all boards: for an engine without a thread, which hears no bell."""
         engine_post_small(self.engine, self.request(SMALL_ASK_LOOK, 0))
+
+    def is_quiet(self) -> bool:
+        """Of an engine without a thread: has events() nothing but what is to be told late?"""
+        self.check()
+        return self.engine.events != NULL and not self.engine.signalled
 
     cdef tuple small_event(self, event_t *event):
         cdef bytes data = PyBytes_FromStringAndSize(event.bytes, event.nbytes) \

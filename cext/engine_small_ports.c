@@ -61,7 +61,7 @@ static void send_slot(void *context, struct small_group *group, uint32_t node,
     char *bytes = slot->nbytes ? copy_of(slot->parts, slot->nbytes) : NULL;
     if (!link) {
         engine_tell_small(world->engine, EVENT_SMALL_SEND, group->generation, node, slot->call,
-                          slot->version, slot->phase, slot->plan, bytes, slot->nbytes);
+                          slot->version, slot->phase, slot->plan, bytes, slot->nbytes, false);
         return;
     }
     const struct frame frame = {
@@ -115,7 +115,8 @@ static void tell(void *context, struct small_group *group, int news, uint64_t nu
         [SMALL_MOVED] = EVENT_SMALL_MOVED,
     };
     engine_tell_small(world->engine, kinds[news], group->generation, 0, number, group->version, 0, 0,
-                      nbytes ? copy_of(bytes, nbytes) : NULL, nbytes);
+                      nbytes ? copy_of(bytes, nbytes) : NULL, nbytes,
+                      news == SMALL_MOVED && !group->awaited);
 }
 
 /* ---- Boards and bells --------------------------------------------------------------------------- */
@@ -198,10 +199,10 @@ const char *small_frame(struct engine *engine, struct link *link, const struct f
                          frame->length);
 }
 
-void small_cells_full(struct engine *engine, const struct batch *batch) {
+bool small_cells_full(struct engine *engine, const struct batch *batch) {
     struct small_world *world = engine->small;
     struct small_group *group = world ? small_find(&world->calls, batch->generation) : NULL;
-    if (group) small_vote(&world->calls, group, batch->call, batch->plan);
+    return group && small_vote(&world->calls, group, batch->call, batch->plan);
 }
 
 void small_link_lost(struct engine *engine, struct link *link) {
@@ -249,10 +250,10 @@ void small_execute(struct engine *engine, struct small_request *asked) {
         if (group) small_begin(&world->calls, group, asked->call, asked->plan);
         break;
     case SMALL_ASK_VOTE:
-        if (group) small_vote(&world->calls, group, asked->call, asked->plan);
+        if (group) (void)small_vote(&world->calls, group, asked->call, asked->plan);
         break;
     case SMALL_ASK_RESULT:
-        if (group) small_result(&world->calls, group, asked->call, asked->result);
+        if (group) small_result(&world->calls, group, asked->call, asked->result, asked->awaited);
         break;
     case SMALL_ASK_FORGET:
         if (group) forget(world, asked->generation);

@@ -17,7 +17,7 @@ enum small_ask {
     SMALL_ASK_FORGET, /* generation */
     SMALL_ASK_BEGIN,  /* generation, call, plan */
     SMALL_ASK_VOTE,   /* generation, call, plan */
-    SMALL_ASK_RESULT, /* generation, call, result */
+    SMALL_ASK_RESULT, /* generation, call, result, awaited */
     SMALL_ASK_FRAME,  /* generation, node (its sender), version, call, phase, plan, bytes */
     SMALL_ASK_BELL,   /* generation, size (the rank), fd */
     SMALL_ASK_LOOK,   /* an engine without a thread looks at all boards */
@@ -28,6 +28,7 @@ typedef struct small_request {
     uint64_t generation, version, call, result;
     uint32_t size, node, board, nbytes, plan;
     uint8_t phase;
+    bool awaited;
     char *control, *bytes;
     uint32_t node_of[MEMBERS];
 } small_request;

@@ -72,9 +72,9 @@ enum {
     /* Behind a header that nobody has waited for, so much is read along, and copied once more: more
      * than a small call of 1 KiB needs, and little of a block. */
     AHEAD_READ_BYTES = 4 * 1024,
-    /* For so long Python is not woken by news that it only has to clear up after, because members
-     * of a Group want the processors at that moment. Longer: memory of calls that are over is freed
-     * later. */
+    /* For so long, and up to a millisecond more, Python is not woken by news for which nobody waits,
+     * because members of a Group want the processors at that moment. Longer: memory of calls that
+     * are over is freed later. */
     QUIET_NS = 4000000,
     REASON_BYTES = 96,
 };
@@ -339,7 +339,7 @@ void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer
 void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet);
 void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
                        uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
-                       size_t nbytes);
+                       size_t nbytes, bool quiet);
 void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
 
 /* engine_cells.c */
@@ -417,7 +417,7 @@ void small_answer(struct engine *engine);
 const char *small_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes);
 void small_link_lost(struct engine *engine, struct link *link);
-void small_cells_full(struct engine *engine, const struct batch *batch);
+bool small_cells_full(struct engine *engine, const struct batch *batch); /* has it voted? */
 void small_end(struct engine *engine);
 
 /* engine_fold.c */

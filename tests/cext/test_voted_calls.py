@@ -152,6 +152,38 @@ def test_who_moves_while_another_gives_parts_yields(world: Any) -> None:
         assert kinds(giver) == [TAKEN, PART]
 
 
+def test_a_small_part_after_the_call_was_begun_does_not_count(world: Any) -> None:
+    """The member was interrupted, and makes another call; its first try counts."""
+    all_ = world(2)
+    all_.open(1, 0)
+    first, second = all_.nodes
+    begin(first, 0)
+    first.give(0, 0, BARRIER)
+    second.give(1, 0, BARRIER)
+    all_.carry_all()
+    assert kinds(first) == kinds(second) == [TAKEN, PART]
+    assert [node.board.done() for node in all_.nodes] == [0, 0]
+
+
+def test_only_what_somebody_waits_for_is_told_at_once(world: Any) -> None:
+    for awaited in (False, True):
+        all_ = world(2)
+        all_.open(1, 0)
+        for node in all_.nodes:
+            begin(node, 0)
+            node.engine.small_result(GROUP, 0, 5, awaited)
+            node.step()
+        for node in all_.nodes:
+            node.engine.small_vote(GROUP, 0, PLAN)
+            node.step()
+        (frame,) = all_.nodes[0].out[-1:]
+        second = all_.nodes[1]
+        second.engine.small_frame(GROUP, 0, *frame[2:])
+        assert (second.engine.step(), second.engine.is_quiet()) == (awaited, not awaited)
+        second.engine.small_close(GROUP)  # what follows is told, and all that came before it
+        assert (second.engine.step(), second.engine.is_quiet()) == (True, False)
+
+
 def test_votes_for_two_plans_are_found_by_all(world: Any) -> None:
     all_ = world(2)
     all_.open(1, 0)

@@ -1,8 +1,12 @@
-"""Small calls of Groups over several hosts, explored completely: cext/engine_small.h as steps.
+"""Calls of Groups that engines commit, explored completely: cext/engine_small.h as steps.
 
 Each node has three actors: a member, the engine's thread, and Python; what one says to another is a
 step of its own, and so are a frame's arrival, the death of a host, and its announcement, which
 Python of each node hears at a time of its own. Every order of all steps is tried.
+
+A large call (`large`) is begun by Python, which moves its bytes by a repeated plan. The engine
+votes when all nodes have begun, because each waits for bytes of all others; before that, Python may
+have to give it up. One member may give a small part instead.
 
 What must hold: members on hosts that live agree on who contributed to each call, and somebody can
 always go on until all have made all calls. `broken` names a rule that is left out, to show that the
@@ -23,8 +27,11 @@ RULES = {
     "freeze": "a node answers a change of the members although its engine goes on",
     "hand on": "what one node has seen committed is not passed on",
     "same call": "a node opens its engine at a call of its own",
+    "last word": "a node gives up a large call for which it has voted",
+    "begun": "a node that moves a large call waits, whatever the others give",
 }
 NONE = -1
+GIVES, YIELDS, BEGUN, VOTES = "gives", "yields", "begun", "votes"
 
 
 class Frame(NamedTuple):
@@ -32,7 +39,7 @@ class Frame(NamedTuple):
     to: int
     version: int
     call: int
-    yields: bool
+    says: str
 
 
 class Node(NamedTuple):
@@ -45,7 +52,9 @@ class Node(NamedTuple):
     is_open: bool = True
     version: int = 1
     call: int = 0
-    sent: bool = False  # its frame of this call
+    sent: bool = False  # its last word of this call
+    begun: bool = False  # Python moves this call, and its first word was sent
+    voted: bool = False  # the last word is a vote
     got: frozenset[Frame] = frozenset()
     closing: bool = False  # Python has asked for it
     yielding: bool = False
@@ -68,6 +77,8 @@ class World:
     version: int = 1
     dead: int = NONE
     yielded: bool = False
+    dies: bool = True
+    large: frozenset[int] = frozenset()  # calls
 
 
 @dataclass
@@ -83,10 +94,18 @@ class Violation(Exception):
     pass
 
 
-def explore(count: int, calls: int, broken: str = "", yields: bool = True) -> Found:
-    """All orders for so many nodes, one member each, one death and, with `yields`, one call that is
-    not small."""
-    begin = World(tuple(Node() for _ in range(count)), yielded=not yields)
+def explore(
+    count: int,
+    calls: int,
+    broken: str = "",
+    yields: bool = True,
+    large: frozenset[int] = frozenset(),
+    dies: bool = True,
+) -> Found:
+    """All orders for so many nodes, one member each, with `dies` one death and, with `yields`, one
+    call that deviates: what is not small instead of a small part, a small part instead of a large
+    one, or a large one that its node gives up."""
+    begin = World(tuple(Node() for _ in range(count)), yielded=not yields, large=large, dies=dies)
     before: dict[World, tuple[World | None, str]] = {begin: (None, "")}
     waiting = [begin]
     for world in waiting:
@@ -148,8 +167,15 @@ def _steps(world: World, calls: int, broken: str) -> Iterator[tuple[str, World]]
             one for one in world.nodes[frame.to].got
             if one.sender != frame.sender or one.call % 2 != frame.call % 2
         }  # fmt: skip
-        yield f"{frame} arrives", _with(less, frame.to, got=frozenset(got | {frame}))
-    if world.dead == NONE:
+        known = world.nodes[frame.to].got - got
+        if frame.says == BEGUN and any(
+            (one.version, one.call) >= (frame.version, frame.call) for one in known
+        ):
+            got |= known  # it was overtaken by the sender's last word
+        else:
+            got.add(frame)
+        yield f"{frame} arrives", _with(less, frame.to, got=frozenset(got))
+    if world.dead == NONE and world.dies:
         for number in range(len(world.nodes)):
             gone = replace(world, dead=number, version=2)
             if number == 0:  # it led: what it has not sent yet is lost
@@ -170,7 +196,12 @@ def _of_node(
     world: World, number: int, node: Node, calls: int, broken: str
 ) -> Iterator[tuple[str, World]]:
     call = len(node.seen)
-    if not node.gave and call < calls:
+    if not node.gave and call < calls and call in world.large:
+        yield "its member gives much", _with(world, number, gave=True, asked=call)
+        if not world.yielded:
+            other = replace(world, yielded=True)
+            yield "its member gives a small part", _with(other, number, gave=True, part=call)
+    elif not node.gave and call < calls:
         yield "its member gives", _with(world, number, gave=True, part=call)
         if not world.yielded:
             asking = replace(world, yielded=True)
@@ -181,6 +212,8 @@ def _of_node(
     if node.last != NONE and node.call == call + 1 and node.gave:
         yield "its member reads", _with(world, number, seen=(*node.seen, node.last), gave=False)
     yield from _of_engine(world, number, node)
+    if node.is_open and node.owned:
+        yield from _of_votes(world, number, node, broken)
     if node.taken:
         yield "Python hears TAKEN", _with(world, number, **_taken(node))
     if node.heard != world.version and not node.closing and not node.taken:
@@ -224,7 +257,7 @@ def _of_engine(world: World, number: int, node: Node) -> Iterator[tuple[str, Wor
     if node.opening is not None:
         version, call, _ = node.opening
         changes = {"opening": None, "is_open": True, "version": version, "call": call,
-                   "sent": False, "last": NONE}  # fmt: skip
+                   "sent": False, "begun": False, "voted": False, "last": NONE}  # fmt: skip
         yield "the engine opens", _with(world, number, **changes)
         return
     if not node.is_open:
@@ -239,23 +272,65 @@ def _of_engine(world: World, number: int, node: Node) -> Iterator[tuple[str, Wor
     others = [n for n in range(len(world.nodes)) if n != number]
     others = [n for n in others if _members(world, node.version) >> n & 1]
     if node.part == node.call and not node.sent:
-        frames = {Frame(number, to, node.version, node.call, False) for to in others}
-        sending = replace(world, frames=world.frames | frames)
-        yield "the engine gives", _with(sending, number, sent=True)
+        yield "the engine gives", _with(_says(world, number, GIVES), number, sent=True)
     if node.yielding and not node.sent:
-        frames = {Frame(number, to, node.version, node.call, True) for to in others}
-        sending = replace(world, frames=world.frames | frames)
-        yield "the engine yields", _with(sending, number, sent=True, **close)
+        yield "the engine yields", _with(_says(world, number, YIELDS), number, sent=True, **close)
     here = {
         frame.sender: frame for frame in node.got
         if frame.call == node.call and frame.version == node.version
     }  # fmt: skip
-    if any(frame.yields for frame in here.values()):
+    last_words = {sender for sender, frame in here.items() if frame.says != BEGUN}
+    word = VOTES if node.voted else GIVES
+    if any(frame.says == YIELDS for frame in here.values()):
         yield "the engine finds a yield", _with(world, number, **close)
-    elif node.sent and node.part == node.call and all(other in here for other in others):
+    elif node.sent and all(other in last_words for other in others):
+        if any(frame.says != word for frame in here.values()):
+            yield "the engine finds that they differ", _with(world, number, **close)
+            return
         members = _members(world, node.version)
-        done = {"call": node.call + 1, "sent": False, "last": members}
+        done = {"call": node.call + 1, "sent": False, "begun": False, "voted": False,
+                "last": members}  # fmt: skip
         yield "the engine commits", _with(world, number, **done)
+
+
+def _says(world: World, number: int, word: str) -> World:
+    """The node's engine sends that to all others."""
+    node = world.nodes[number]
+    others = [n for n in range(len(world.nodes)) if n != number]
+    others = [n for n in others if _members(world, node.version) >> n & 1]
+    frames = {Frame(number, to, node.version, node.call, word) for to in others}
+    return replace(world, frames=world.frames | frames)
+
+
+def _of_votes(world: World, number: int, node: Node, broken: str) -> Iterator[tuple[str, World]]:
+    """Steps of a large call that is in progress while the engine owns the calls."""
+    call = node.call
+    if node.opening is not None or call not in world.large or node.taken:
+        return
+    close = {"is_open": False, "taken": True, "closing": False, "yielding": False}
+    if node.asked == call and not node.begun and not node.sent:
+        yield "Python begins", _with(_says(world, number, BEGUN), number, begun=True)
+    if not node.begun or (node.sent and broken != "last word"):
+        return
+    others = [n for n in range(len(world.nodes)) if n != number]
+    others = [n for n in others if _members(world, node.version) >> n & 1]
+    moving = [world.nodes[n] for n in others]
+    if not node.sent and all(
+        one.version == node.version and ((one.begun and one.call == call) or one.call > call)
+        for one in moving
+    ):
+        voting = _says(world, number, VOTES)
+        yield "the engine votes", _with(voting, number, sent=True, voted=True)
+    gives = any(
+        frame.says == GIVES and (frame.version, frame.call) == (node.version, call)
+        for frame in node.got
+    )
+    if gives and not node.sent and broken != "begun":
+        yielding = _says(world, number, YIELDS)
+        yield "the engine sees parts, and yields", _with(yielding, number, sent=True, **close)
+    if not world.yielded:
+        asking = replace(_says(world, number, YIELDS), yielded=True)
+        yield "Python gives it up", _with(asking, number, sent=True, voted=False, **close)
 
 
 def _decide(world: World, calls: int, broken: str) -> Iterator[tuple[str, World]]:

@@ -1,4 +1,4 @@
-"""The protocol of small calls is safe in every order, and its rules are needed for that."""
+"""The protocol of calls that engines commit is safe in every order, and its rules are needed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,42 @@ import pytest
 
 from .small_calls import RULES, explore
 
+SMALL: frozenset[int] = frozenset()
+FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 
-@pytest.mark.parametrize(("count", "calls", "yields"), [(2, 2, True), (2, 3, True), (3, 1, False)])
-def test_nothing_else_can_happen(count: int, calls: int, yields: bool) -> None:
-    found = explore(count, calls, yields=yields)
+
+@pytest.mark.parametrize(
+    ("count", "calls", "yields", "large"),
+    [
+        (2, 2, True, SMALL),
+        (2, 3, True, SMALL),
+        (3, 1, False, SMALL),
+        (2, 2, True, FIRST),
+        (2, 2, True, SECOND),
+        (2, 3, True, BOTH),
+    ],
+)
+def test_nothing_else_can_happen(
+    count: int, calls: int, yields: bool, large: frozenset[int]
+) -> None:
+    found = explore(count, calls, yields=yields, large=large)
     assert not found.violation, (found.violation, found.trace)
     assert found.states > 10_000
 
 
 @pytest.mark.parametrize(
-    ("rule", "count", "calls"), [("freeze", 2, 2), ("same call", 2, 2), ("hand on", 3, 1)]
+    ("rule", "count", "calls", "large"),
+    [
+        ("freeze", 2, 2, SMALL),
+        ("same call", 2, 2, SMALL),
+        ("same call", 2, 2, FIRST),
+        ("hand on", 3, 1, SMALL),
+        ("begun", 2, 2, FIRST),
+        ("last word", 2, 2, FIRST),
+    ],
 )
-def test_without_a_rule_it_fails(rule: str, count: int, calls: int) -> None:
-    found = explore(count, calls, rule, yields=rule == "same call")
+def test_without_a_rule_it_fails(rule: str, count: int, calls: int, large: frozenset[int]) -> None:
+    yields = rule in ("same call", "begun", "last word")
+    dies = rule not in ("begun", "last word")  # a death would end what hangs
+    found = explore(count, calls, rule, yields=yields, large=large, dies=dies)
     assert found.violation, f"{RULES[rule]}, and {found.states} states are all right"

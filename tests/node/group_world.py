@@ -392,8 +392,8 @@ class OneNode:
         about = members.generation, members.version, call, ranks
         return GroupPart(*about, first.kind, first.op, first.root, tuple(pieces))
 
-    def go(self, message: Any, done: Callable[[str, str], None], *, always: bool = False) -> None:
-        assert not always, "no call here is the engine's"
+    def go(self, message: Any, done: Callable[[str, str], None], **votes: Any) -> None:
+        assert not any(votes.values()), "no call here is the engine's"
         self.moving.append((message, done))
         self.begun.add((message.generation, message.call, message.attempt))
         (plan,) = message.plans or (None,)

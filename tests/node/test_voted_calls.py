@@ -15,10 +15,12 @@ from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.group_results import GroupResults, Prepared
 from hoplite_mp.node.groups.voted_calls import LED_EVERY
 from hoplite_mp.node.objects.store import PROMISED
+from hoplite_mp.node.objects.streaming_source import StreamingSources
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.local import GroupCall
+from tests.cext.host import Host
 from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
-from tests.node.test_small_calls import SLOT, Node
+from tests.node.test_small_calls import SLOT, Node, record
 from tests.node.test_speculative_start import members as of_one_rank_each
 from tests.node.test_speculative_start import part as large
 
@@ -41,6 +43,7 @@ class Repeating(Node):
         self.results.settle.return_value = 77, []
         self.results.is_begun.return_value = True
         self.results.is_written.return_value = True
+        self.results.has_lent.return_value = False
         self.results.plan_executor.meter.rates = 5, 6
         self.results.plan_executor.meter.moved.return_value = 0, 0
         self.count = 1 << 18
@@ -91,7 +94,7 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
 ) -> None:
     done = node.moves(1)
     node.engine.small_begin.assert_called_once_with(GENERATION, 1, attempt(1))
-    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77)
+    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77, False)
     assert node.results.go.call_args.kwargs == {
         "always": True,
         "vote": (GENERATION, 1, attempt(1)),
@@ -240,6 +243,49 @@ def test_a_try_that_was_interrupted_counts_once(node: Repeating) -> None:
     node.engine.small_yield.assert_not_called()
 
 
+def test_a_try_that_comes_again_after_the_commit_is_let_go(node: Repeating) -> None:
+    node.moves(1)
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.results.unpin.reset_mock()
+    node.calls.member_called(SLOT, node.ask(1))
+    node.results.unpin.assert_called_once()
+    node.engine.small_yield.assert_not_called()
+    assert not node.state.deferred_calls
+
+
+@pytest.mark.parametrize("heard", ["of a later call", "that the engine has given the calls back"])
+def test_what_was_begun_and_then_made_as_a_small_call_is_dropped(
+    node: Repeating, heard: str
+) -> None:
+    """Its member was interrupted, and made a small call in its place."""
+    node.moves(1)
+    if heard == "of a later call":
+        node.calls.member_called(SLOT, node.ask(2))
+        assert node.state.voting.go.call == 2
+    else:
+        node.says(_engine.SMALL_TAKEN, GENERATION, 2, record())
+        node.calls.member_called(SLOT, node.ask(2))
+        (part,) = (message for _, message in node.sent)
+        assert (part.call, node.state.go.call) == (2, 2)
+    node.results.take_back.assert_called_once()
+    assert node.results.go.call_count == 2
+
+
+def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:
+    """They have heard of the end of this one before."""
+    node.moves(1)
+    said = GroupDone(GENERATION, 2, attempt(2), "no room", 0, 0, "full")
+    node.calls.receive(OTHER, said)
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    assert node.state.early == {OTHER: said}
+
+
+def test_a_member_that_has_lent_an_array_does_not_wait_for_a_quiet_word(node: Repeating) -> None:
+    node.results.has_lent.return_value = True
+    node.moves(1)
+    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77, True)
+
+
 def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
     all_ = of_one_rank_each(3)
     given = {rank: large(rank) for rank in range(3)}
@@ -261,51 +307,76 @@ def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
 
 
 class Blocks:
-    """The results of a node whose plan has filled one block for rank 1."""
+    """The results of a node whose plan has filled one block for rank 1, in a real store."""
 
     def __init__(self) -> None:
-        self.host = mock.Mock()
-        self.host.store.leases = {4096: NODE_SLOT}
-        executor = mock.Mock()
-        executor.made.return_value = {0: (4096, 80)}
-        self.results = GroupResults(self.host, executor)
-        self.executor = executor
+        self.node = Host()
+        self.payload = self.node.store.lease(1 << 20, NODE_SLOT)
+        host = mock.Mock(client=self.node.node, store=self.node.store, results=self.node.results)
+        self.executor = mock.Mock()
+        self.executor.made.return_value = {0: (self.payload, 80)}
+        self.results = GroupResults(host, self.executor)
         self.commit = GroupCommit(1, 1, (0, 1), "allreduce", "sum", 0, (), attempt(1))
         self.go = GroupGo(1, 1, attempt(1), (mock.Mock(operation=9, kind="allreduce"),))
         self.prepared = self.results.prepare(self.commit, self.go, {1: SLOT})
 
     @property
     def lessee(self) -> int | None:
-        return self.host.store.leases.get(4096)
+        """None: the block is free."""
+        self.node.store.take_returns()
+        return self.node.store.leases.get(self.payload)
 
 
-def test_a_prepared_block_is_the_members_when_the_call_is_committed() -> None:
-    one = Blocks()
+@pytest.fixture
+def one() -> Iterator[Blocks]:
+    made = Blocks()
+    yield made
+    made.node.close()
+
+
+def test_a_prepared_block_is_the_members_when_the_call_is_committed(one: Blocks) -> None:
     assert one.lessee == PROMISED
     one.executor.take.assert_not_called()
     one.results.settle(one.prepared, one.go, {1: SLOT})
+    one.results.let_go(one.prepared)
     assert one.lessee == SLOT
-    one.executor.take.assert_called_once_with(9, {4096: 1})
+    one.executor.take.assert_called_once_with(9, {one.payload: 1})
 
 
-def test_a_prepared_block_of_a_member_that_is_gone_is_given_back() -> None:
-    one = Blocks()
+def test_a_prepared_block_of_a_member_that_is_gone_is_freed(one: Blocks) -> None:
     one.results.settle(one.prepared, one.go, {})
-    assert one.lessee == NODE_SLOT
-    one.host.client.give_back.assert_called_once_with(4096)
+    one.results.let_go(one.prepared)
+    assert one.lessee is None
 
 
-def test_a_block_that_its_member_has_freed_already_may_be_anothers() -> None:
-    one = Blocks()
-    one.host.store.leases[4096] = SLOT + 1  # freed, and leased again
+def test_a_block_that_its_member_returns_before_the_engines_word_is_freed_after_it(
+    one: Blocks,
+) -> None:
+    """Until then the engine's cells lie in it."""
+    one.node.node.give_back(one.payload)
+    assert one.lessee == PROMISED
     one.results.settle(one.prepared, one.go, {1: SLOT})
-    assert one.lessee == SLOT + 1
-    one.host.client.give_back.assert_not_called()
+    one.results.let_go(one.prepared)
+    assert one.lessee is None
 
 
-def test_a_prepared_block_that_is_taken_back_is_the_plans() -> None:
-    one = Blocks()
+def test_a_block_is_promised_once(one: Blocks) -> None:
+    assert not one.results.prepare(one.commit, one.go, {1: SLOT}).blocks
+
+
+def test_a_prepared_block_that_is_taken_back_is_the_plans(one: Blocks) -> None:
     one.results.take_back(one.prepared)
     assert one.lessee == NODE_SLOT
     assert not one.prepared.holds
     one.executor.take.assert_not_called()
+
+
+def test_a_block_that_is_given_again_before_it_has_come_back_stays() -> None:
+    store = mock.Mock(leases={4096: SLOT})
+    store.size_of.return_value = 1 << 20
+    sources = StreamingSources(store, mock.Mock(host_id=1), mock.Mock())
+    first = sources.take(SLOT, 4096, 100, 100)
+    store.leases[4096] = SLOT
+    again = sources.take(SLOT, 4096, 100, 100)
+    sources.keep(first)
+    assert sources.blocks == {4096: again}

@@ -182,6 +182,7 @@ class GroupCalls:
         if state is None:
             self.results.refuse(slot, ask)
             return
+        self._look_at_board(state)  # before a block that came back by the last call is given again
         holds = []
         try:
             holds = self.results.pin(slot, ask)
@@ -209,11 +210,12 @@ class GroupCalls:
     def _begin_voting(self, state: State, called: MemberCall) -> bool:
         """Begins a call that the engine owns by a repeated plan; False: there is none."""
         ask = called.ask
-        self._look_at_board(state)
-        if state.voting is not None and state.voting.go.call >= ask.call:  # a try was interrupted
+        self.passed(state, ask.call)
+        # Else an earlier try of the same call was interrupted.
+        if ask.call < state.calls or state.voting is not None:
             self.results.unpin(called.holds)
             return True
-        if state.voting is not None or ask.mistake or not state.is_one_each:
+        if ask.mistake or not state.is_one_each:
             return False
         # All members have made the calls before this one, which the engine has committed alone.
         state.calls = max(state.calls, ask.call)
@@ -225,6 +227,16 @@ class GroupCalls:
         self._move(state, go)
         self.voted.prepare(state)
         return True
+
+    def passed(self, state: State, calls: int) -> None:
+        """The engine has committed all calls before this one. One of these may have been begun
+        here, but committed as a small one, because its member was interrupted and called anew."""
+        if state.voting is None or state.voting.go.call >= calls:
+            return
+        self._let_go(state)
+        for rank in list(state.member_calls):
+            if state.member_calls[rank].ask.call < calls:
+                self.results.unpin(state.member_calls.pop(rank).holds)
 
     def _look_at_board(self, state: State) -> None:
         """Concludes a call that the engine has committed, before the engine's word of it is read:
@@ -253,13 +265,15 @@ class GroupCalls:
         state.last_part = state.members.version, state.calls
         part = self.results.part(state.members, state.calls, asks)
         voting, repeated = state.voting, state.plans.next(state.members, part)
-        if voting is not None and voting.go.attempt >> ATTEMPT_BITS == state.members.version:
+        if voting is not None and not voting.is_for(state.members.version, state.calls):
+            voting = None
+        if voting is not None:
             part = msgspec.structs.replace(part, repeats=voting.first + 1)
         elif repeated is not None and state.go is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
             self._move(state, repeated[1])
         self.send(state, state.leader, part)
-        if voting is not None and part.repeats and voting.ended is not None:
+        if voting is not None and voting.ended is not None:
             self._say_done(state, voting.go, *voting.ended)
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
@@ -462,10 +476,13 @@ class GroupCalls:
             state.known.board.commit(message.call, oid)
         if go is not None:
             self.results.drop(go)  # only now, because members wait for the line above
+        if voting is not None and voting.prepared is not None:
+            self.results.let_go(voting.prepared)
         if not given.error:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps)
-        state.early = {}
+        # Other nodes may have begun the next call before this one has heard of the end of this one.
+        state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
         self._catch_up(state)

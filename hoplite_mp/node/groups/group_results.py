@@ -21,7 +21,7 @@ from hoplite_mp.node.groups.attempts import is_repeated
 from hoplite_mp.node.groups.group_decisions import combine
 from hoplite_mp.node.groups.repeated_plans import member_of
 from hoplite_mp.node.objects.layouts import payload_layout
-from hoplite_mp.node.objects.store import PROMISED
+from hoplite_mp.node.objects.promises import free_if_returned, keep_promise, promise
 from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING, shorten
 from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind, too_large
@@ -160,6 +160,10 @@ class GroupResults:
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
+    def has_lent(self, holds: Iterable[Any]) -> bool:
+        """Are there members' own arrays among these, to which they write again after the call?"""
+        return any(not isinstance(hold, StreamingSource) for hold in holds)
+
     def is_written(self, holds: Iterable[Any]) -> bool:
         """Have members written everything that they give?"""
         return all(hold.whole for hold in holds if isinstance(hold, StreamingSource))
@@ -252,34 +256,37 @@ class GroupResults:
         return prepared
 
     def _promise(self, prepared: Prepared, payload: int, rank: int) -> None:
-        """The member may read and free the block as soon as the engine has committed the call, and
-        so before this process knows."""
-        if self.store.leases.get(payload) == NODE_SLOT:
-            self.store.leases[payload] = PROMISED
+        """The member may read and return the block as soon as the engine has committed the call,
+        and so before this process knows."""
+        if promise(self.store, payload):
             prepared.blocks[payload] = rank
 
     def settle(
         self, prepared: Prepared, go: GroupGo, slots: dict[int, int]
     ) -> tuple[int, list[Any]]:
         """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
-        of those who get blocks of it and are still there."""
+        of those who get blocks of it and are still there. `let_go` must follow when the engine does
+        not use the blocks any more."""
         for source in prepared.sources:
             self.streaming_sources.keep(source)
         for plan in go.plans:
             prepared.holds += self.inner.pop(plan.operation, ())
             self.plan_executor.take(plan.operation, prepared.blocks)
         for payload, rank in prepared.blocks.items():
-            if self.store.leases.get(payload) == PROMISED:  # else it is free already
-                self.store.leases[payload] = slots.get(rank, NODE_SLOT)
-                if rank not in slots:
-                    self.client.give_back(payload)
+            keep_promise(self.store, payload, slots.get(rank, NODE_SLOT))
+            if rank not in slots:
+                self.client.give_back(payload)
         return prepared.oid, prepared.holds
+
+    def let_go(self, prepared: Prepared) -> None:
+        """Frees the blocks that members have returned already."""
+        for payload in prepared.blocks:
+            free_if_returned(self.store, payload)
 
     def take_back(self, prepared: Prepared) -> None:
         """The call is not committed by this attempt."""
         for payload in prepared.blocks:
-            if self.store.leases.get(payload) == PROMISED:
-                self.store.leases[payload] = NODE_SLOT
+            keep_promise(self.store, payload, NODE_SLOT)
         prepared.holds.clear()
 
     def _made(

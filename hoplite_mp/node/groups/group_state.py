@@ -95,9 +95,13 @@ class Voting:
     first: int  # the call for which its plan was made
     commit: GroupCommit  # what is decided if all nodes vote for it
     ended: tuple[str, str] | None = None  # (reason, kind of error) of its failure; "", "": it moved
-    prepared: Prepared | None = None  # the result, once this node has voted
+    prepared: Prepared | None = None  # the result, once its blocks are known
     # Rank -> (client slot, its generation) of the members here that are to read it.
     members: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def is_for(self, version: int, call: int) -> bool:
+        """Was it begun for that call of members of that version?"""
+        return self.go.call == call and self.go.attempt >> ATTEMPT_BITS == version
 
     def made(self, call: int, attempt: int) -> bool:
         """Is it about this attempt at that call?"""

@@ -44,6 +44,9 @@ class Above(Protocol):
     def moved(self, state: State, call: int) -> None:
         """The engines have committed a call for which all nodes had voted."""
 
+    def passed(self, state: State, calls: int) -> None:
+        """The engine has committed all calls before this one."""
+
     def send(self, state: State, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""
 
@@ -126,9 +129,10 @@ class SmallCalls:
         """This node has what it should receive of that call."""
         self.engine.small_vote(state.members.generation, go.call, go.attempt)
 
-    def give_result(self, state: State, call: int, oid: int) -> None:
-        """What members here read when the engine has committed that call."""
-        self.engine.small_result(state.members.generation, call, oid)
+    def give_result(self, state: State, call: int, oid: int, awaited: bool) -> None:
+        """What members here read when the engine has committed that call. awaited: a member waits
+        until this process has let go of what it gave."""
+        self.engine.small_result(state.members.generation, call, oid, awaited)
 
     def receive(self, node: int, message: GroupSmall) -> None:
         """Hands the engine a frame that came as a message, because there was no link for it."""
@@ -165,6 +169,7 @@ class SmallCalls:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False
+        self._above.passed(state, calls)
         if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _commit_of(state.members.generation, self.client.number, record)
         if calls > state.calls:

@@ -103,7 +103,9 @@ class VotedCalls:
         mine = {rank: slots.get(rank, 0) for rank in ranks}
         voting.prepared = self.results.prepare(voting.commit, voting.go, mine)
         voting.members = {rank: one for rank, one in state.known.here.items() if rank in mine}
-        self.small.give_result(state, voting.go.call, voting.prepared.oid)
+        holds = [hold for one in here.values() for hold in one.holds]
+        awaited = self.results.has_lent(holds)
+        self.small.give_result(state, voting.go.call, voting.prepared.oid, awaited)
 
     def settle(self, voting: Voting) -> tuple[int, list[Any]]:
         """The call is committed: (object that members read, holds on what it needs)."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 ADOPTED = -1
-PROMISED = -2  # in place of a slot: a block that is a member's when its Group's call is committed
+PROMISED = -2  # in place of a slot; see promises.py
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
@@ -209,7 +209,8 @@ class Store:
         """Frees big blocks whose owner word was cleared."""
         returned = self.client.returns()
         for payload in list(self.leases) if returned is None else returned:
-            if payload in self.leases and self.client.block_owner(payload) == 0:
+            promised = self.leases.get(payload, PROMISED) == PROMISED
+            if not promised and self.client.block_owner(payload) == 0:
                 self.free(payload)
 
     def free(self, payload: int) -> None:

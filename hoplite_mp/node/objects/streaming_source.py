@@ -120,8 +120,9 @@ class StreamingSources:
         self.maybe_free(source)
 
     def keep(self, source: StreamingSource) -> tuple[int, int]:
-        """Removes a whole block that becomes an object; returns (payload, bytes)."""
-        self.blocks.pop(source.payload, None)
+        """Removes a whole block that becomes an object, or a member's; returns (payload, bytes)."""
+        if self.blocks.get(source.payload) is source:  # else it is free, and another one's by now
+            del self.blocks[source.payload]
         return source.payload, source.nbytes
 
     def maybe_free(self, source: StreamingSource) -> None:

@@ -27,6 +27,8 @@ __all__ = ["VirtualEngine"]
 
 # Frames of one link that may be on the way; see simulation/network.py.
 WINDOW_FRAMES = 2
+# How late quiet events are told at most; QUIET_NS in cext/engine_state.h, and a millisecond.
+QUIET_S_MAX = 5e-3
 
 
 class VirtualLink:
@@ -170,12 +172,14 @@ class VirtualEngine:
         self._engine = _engine.Engine(host_id, block, threaded=False)
         self._fd = descriptors.add(self)
         self._looks = False  # a look has been scheduled
+        self._tells = False  # that quiet events are told has been scheduled
+        self._told = False  # they may be taken
         self._is_over = False
         self._memory = CellMemory()
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_over and self.step()
+        return not self._is_over and (self.step() or self._told)
 
     @property
     def is_busy(self) -> bool:
@@ -210,6 +214,16 @@ class VirtualEngine:
         for link in list(self.links.values()):
             link.offer()
         if says:
+            self.loop.notice(self._fd)
+        elif self._engine.is_quiet() and not self._tells:
+            self._tells = True
+            timeline = self.network.timeline
+            timeline.after(QUIET_S_MAX * timeline.chance.random(), self._tell_quiet)
+
+    def _tell_quiet(self) -> None:
+        self._tells = False
+        if not self._is_over and self._engine.is_quiet():
+            self._told = True
             self.loop.notice(self._fd)
 
     def end(self) -> None:
@@ -309,7 +323,7 @@ class VirtualEngine:
 
     def events(self) -> list[tuple[Any, ...]]:
         self.step()
-        events = self._engine.events()
+        events, self._told = self._engine.events(), False
         for event in events:
             if event[0] == _engine.LINK_LOST:
                 self.links.pop(event[1]).close()
@@ -353,8 +367,8 @@ class VirtualEngine:
         self._engine.small_vote(generation, call, plan)
         self.look_soon()
 
-    def small_result(self, generation: int, call: int, result: int) -> None:
-        self._engine.small_result(generation, call, result)
+    def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
+        self._engine.small_result(generation, call, result, awaited)
         self.look_soon()
 
     def small_frame(

@@ -1,0 +1,87 @@
+"""Large calls that members make again and again on real hosts, so that engines commit them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+from tests.lan import Lan
+from tests.lan.test_cluster import UpCluster
+
+HEAD = """
+import signal, sys, time, numpy as np, hoplite_mp
+rank = {rank}
+with hoplite_mp.Cluster(address={address!r}, tls=False, memory={memory!r}) as c:
+    with c.group("g", 2, rank, timeout=30) as g:
+"""
+# Of a store that has no room for a spare block: the block that came back with one call is the part
+# of the next one, before the node has heard of the end of the first.
+AGAIN = """
+x = np.full(1 << 19, rank, np.float32)
+outs = [np.empty_like(x) for _ in range(2)]
+for call in range(40):
+    x[0] = call
+    g.allgather(x, out=outs)
+    assert [(one[0], one[-1]) for one in outs] == [(call, 0), (call, 1)], call
+    got = g.broadcast(x if rank == call % 2 else None, call % 2)
+    assert (got[0], got[-1]) == (call, call % 2), call
+    got[0] = -1
+print("right", flush=True)
+"""
+# A member is interrupted in a large call that the other one does not make, and makes a small one.
+MIXED = """
+big = np.ones(1 << 17, np.float32)
+for _ in range(4):
+    g.allreduce(big)
+g.barrier()
+g.barrier()
+def interrupt(*_):
+    raise KeyboardInterrupt
+if rank == {who}:
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        g.allreduce(big)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+else:
+    time.sleep(2.0)
+try:
+    g.barrier()
+except ValueError as error:
+    print("different calls" in str(error), flush=True)
+for _ in range(3):
+    assert g.allreduce(big)[-1] == 2
+lent = g.allreduce(big)
+for _ in range(3):
+    assert g.allreduce(lent)[-1] == 4
+print("right", flush=True)
+"""
+
+
+def played(program: str, memory: str = "256MiB") -> list[list[str]]:
+    """What the members of each of two hosts print."""
+    with Lan(2) as lan:
+        cluster = UpCluster(lan, tls=False, workers=0)
+        running = []
+        for rank, host in enumerate(lan):
+            about = {"rank": rank, "address": cluster.address, "memory": memory}
+            source = HEAD.format(**about) + textwrap.indent(program, " " * 8)
+            command = [sys.executable, "-c", source]
+            pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            running.append(host.popen(command, env=cluster.env, text=True, **pipes))
+        said = [process.communicate(timeout=100)[0].splitlines() for process in running]
+        assert cluster.end()[0] == 0
+    return [[line for line in lines if "tls=False" not in line] for lines in said]
+
+
+def test_a_block_that_comes_back_is_given_again_at_once(lan_permitted: None) -> None:
+    assert played(AGAIN, "24MiB") == [["right"]] * 2
+
+
+def test_an_interrupted_large_call_and_a_small_one_in_its_place(lan_permitted: None) -> None:
+    for who in (0, 1):
+        said = played(MIXED.format(who=who))
+        assert sorted(said) == [["True", "right"], ["interrupted", "True", "right"]], said
