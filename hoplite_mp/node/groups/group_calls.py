@@ -231,6 +231,7 @@ class GroupCalls:
     def passed(self, state: State, calls: int) -> None:
         """The engine has committed all calls before this one. One of these may have been begun
         here, but committed as a small one, because its member was interrupted and called anew."""
+        self._look_at_board(state)
         if state.voting is None or state.voting.go.call >= calls:
             return
         self._let_go(state)
