@@ -2,7 +2,8 @@
  *
  * Why it exists: two engines' threads and their members meet at boards and bells, where one of them
  * reads what the other has just written. Each node has a memory and two members; a link is lost in
- * the middle, and frames without one are carried by the threads that hear events.
+ * the middle, and frames without one are carried by the threads that hear events. Every third call
+ * is a large one, for which the nodes vote.
  * It must never know: more of the engine than `_engine.pyx` uses.
  */
 #include "engine_small_ports.h"
@@ -19,7 +20,8 @@
 
 #include "shm_object.h"
 
-enum { NODES = 2, RANKS = 4, CALLS = 400, GROUP = 5, BOARD = 2, WORDS = 64 };
+enum { NODES = 2, RANKS = 4, CALLS = 400, GROUP = 5, BOARD = 2, WORDS = 64,
+       VOTED_EVERY = 3, PLAN = 641, RESULT = 1000 };
 
 static void check(bool holds, const char *what) {
     if (holds) return;
@@ -57,6 +59,8 @@ static void *hear(void *argument) {
                 asked->node = (uint32_t)node->number;
                 asked->version = event->version;
                 asked->call = event->call;
+                asked->phase = (uint8_t)event->phase;
+                asked->plan = event->plan;
                 asked->nbytes = (uint32_t)event->nbytes;
                 asked->bytes = event->bytes;
                 event->bytes = NULL;
@@ -68,7 +72,44 @@ static void *hear(void *argument) {
     return NULL;
 }
 
-/* A member: gives, rings, waits, and compares. */
+static bool is_over(const struct node *node, uint64_t call) {
+    return call % VOTED_EVERY ? LOAD(&small_of(node->control, BOARD)->done) == call + 1
+                              : LOAD(&board_of(node->control, BOARD)->result_call) == call + 1;
+}
+
+static void wait_for_call(const struct node *node, shm_client *mine, uint64_t call) {
+    const time_t begun = time(NULL);
+    while (!is_over(node, call)) {
+        const uint32_t seen = LOAD(&mine->event);
+        ADD(&mine->sleeping, 1);
+        if (!is_over(node, call)) futex_wait(&mine->event, seen, 100000000);
+        ADD(&mine->sleeping, -1);
+        check(time(NULL) - begun < 60, "a call takes a minute");
+    }
+}
+
+/* What a node's Python says of a large call. */
+static void say(const struct node *node, int kind, uint64_t call) {
+    small_request *asked = asking(kind);
+    asked->call = call;
+    asked->plan = PLAN;
+    asked->result = RESULT + call;
+    asked->awaited = call % 2;
+    engine_post_small(node->engine, asked);
+}
+
+static void make_voted(struct node *node, uint32_t rank, shm_client *mine, uint64_t call) {
+    if (rank < NODES) { /* the node's first member speaks for its Python */
+        say(node, SMALL_ASK_BEGIN, call);
+        if (call % 4) say(node, SMALL_ASK_RESULT, call);
+        say(node, SMALL_ASK_VOTE, call);
+        if (call % 4 == 0) say(node, SMALL_ASK_RESULT, call);
+    }
+    wait_for_call(node, mine, call);
+    check(LOAD(&board_of(node->control, BOARD)->result_id) == RESULT + call, "a wrong result");
+}
+
+/* A member: gives, rings, waits, and compares; or it waits until its node has voted. */
 static void *live(void *argument) {
     const uint32_t rank = (uint32_t)(uintptr_t)argument;
     struct node *node = &nodes[rank % NODES];
@@ -80,6 +121,10 @@ static void *live(void *argument) {
     asked->fd = dup(bell);
     engine_post_small(node->engine, asked);
     for (uint64_t call = 0; call < CALLS; call++) {
+        if (call % VOTED_EVERY == 0) {
+            make_voted(node, rank, mine, call);
+            continue;
+        }
         shm_small_part *part = &small->parts[rank];
         uint64_t *words = (uint64_t *)(small->given + (size_t)rank * small_share(RANKS));
         for (int i = 0; i < WORDS; i++) words[i] = call * 1000 + rank * (uint64_t)i;
@@ -91,14 +136,7 @@ static void *live(void *argument) {
         STORE(&part->seq, call + 1);
         const uint64_t one = 1;
         check(write(bell, &one, 8) == 8, "the bell");
-        const time_t begun = time(NULL);
-        while (LOAD(&small->done) != call + 1) {
-            const uint32_t seen = LOAD(&mine->event);
-            ADD(&mine->sleeping, 1);
-            if (LOAD(&small->done) != call + 1) futex_wait(&mine->event, seen, 100000000);
-            ADD(&mine->sleeping, -1);
-            check(time(NULL) - begun < 60, "a call takes a minute");
-        }
+        wait_for_call(node, mine, call);
         const struct small_record *record = (const struct small_record *)small->record;
         const struct small_place *place = (const struct small_place *)(record + 1);
         check(record->call == call && record->count == 1, "the record is another call's");
