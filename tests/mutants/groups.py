@@ -244,13 +244,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "group-calls-deaf-to-what-engines-commit",
-        "hoplite_mp/node/groups/small_calls.py",
-        "            self._above.moved(state, event[2])",
-        "            pass",
+        "group-calls-looks-at-no-board",
+        "hoplite_mp/node/groups/group_calls.py",
+        "        if voting is not None and state.known.board.look()[4] > voting.go.call:",
+        "        if voting is not None and voting.go.call < 0:",
         (
-            "What the engine has committed is over for its node; here the node reports that call "
-            "as undecided when the members change, and it is made again by those who live."
+            "What the engine has committed is its members'; here a node that has not heard of it "
+            "yet gives it up when a member makes its next call."
         ),
     ),
 )

@@ -37,10 +37,11 @@ AGAIN = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8
 # Groups with salt % SPLIT == REPEATS make few different calls, which are not small, again and
-# again: their nodes begin by the plans of earlier ones, and vote for them, because each of these
-# hosts has one member if there are enough hosts. One of the calls has other bytes in between.
-# What members give is an object of so many items, or a block of its own.
+# again: their nodes begin by the plans of earlier ones. One of these has other bytes in between.
+# What members give is an object of so many items, or a block of its own. Half of these Groups have
+# one member a host, if there are enough hosts, and make more calls: these nodes vote for them.
 REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
+VOTES_SALT_MIN = 16  # of salt % (4 * SPLIT)
 # Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
 # large as what was given, and for hypot there is no kernel. Half of their calls are of parts that
 # just travel inside messages.
@@ -72,13 +73,15 @@ def begin_group(work: Programs) -> None:
         items[0] = LARGE_ITEMS
     roots = [chance.randrange(size) for _ in calls]
     plan = tuple(zip(calls, items, roots, strict=True))
+    votes = False
     if salt % SPLIT == REPEATS:
-        plan = _repeated(plan, REPEATED_ITEMS_MIN[salt // SPLIT % 2])
+        votes = salt % (4 * SPLIT) >= VOTES_SALT_MIN and size <= len(hosts)
+        plan = _repeated(plan, REPEATED_ITEMS_MIN[salt // SPLIT % 2], votes)
     if salt % SPLIT == OTHERS:
         inside = [items if at % 2 else INSIDE_ITEMS for at, items in enumerate(items)]
         plan = tuple(zip(calls, inside, roots, strict=True))
     places = [chance.choice(hosts) for _ in range(size)]
-    if salt % SPLIT == REPEATS and size <= len(hosts):
+    if votes:
         at = hosts.index(places[0])
         places = [*hosts[at:], *hosts[:at]][:size]
     holds = work.holds_on(*places)
@@ -97,13 +100,14 @@ def begin_group(work: Programs) -> None:
 
 
 def _repeated(
-    plan: tuple[tuple[str, int, int], ...], items_min: int
+    plan: tuple[tuple[str, int, int], ...], items_min: int, votes: bool
 ) -> tuple[tuple[str, int, int], ...]:
     """The first call and the last one of `plan`, again and again."""
     first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
     kind, items, root = first
     other = kind, 2 * items, root
-    return first, first, last, first, other, first, last, first, *[first] * 4, last, last, first
+    more = [first, first, first, first, last, last, first] if votes else []
+    return first, first, last, first, other, first, last, first, *more
 
 
 def _member(
