@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -236,6 +237,19 @@ def test_a_group_that_ends_before_the_engines_word_gives_the_result_nevertheless
     node.results.take_back.assert_not_called()
 
 
+def test_a_group_that_has_ended_holds_no_result(node: Repeating) -> None:
+    """Whatever still refers to its state: its last result may be large."""
+    holds = [Blocks.Hold()]
+    gone, state = weakref.ref(holds[0]), node.state
+    node.results.settle.side_effect = lambda *about: (77, [holds.pop()])
+    node.moves(1)
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    assert gone() is not None
+    node.calls.closed(GENERATION)
+    assert gone() is None
+    assert state.calls == 2
+
+
 def test_a_try_that_was_interrupted_counts_once(node: Repeating) -> None:
     node.moves(1)
     node.calls.member_called(SLOT, node.ask(1))
@@ -308,6 +322,9 @@ def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
 
 class Blocks:
     """The results of a node whose plan has filled one block for rank 1, in a real store."""
+
+    class Hold:
+        """On an object."""
 
     def __init__(self) -> None:
         self.node = Host()

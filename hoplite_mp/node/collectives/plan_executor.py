@@ -204,6 +204,8 @@ class PlanExecutor:
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[operation]
+        if execution.done is not None:  # nobody is told any more, and it may hold whole results
+            execution.done = _heard
         carryover = self.cells.end(execution)
         self._note(execution)
         for source in execution.streaming.values():
@@ -441,10 +443,10 @@ class PlanExecutor:
     def _fail(
         self, execution: PlanExecution, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
-        plan = execution.plan
+        plan, done = execution.plan, execution.done
         self.drop(plan.operation)
-        if execution.done is not None:
-            execution.done(reason or error, error)
+        if done is not None:
+            done(reason or error, error)
             return
         self.send_manager(
             ExecutionFailed(

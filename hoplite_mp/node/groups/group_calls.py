@@ -156,6 +156,7 @@ class GroupCalls:
         self.small.forget(generation)
         self._look_at_board(state)
         self._let_go(state)
+        state.result = []
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
