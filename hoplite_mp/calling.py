@@ -175,9 +175,13 @@ class Calling(Member):
         signal handler has raised."""
         try:
             if self._hosts is not None:
+                # If an earlier try was interrupted, the node may still have to read what it gave.
+                before = self._part or ()
                 try:
-                    self._part = self._hosts.give(call, part, self._lends, self._gets)
+                    given = self._hosts.give(call, part, self._lends, self._gets)
+                    self._part = [*before, *given]
                 except Interrupted as interrupted:  # only here, because others have the part
+                    self._part = [*before, *interrupted.refs]
                     cause = interrupted.__cause__
                     assert cause is not None
                     if not isinstance(cause, Exception):

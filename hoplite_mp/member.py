@@ -70,8 +70,12 @@ PACE_BYTES_PER_S_MIN = 250e6
 
 
 class Interrupted(Exception):
-    """A signal handler has raised the cause of this while a part was given; the part is
-    complete."""
+    """A signal handler has raised the cause of this while a part was given; the part is complete.
+    `refs`: what must be held until the commit."""
+
+    def __init__(self, refs: list[ObjectRef[Any]]) -> None:
+        super().__init__()
+        self.refs = refs
 
 
 class HostsMember:
@@ -152,7 +156,7 @@ class HostsMember:
             interrupted = self._write(kind, payload, encoded) or interrupted
         interrupted = self._next_block(parts) or interrupted
         if interrupted is not None:
-            raise Interrupted from interrupted
+            raise Interrupted(refs) from interrupted
         self._keep_own(kind, root, values, parts, gets)
         return refs
 

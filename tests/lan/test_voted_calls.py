@@ -61,6 +61,34 @@ print("right", flush=True)
 """
 
 
+# Members are interrupted again and again in calls whose parts are objects of the store.
+INTERRUPTED = """
+x = np.full(3500, rank, np.float64)
+armed = False
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+made = 0
+for call in range(120):
+    while g.calls in (None, call):
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.001 * (made % 3))
+            made += 1
+            got = g.allgather(x)
+            armed = False
+            assert [one[-1] for one in got] == [0, 1]
+        except KeyboardInterrupt:
+            pass
+        finally:
+            armed = False
+print(made > 120, flush=True)
+"""
+
+
 def played(program: str, memory: str = "256MiB") -> list[list[str]]:
     """What the members of each of two hosts print."""
     with Lan(2) as lan:
@@ -85,3 +113,7 @@ def test_an_interrupted_large_call_and_a_small_one_in_its_place(lan_permitted: N
     for who in (0, 1):
         said = played(MIXED.format(who=who))
         assert sorted(said) == [["True", "right"], ["interrupted", "True", "right"]], said
+
+
+def test_calls_that_are_interrupted_and_made_again(lan_permitted: None) -> None:
+    assert played(INTERRUPTED) == [["True"]] * 2

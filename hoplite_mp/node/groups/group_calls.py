@@ -157,6 +157,7 @@ class GroupCalls:
         self._look_at_board(state)
         self._let_go(state)
         state.result = []
+        state.deferred.clear()  # the engine says nothing of this Group any more
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
