@@ -104,7 +104,7 @@ static void signal_events(struct engine *engine) {
     if (engine->threaded) signal_fd(engine->event_fd);
 }
 
-/* quiet: with the next event that is not, or a little later. */
+/* quiet: whoever takes events is woken for the next event that is not quiet, or after QUIET_NS. */
 static void tell(struct engine *engine, const struct event *told, bool quiet) {
     struct event *event = engine_memory(sizeof *event);
     *event = *told;
@@ -121,8 +121,8 @@ static void tell(struct engine *engine, const struct event *told, bool quiet) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* How long the thread may sleep because of quiet events, which are told when it is too long; -1: for
- * ever. */
+/* Tells of quiet events that have waited for QUIET_NS. Returns how long the thread may sleep until
+ * others have; -1: for ever. */
 static int end_quiet_ms(struct engine *engine) {
     if (!engine->quiet_until_ns) return -1;
     const uint64_t now = monotonic_ns();

@@ -201,7 +201,7 @@ static bool is_other_call(struct small_group *group, const struct small_slot *ow
     return false;
 }
 
-static void next_call(struct small_calls *all, struct small_group *group) {
+static void commit_small(struct small_calls *all, struct small_group *group) {
     group->call++;
     all->ports.commit(all->ports.context, group);
     if (group->fresh)
@@ -244,7 +244,7 @@ static void advance(struct small_calls *all, struct small_group *group) {
         if (same && own->phase == SMALL_VOTES) {
             if (!commit_moved(all, group)) return;
         } else if (same && small_combine(group)) {
-            next_call(all, group);
+            commit_small(all, group);
         } else {
             take(all, group);
             return;

@@ -16,7 +16,8 @@
  * the object that Python has made of the bytes, writes that object's id to the board:
  *
  *        Python: begin(call, plan)  ▼  one frame to each other node
- *        Python: vote(call, plan)   ▼  one frame to each other node
+ *        the last cell is full,
+ *        or Python: vote            ▼  one frame to each other node
  *        Python: result(object)     ▼  votes of all nodes for this plan ──► the board, member wakes
  *
  * OPEN ends, and all that Python must know is told (TAKEN, then a PART for each call that a member

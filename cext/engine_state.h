@@ -249,7 +249,8 @@ enum engine_event_kind {
     /* Of small calls; number: the Group's generation. */
     EVENT_SMALL_TAKEN, /* call, version, bytes: Python owns its calls */
     EVENT_SMALL_PART,  /* call, version, bytes: a member here has made that call */
-    EVENT_SMALL_FIRST, /* call: committed, as the first one since the Group was opened */
+    EVENT_SMALL_FIRST, /* call: committed, as the first small one since the Group was opened, or since
+                        * a call that was committed by votes */
     EVENT_SMALL_SEND,  /* peer, call, version, phase, plan, bytes: a frame, and there is no link */
     EVENT_SMALL_MOVED, /* call: committed by votes */
 };

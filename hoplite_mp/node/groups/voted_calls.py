@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["VotedCalls"]
 
-# One in so many calls of a repeated plan goes by way of the leading node, which hears the rates of
-# all links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower:
-# more calls take the longer way.
+# One in so many calls after the one that a plan was made for goes by way of the leading node, which
+# hears the rates of all links, and cuts other stripes if they have changed. Higher: wrong stripes
+# last longer. Lower: more calls take the longer way.
 LED_EVERY = 16
 
 
