@@ -52,6 +52,7 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
     ObjectGone,
     OperationDropped,
+    OperationSlow,
     OwnerAsked,
     PeerLost,
     ReduceRequested,
@@ -357,6 +358,11 @@ class Planner:
     ) -> list[Send]:
         return self.reductions.step(message, now)
 
+    def _operation_slow(self, message: OperationSlow, now: float) -> list[Send]:
+        if not self.membership.is_living(message.node):
+            return []
+        return self.reductions.slow(message, now)
+
     # ---- groups
 
     def _group_join(self, message: GroupJoinRequested, now: float) -> list[Send]:
@@ -413,6 +419,7 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     SourceReady: Planner._source_ready,
     SourceFailed: Planner._operation,
     StripesComplete: Planner._operation,
+    OperationSlow: Planner._operation_slow,
     ExecutionFailed: Planner._operation,
     OperationDropped: Planner._operation,
     GroupJoinRequested: Planner._group_join,

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.slow_owners import SlowLinks
+from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
     ExecuteReduce,
@@ -41,9 +43,9 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from hoplite_mp.protocol.messages import ManagerToNode
+    from hoplite_mp.protocol.messages import ManagerToNode, OperationSlow
 
     # What nodes report about an operation.
     Report: TypeAlias = (
@@ -113,6 +115,9 @@ class Operation:
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
     # Sources that a node should have held, but did not, or was lost with: (index, node).
     gone: dict[tuple[int, int], None] = field(default_factory=dict)
+    # What nodes have reported of slow links in this epoch.
+    links: SlowLinks[OperationSlow] = field(default_factory=SlowLinks)
+    relieved: bool = False  # a node with a slow link has lost its stripes
 
     def same(self, index: int) -> Iterable[int]:
         """All indices of the source at `index`; none if there is no such source."""
@@ -134,6 +139,51 @@ class Operation:
     def can_be_met(self) -> bool:
         """Can `need` sources still become ready?"""
         return len(self.request.sources) - len(self.failed) >= self.need
+
+    def moves(self, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
+        """Does any member of a set of copies have to leave the node that holds it?"""
+        wanted_by = set(destinations)
+        for index, holder in holder_of.items():
+            if self.request.kind == "alltoall":
+                if destinations[index % len(destinations)] != holder:
+                    return True
+            elif wanted_by != {holder}:
+                return True
+        return False
+
+    def failure(self) -> OperationFailed:
+        """The message that ends it when it cannot be met any more."""
+        assert self.cause is not None
+        index, reason = self.cause
+        total = len(self.request.sources)
+        message = (
+            f"{len(self.failed)} of {total} sources failed, so {self.need} cannot be ready any "
+            f"more; first source {index}: {reason}"
+        )
+        error = "reduce" if self.request.kind in FOLDING else "source"
+        gone = tuple(number for pair in self.gone for number in pair)
+        return OperationFailed(self.request.operation, error, message, index, gone)
+
+    def mismatch(self, chosen: Sequence[int]) -> OperationFailed | None:
+        """Members of a fold must have the same layout; known differences fail before bytes move."""
+        if self.request.kind not in FOLDING:
+            return None
+        layouts = {index: self.ready[index].layout for index in chosen}
+        if len({*layouts.values()} - {b""}) < 2:
+            return None
+        known = sorted((index, layout) for index, layout in layouts.items() if layout)
+        first, expected = known[0]
+        index, layout = next((index, layout) for index, layout in known if layout != expected)
+        text = (
+            f"sources differ: {first} ({self._named(first)}) has "
+            f"{expected.decode(errors='replace')}, {index} ({self._named(index)}) has "
+            f"{layout.decode(errors='replace')}"
+        )
+        return OperationFailed(self.request.operation, "value", text)
+
+    def _named(self, index: int) -> str:
+        """A source as its ref is shown to users."""
+        return f"ObjectRef({self.request.sources[index].hex()})"
 
     def commit(self) -> Commit:
         """The message that ends it successfully."""

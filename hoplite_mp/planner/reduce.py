@@ -18,6 +18,8 @@ from collections import Counter
 from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from hoplite_mp.planner.forests import Forests
 from hoplite_mp.planner.operation import (
     TRANSITIONS,
@@ -33,6 +35,7 @@ from hoplite_mp.planner.operation import (
 )
 from hoplite_mp.planner.program import participants, too_many_parts, waits_for
 from hoplite_mp.planner.repair import kept_cut
+from hoplite_mp.planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.restoring import RunningFold
     from hoplite_mp.planner.topology import Topology
-    from hoplite_mp.protocol.messages import ManagerToNode
+    from hoplite_mp.protocol.messages import ManagerToNode, OperationSlow
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
@@ -71,17 +74,20 @@ class Reductions:
     ) -> None:
         self._operations_max = operations_max
         self._membership = membership
+        self._topology = topology
         self._forests = Forests(topology)
         self._copies = copies
         self.operations: dict[int, Operation] = {}
         self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
+        # Sorted: when to look at what nodes have reported of slow links, for which operation.
+        self._looks: list[tuple[float, int]] = []
         self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
         self.notes: list[str] = []  # reasons for plans; taken by the machine
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` must be called; None: no deadline is open."""
-        return self._deadlines[0][0] if self._deadlines else None
+        """When `tick` must be called; None: nothing is to be done at a given time."""
+        return min((times[0][0] for times in (self._deadlines, self._looks) if times), default=None)
 
     # ---- events
 
@@ -178,14 +184,48 @@ class Reductions:
         return [] if op is None else self._apply(op, message, now)
 
     def tick(self, now: float) -> list[Send]:
-        """Applies every deadline up to `now`."""
+        """Does what is due by `now`."""
         sends: list[Send] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, operation = self._deadlines.pop(0)
             op = self.operations[operation]
             op.deadline_at = None
             sends += self._apply(op, DeadlinePassed(), now)
+        while self._looks and self._looks[0][0] <= now:
+            _, operation = self._looks.pop(0)
+            if operation in self.operations:
+                sends += self._relieve(self.operations[operation], now)
         return sends
+
+    def slow(self, message: OperationSlow, now: float) -> list[Send]:
+        """The link of a node has become slow while an operation is executed."""
+        op = self.operations.get(message.operation)
+        if op is None or op.relieved or op.plan is None or op.state is not State.EXECUTING:
+            return []
+        if message.epoch != op.epoch or op.plan.shape != "stripes":
+            return []
+        rates = self._topology.measured(participants(op.plan))
+        if op.links.hear(message.node, message, op.plan, rates, now):
+            insort(self._looks, (now + SLOW_GATHER_S, message.operation))
+        return []
+
+    def _relieve(self, op: Operation, now: float) -> list[Send]:
+        """Gives the stripes of a node whose link has become slow to the other owners, once, if that
+        is worthwhile: another epoch, for which nodes keep the parts that have arrived."""
+        plan = op.plan
+        if plan is None or op.relieved or op.state is not State.EXECUTING:
+            return []
+        found = relieved(op.links, plan, now)
+        if found is None:
+            return []
+        slow, stripes = found
+        why = f"h{slow} has become slow, the others own its stripes"
+        self.notes.append(f"operation {op.request.operation}: {why}")
+        op.relieved = True
+        op.epoch += 1
+        living = tuple(self._membership.living(plan.destinations))
+        about = {"epoch": op.epoch, "stripes": stripes, "destinations": living}
+        return self._announce(op, msgspec.structs.replace(plan, **about))
 
     def lose_requester(self, node: int) -> list[Send]:
         """A node was lost: ends what it requested. To be called before `lose_holder`."""
@@ -241,10 +281,10 @@ class Reductions:
         """Returns what follows from the operation's state: an end, a plan, or nothing yet."""
         if message is None and op.state is State.WAITING:
             if not op.can_be_met():
-                message = _failure(op)
+                message = op.failure()
             elif len(op.ready) >= op.need:
                 chosen = tuple(islice(op.ready, op.request.num))
-                message = self._mismatch(op, chosen)
+                message = op.mismatch(chosen)
                 if message is None:
                     return self._begin(op, chosen, now)
         return [] if message is None else self._end(op, message)
@@ -271,15 +311,18 @@ class Reductions:
         text = too_many_parts(op.request.kind, holder_of.values(), destinations)
         if text:
             return self._end(op, OperationFailed(op.request.operation, "value", text))
-        if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
+        if op.request.kind not in FOLDING and not op.moves(holder_of, destinations):
             if op.plan is not None:  # the sources that had to move are now at their destinations
                 op.plan, op.destinations = None, destinations
             return self._end(op, op.commit())
-        request = op.request
-        before = op.told
         op.state = State.EXECUTING
         op.epoch += 1
-        op.plan = plan = self._plan(op, chosen, holder_of, destinations)
+        return self._announce(op, self._plan(op, chosen, holder_of, destinations))
+
+    def _announce(self, op: Operation, plan: ExecuteReduce) -> list[Send]:
+        """Sends the plan of the operation's new epoch to all nodes that take part in it."""
+        request, before = op.request, op.told
+        op.plan, op.links = plan, SlowLinks()
         op.unfinished = waits_for(plan)
         if request.kind == "alltoall":  # its destinations keep their places even if they are lost
             op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
@@ -287,7 +330,7 @@ class Reductions:
         op.told = dict.fromkeys([node for node, _ in sends])
         told = {*op.told, op.request.node}
         return sends + self._living(
-            [node for node in before if node not in told], Forget(op.request.operation)
+            [node for node in before if node not in told], Forget(request.operation)
         )
 
     def _begin_broadcast(
@@ -431,26 +474,6 @@ class Reductions:
             return OperationFailed(message.operation, "value", text)
         return None
 
-    def _mismatch(self, op: Operation, chosen: tuple[int, ...]) -> OperationFailed | None:
-        """Members of a fold must have the same layout; known differences fail before bytes move."""
-        if op.request.kind not in FOLDING:
-            return None
-        ready = op.ready
-        if len({ready[index].layout for index in chosen} - {b""}) < 2:
-            return None
-        known = sorted((index, ready[index].layout) for index in chosen)
-        known = [(index, layout) for index, layout in known if layout]
-        for index, layout in known[1:]:
-            first, expected = known[0]
-            if layout != expected:
-                text = (
-                    f"sources differ: {first} ({_named(op, first)}) has "
-                    f"{expected.decode(errors='replace')}, {index} ({_named(op, index)}) has "
-                    f"{layout.decode(errors='replace')}"
-                )
-                return OperationFailed(op.request.operation, "value", text)
-        return None
-
     def _to_all(self, op: Operation, message: ManagerToNode, but: int | None = None) -> list[Send]:
         return self._living((node for node in op.everybody() if node != but), message)
 
@@ -468,33 +491,3 @@ class Reductions:
             waiting.discard(number)
             if not waiting:
                 self._broadcasts.pop(object_id, None)
-
-
-def _moves(op: Operation, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
-    """Does any member of a set of copies have to leave the node that holds it?"""
-    wanted_by = set(destinations)
-    for index, holder in holder_of.items():
-        if op.request.kind == "alltoall":
-            if destinations[index % len(destinations)] != holder:
-                return True
-        elif wanted_by != {holder}:
-            return True
-    return False
-
-
-def _named(op: Operation, index: int) -> str:
-    """A source as its ref is shown to users."""
-    return f"ObjectRef({op.request.sources[index].hex()})"
-
-
-def _failure(op: Operation) -> OperationFailed:
-    assert op.cause is not None
-    index, reason = op.cause
-    total = len(op.request.sources)
-    message = (
-        f"{len(op.failed)} of {total} sources failed, so {op.need} cannot be ready any more; "
-        f"first source {index}: {reason}"
-    )
-    error = "reduce" if op.request.kind in FOLDING else "source"
-    gone = tuple(number for pair in op.gone for number in pair)
-    return OperationFailed(op.request.operation, error, message, index, gone)

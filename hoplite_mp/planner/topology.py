@@ -147,6 +147,11 @@ class Topology:
         known, unknown = self._hosts
         return [known.get(node, unknown) for node in nodes]
 
+    def measured(self, nodes: Iterable[int]) -> dict[int, Host]:
+        """The rates of those among these nodes that have reported both of their own."""
+        some = [n for n in nodes if n in self._up.by_node and n in self._down.by_node]
+        return dict(zip(some, self.hosts(some), strict=True))
+
     def latency_s(self, nodes: Iterable[int]) -> float:
         """Seconds one way between any two of these nodes: the largest known average of a node."""
         known = self._latency

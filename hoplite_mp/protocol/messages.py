@@ -11,7 +11,7 @@ beginning, because later versions of a protocol cannot add fields.
             ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
             ──  HoldingsReported OwnerAsked                                           ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
-                ExecutionFailed OperationDropped                                      ─►
+                OperationSlow ExecutionFailed OperationDropped                        ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
             ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
@@ -84,6 +84,7 @@ from hoplite_mp.protocol.operations import (
     Forget,
     OperationDropped,
     OperationFailed,
+    OperationSlow,
     ReduceRequested,
     SourceFailed,
     SourceReady,
@@ -138,6 +139,7 @@ __all__ = [
     "ObjectGone",
     "OperationDropped",
     "OperationFailed",
+    "OperationSlow",
     "OwnerAsked",
     "OwnerTold",
     "OwnersNamed",
@@ -184,6 +186,7 @@ NodeToManager: TypeAlias = (
     | SourceReady
     | SourceFailed
     | StripesComplete
+    | OperationSlow
     | ExecutionFailed
     | OperationDropped
     | GroupJoinRequested

@@ -158,6 +158,24 @@ class StripesComplete(Message, frozen=True):
         counts(operation=self.operation, epoch=self.epoch, node=self.node)
 
 
+class OperationSlow(Message, frozen=True):
+    """The link of `node` has become slow while the bytes of that epoch's plan move. `up`, `down`:
+    bytes per second that it carries now; `sent`, `received`: bytes since the node began with the
+    plan."""
+
+    operation: int
+    epoch: int
+    node: int
+    up: int
+    down: int
+    sent: int
+    received: int
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, epoch=self.epoch, node=self.node)
+        counts(up=self.up, down=self.down, sent=self.sent, received=self.received)
+
+
 class ExecutionFailed(Message, frozen=True):
     """A plan could not be executed.
 

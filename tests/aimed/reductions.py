@@ -21,8 +21,8 @@ from hoplite_mp.simulation.cluster.values import (
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [
-    "commit_once", "gone_meanwhile", "halfway", "left_behind", "left_out", "moved", "spared",
-    "tree", "two_holders",
+    "commit_once", "gone_meanwhile", "halfway", "left_behind", "left_out", "moved",
+    "relieved_of_results", "spared", "tree", "two_holders",
 ]  # fmt: skip
 
 
@@ -284,3 +284,57 @@ def gone_meanwhile(a: Aim) -> None:
 
     a.offer(S, gone, "x", strict=False)
     a.run(R, "reduce", reduce)
+
+
+def power(rank: int, items: int) -> Any:
+    """What the host of that rank gives: its bit in each item."""
+    return np.full(items, 1 << rank, np.int64)
+
+
+def relieved_of_results(a: Aim) -> None:
+    """A host is relieved of its stripe in the middle of an allreduce of results, because its link
+    has become slow; at that moment a host dies, stops for a while, or is cut off from another one,
+    or the manager is lost, or nothing happens."""
+    fault = a.chance.choice(["die", "stop", "cut", "manager", "none"])
+    a.must(crawl=6, **({} if fault == "none" else {fault: 1}))
+    hosts = a.some(5)
+    A, S, D = hosts[0], hosts[3], a.chance.choice(hosts[1:])
+    fast, slow, items = 60e6, 6e6, 1 << 21
+
+    def strike(s: int, r: int) -> bool:
+        if s != S.place:
+            return True
+        faults: dict[str, tuple[Any, ...]] = {
+            "die": (a.die, D),
+            "stop": (a.stop, D, 1.0),
+            "cut": (a.cut, D, A, 0.4),
+            "manager": (a.lose_manager,),
+        }
+        if fault != "none":
+            a.late(a.chance.choice([0.0, 0.09, 0.11, 0.3]), *faults[fault])
+        return False
+
+    def ask(c: Any) -> None:
+        for call in range(4):
+            there = [h for h in hosts if h.alive]
+            tasks = [
+                c.options(node=f"h{h.number}").submit(power, rank, items)
+                for rank, h in enumerate(hosts)
+                if h.alive
+            ]
+            refs = [task.ref for task in tasks]
+            c.wait(refs)
+            if call == 1:
+                a.trap("OperationSlow", strike, arrives=False)
+                a.crawl(S, slow, slow)
+            num = len(refs) - (fault == "die")
+            total = c.allreduce(refs, num=num, to=[f"h{h.number}" for h in there])
+            value = np.asarray(a.work.value(c, total, f"call {call}"))
+            given = [rank for rank, h in enumerate(hosts) if h in there]
+            named = sum(1 << given[one] for one in total.contributors or ())
+            if named.bit_count() < num or (value != named).any():
+                raise WrongBytes(f"call {call} of {named:b} gave {set(value.tolist())}")
+
+    for host in hosts:
+        a.crawl(host, fast, fast)
+    a.run(A, "ask", ask)

@@ -93,7 +93,7 @@ MUTANTS = (
         (
             "        return sends + self._living(\n"
             "            [node for node in before if node not in told], "
-            "Forget(op.request.operation)\n"
+            "Forget(request.operation)\n"
             "        )"
         ),
         "        return sends",

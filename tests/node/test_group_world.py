@@ -13,10 +13,10 @@ from hoplite_mp.node.groups import (
     group_calls,
     group_leading,
     repeated_plans,
-    slow_owners,
     speculative_start,
 )
 from hoplite_mp.node.groups.attempts import is_repeated
+from hoplite_mp.planner import slow_owners
 from hoplite_mp.protocol.messages import ExecuteReduce
 from tests.node.group_world import LARGE, World
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.membership.meter import LATER_LOOK_S, LOOK_S, QUIET_S, YOUNG_S, Meter
+from hoplite_mp.node.membership.meter import (
+    LATER_LOOK_S,
+    LONG_S,
+    LOOK_S,
+    QUIET_S,
+    YOUNG_S,
+    Meter,
+)
 from tests.node.manual_loop import ManualLoop
 
 STEP_S = 0.001
@@ -147,13 +154,30 @@ def test_who_waits_for_nothing_is_not_looked_at() -> None:
 
 def test_long_bursts_are_sampled_less_often() -> None:
     wire = Wire(backlogged_s=0.0)
-    wire.whole_burst(YOUNG_S, 50e6, 50e6)
-    wire.whole_burst(YOUNG_S + 10 * LATER_LOOK_S, 50e6, 50e6)
+    wire.whole_burst(LONG_S, 50e6, 50e6)
+    wire.whole_burst(LONG_S + 10 * LATER_LOOK_S, 50e6, 50e6)
     beside = wire.meter.beside
     assert isinstance(beside, Beside)
     few, many = (len(burst) for burst in beside.bursts)
     assert few >= YOUNG_S / LOOK_S
     assert 9 <= many - few <= 12
+
+
+def test_a_long_burst_is_over_with_its_last_user() -> None:
+    """The next call, which may follow at once, is planned with what this one has shown; and it is
+    not counted a second time when the timer of its samples runs out."""
+    wire = Wire(backlogged_s=0.0)
+    wire.meter.begin()
+    wire.burst(LONG_S + LATER_LOOK_S, 100e6, 100e6)
+    assert not wire.told
+    wire.meter.end()
+    assert len(wire.told) == 1
+    wire.burst(2 * QUIET_S, 0, 0)
+    assert len(wire.told) == 1
+    beside = wire.meter.beside
+    assert isinstance(beside, Beside)
+    assert [burst[-1] for burst in beside.bursts] == ["!"]
+    assert beside.bursts[0].count("!") == 1
 
 
 def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> None:

@@ -159,3 +159,29 @@ def test_a_pull_says_of_which_object_and_from_which_byte(known: bool) -> None:
     offset, nbytes = (40, 40) if known else (0, 50)
     assert one.cells.describe(cell) == {"object": OBJECT, "bytes": nbytes, "offset": offset}
     assert one.cells.describe(cell + 1) == {}
+
+
+def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> None:
+    gather = Gather(room=True)
+    gather.execute(FIRST)
+    (execution,) = gather.plan_executor.executions.values()
+    gather.plan_executor.meter.moved = lambda: (700, 90)
+    execution.measured, execution.moved = True, (200, 100)
+    gather.plan_executor.slowed(30, 40)
+    assert gather.sent == []  # nothing can be changed for a gather
+    execution.plan = msgspec.structs.replace(
+        execution.plan,
+        kind="allreduce",
+        stripes=(m.Stripe(0, 0, m.SHARES),),  # type: ignore[type-var]
+    )
+    gather.plan_executor.slowed(30, 40)
+    # A link that has ended is not counted any more, so a count may be less than before.
+    assert gather.sent == [m.OperationSlow(9, 1, 1, 30, 40, 500, 0)]
+    for changed in ("reported", "done"):
+        setattr(execution, changed, True)
+        gather.plan_executor.slowed(30, 40)
+        assert len(gather.sent) == 1  # its part is over, or the call is a Group's
+        setattr(execution, changed, False if changed == "reported" else None)
+    execution.measured = False
+    gather.plan_executor.slowed(30, 40)
+    assert len(gather.sent) == 1  # it moves no bytes

@@ -43,6 +43,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.SourceReady(7, 1, 0, 64, b"<f4 (16,) C"),
     m.SourceFailed(7, 1, "ZeroDivisionError: π"),
     m.StripesComplete(7, 1, 0),
+    m.OperationSlow(7, 1, 2, 1 << 24, 1 << 24, 1 << 20, 1 << 20),
     m.ExecutionFailed(7, 1, 0, "gone", (0, 1), "lost"),
     m.OperationDropped(7),
     m.GroupJoinRequested(5, 0, 3, 17, "run-1", 4, None, 64),

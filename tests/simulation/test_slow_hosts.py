@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp.node.groups.group_leading import SLOW_GATHER_S
 from hoplite_mp.node.membership import pair_meter
 from hoplite_mp.node.membership.meter import LATER_LOOK_S
 from hoplite_mp.node.membership.pair_meter import SLOW_S
+from hoplite_mp.planner.slow_owners import SLOW_GATHER_S
 from tests.simulation import test_latecomers as latecomers
 
 if TYPE_CHECKING:
@@ -132,3 +132,56 @@ def test_a_host_that_is_faster_than_the_others_is_not_slow(
 
     with_reports, without = calls(True), calls(False)
     assert all(a < 1.03 * b for a, b in zip(with_reports, without, strict=True))
+
+
+def full(number: int) -> Any:
+    """What one host gives to an allreduce of results."""
+    return np.full(NBYTES // 4, number, np.float32)
+
+
+def transfers_of_results(monkeypatch: pytest.MonkeyPatch, slow_place: int) -> list[float]:
+    """As `transfers`, for allreduces of the results of tasks, one on each host."""
+    found = [0.0] * CALLS
+
+    def begin(work: Workload) -> None:
+        ports = work.world.network.ports
+        names = [f"h{host.number}" for host in work.hosts()]
+
+        def change(rate: float) -> None:
+            ports[slow_place].up = ports[slow_place].down = rate
+
+        def ask(c: Any) -> None:
+            for call in range(CALLS):
+                tasks = [c.options(node=name).submit(full, n + 1) for n, name in enumerate(names)]
+                refs = [task.ref for task in tasks]
+                c.wait(refs)
+                if call == SLOW_CALL:
+                    change(SLOW * RATE)
+                if call == FAST_CALL:
+                    change(RATE)
+                begun = time.monotonic()
+                total = c.allreduce(refs, to=names)
+                c.wait([total])
+                found[call] = (time.monotonic() - begun) / TRANSFER_S
+                assert np.all(c.get(total) == MEMBERS * (MEMBERS + 1) / 2)
+
+        work.program(work.hosts()[0], "ask", ask)
+
+    latecomers.play(monkeypatch, MEMBERS, begin)
+    return found
+
+
+@pytest.mark.parametrize("slow_place", [0, 3])
+def test_it_is_relieved_of_its_stripe_of_results_too(
+    monkeypatch: pytest.MonkeyPatch, slow_place: int
+) -> None:
+    """The manager, which plans these, hears of the slow link as the leading node of a Group does,
+    and has heard how slow it is before the next one."""
+    taken = transfers_of_results(monkeypatch, slow_place)
+    noticed_s = SLOW_S + 2 * LATER_LOOK_S + SLOW_GATHER_S
+    slow, next_one, fast_again, last = taken[SLOW_CALL:]
+    assert slow < 1 / SLOW + noticed_s / TRANSFER_S
+    assert next_one < 1.03 / SLOW
+    assert fast_again < 1.2 * BOUND
+    assert last < 1.03 * BOUND
+    assert max(taken[:SLOW_CALL]) < 1.03 * BOUND

@@ -88,6 +88,7 @@ class PlanExecution:
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
     vote: tuple[int, int, int] | None = None
     measured: bool = False  # the meter counts its bytes
+    moved: tuple[int, int] = 0, 0  # bytes (sent, received) by this host before this execution
     # For a plan that is not the manager's: called at its end, instead of a report to the manager.
     done: Callable[[str, str], None] | None = None
 

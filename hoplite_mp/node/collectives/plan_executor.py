@@ -27,6 +27,7 @@ from hoplite_mp.protocol.messages import (
     Distribute,
     ExecuteReduce,
     ExecutionFailed,
+    OperationSlow,
     StripesComplete,
 )
 from hoplite_mp.protocol.reports import ReduceHeld
@@ -184,6 +185,19 @@ class PlanExecutor:
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
                 yield ReduceHeld(self.client.number, execution.plan, execution.reported)
+
+    def slowed(self, up: int, down: int) -> None:
+        """This host's link has become slow while bytes move: bytes per second that it carries. The
+        manager may give its stripes of an allreduce to others."""
+        for execution in self.executions.values():
+            plan = execution.plan
+            if isinstance(plan, Distribute) or plan.kind != "allreduce":
+                continue
+            if execution.done is None and execution.measured and not execution.reported:
+                moved = zip(execution.moved, self.meter.moved(), strict=True)
+                about = plan.operation, plan.epoch, self.client.number, up, down
+                slow = OperationSlow(*about, *(max(0, now - before) for before, now in moved))
+                self.send_manager(slow)
 
     # -- ending --------------------------------------------------------------------------------
 

@@ -134,6 +134,7 @@ class Lan:
         results = GroupResults(host, self.plan_executor)
         self.group_calls = GroupCalls(host, results, self.small_calls)
         cells.pairs.when_slow(self.group_calls.slowed)
+        cells.pairs.when_slow(self.plan_executor.slowed)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor

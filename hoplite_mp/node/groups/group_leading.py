@@ -18,7 +18,6 @@ from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, MADE_ATTEMPTS, is_repe
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
 from hoplite_mp.node.groups.group_state import InProgress
 from hoplite_mp.node.groups.repeated_plans import named_by_all, repeat
-from hoplite_mp.node.groups.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp.node.groups.speculative_start import (
     FEW_WAIT_SHARE,
     WAIT_SHARE,
@@ -27,6 +26,14 @@ from hoplite_mp.node.groups.speculative_start import (
     is_better_anew,
     is_other,
     transfer_s,
+)
+from hoplite_mp.planner.slow_owners import (
+    FRESH_S,
+    SLOW_GATHER_S,
+    SlowLinks,
+    owners_without,
+    slow_one,
+    stays_slow,
 )
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
@@ -58,13 +65,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Leading"]
 
-# How long the leading node waits for more reports after the first one of a slow link, to tell which
-# link is slow. Higher: stripes are changed later. Lower: they are changed in vain.
-SLOW_GATHER_S = 0.1
-# A slow link is reported every SAY_AGAIN_S (membership/pair_meter.py) or a little later; one that
-# was not for so long does not count any more for the stripes of this call. Lower: reports are
-# missed on a busy host.
-FRESH_S = 0.6
 # How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
 # host may have sent all its bytes, and report no more, before it has received all.
 BELIEVED_S = 1.2
@@ -256,7 +256,7 @@ class Leading:
         about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
         moving = state.in_progress = InProgress(*about, narrowed=narrowed)
         if before is not None and narrowed:
-            moving.slow, moving.heard_at = before.slow, before.heard_at
+            moving.links = SlowLinks(before.links.slow, heard_at=before.links.heard_at)
         if early is not None:
             moving.early, moving.last_came = True, self.loop.now()
             moving.early_since = moving.last_came if early.in_order else None
@@ -306,9 +306,10 @@ class Leading:
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
         if message.up and message.down and moving.fills:
-            self._forget_old(moving, BELIEVED_S)
-            up, report = message.up, moving.reports.get(node, moving.slow.get(node))
-            slow = node == slow_one(moving.slow) or stays_slow(report, state.rates.get(node), up)
+            links = moving.links
+            links.forget_old(BELIEVED_S, self.loop.now())
+            up, report = message.up, links.reports.get(node, links.slow.get(node))
+            slow = node == slow_one(links.slow) or stays_slow(report, state.rates.get(node), up)
             if report is not None and slow:  # it was faster before
                 up = min(up, report.up)
             state.rates[node] = Host(up, message.down)
@@ -342,37 +343,22 @@ class Leading:
         moving = state.in_progress
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
-        moving.reports[node] = message
-        moving.heard_at[node] = self.loop.now()
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
-        moving.slow.pop(node, None)  # it was slower before
-        if not is_slow(node, message, plan, state.rates):
-            return
-        moving.slow[node] = message
-        if not moving.looks:
-            moving.looks = True
+        if moving.links.hear(node, message, plan, state.rates, self.loop.now()):
             self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
-
-    def _forget_old(self, moving: InProgress, age_s: float) -> None:
-        """Forgets reports of links that have become fast again since: these send no more."""
-        now = self.loop.now()
-        for node in [one for one, at in moving.heard_at.items() if now - at > age_s]:
-            del moving.heard_at[node]
-            moving.slow.pop(node, None)
-            moving.reports.pop(node, None)
 
     def _narrow(self, state: State, moving: InProgress) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
         another attempt, for which bytes that have arrived are kept."""
-        moving.looks = False
-        self._forget_old(moving, FRESH_S)
+        moving.links.looks = False
+        moving.links.forget_old(FRESH_S, self.loop.now())
         if state.in_progress is not moving or moving.narrowed or moving.missing:
             return
         known = self.states.get(state.members.generation) is state
         if not known or not self._leads(state) or not self._is_settled(state):
             return  # the Group has ended, or the call begins again in any case
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
-        owners = owners_without(moving.slow, plan)
+        owners = owners_without(moving.links.slow, plan)
         if not owners:
             return
         given: dict[int, GroupPart] = {}
@@ -382,7 +368,7 @@ class Leading:
         if any(rank not in given for rank in ranks):
             return  # one has died, and only its node knows so
         moving.narrowed = True
-        name, node = state.members.name, slow_one(moving.slow)
+        name, node = state.members.name, slow_one(moving.links.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         about = state.members, state.calls, attempt, ranks, given, state.rates

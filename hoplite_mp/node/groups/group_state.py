@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, is_repeated
 from hoplite_mp.node.groups.repeated_plans import RepeatedPlans
+from hoplite_mp.planner.slow_owners import SlowLinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,12 +65,8 @@ class InProgress:
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
     fills: bool = False  # it saturates every node's link, so that rates can be measured
-    # By node: reports of links that are slower than the plan needs, and of all slow links.
-    slow: dict[int, GroupSlow] = field(default_factory=dict)
-    reports: dict[int, GroupSlow] = field(default_factory=dict)
-    heard_at: dict[int, float] = field(default_factory=dict)  # when the last one came
-    looks: bool = False  # a timer is set for looking at them
-    narrowed: bool = False  # stripes have been changed because of them
+    links: SlowLinks[GroupSlow] = field(default_factory=SlowLinks)
+    narrowed: bool = False  # stripes have been changed because a link is slow
     early: bool = False  # parts of some ranks were not known when it was decided
     # When the first early attempt at the call began, if nodes own its stripes in the order in which
     # they call. None: they do not, or all have called since.

@@ -102,8 +102,7 @@ class Meter:
         """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
         now = self.loop.now()
         if not self.users:
-            over = now - self._ended_at >= LOOK_S or self._ended_at - self._begun_at >= LONG_S
-            if self._measuring and over:
+            if self._measuring and now - self._ended_at >= LOOK_S:
                 self._finish()  # that burst was over before this one began
             self._begun_at = now
         self.users += 1
@@ -124,6 +123,8 @@ class Meter:
         self.users -= 1
         if not self.users:
             self._ended_at = self.loop.now()
+            if self._measuring and self._ended_at - self._begun_at >= LONG_S:
+                self._finish()  # the plan of the next call is made with what this one has shown
 
     @property
     def rates(self) -> tuple[int, int]:
@@ -142,6 +143,8 @@ class Meter:
 
     def _poll(self) -> None:
         self._waiting = False
+        if not self._measuring:
+            return
         self._look()
         now = self.loop.now()
         if self.users and now - self._moved_at < QUIET_S:

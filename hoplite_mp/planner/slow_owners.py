@@ -12,8 +12,10 @@ It must never know: how messages travel, clocks, how bytes move.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from hoplite_mp.planner.repair import repaired
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import ExecuteReduce
 
@@ -21,9 +23,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hoplite_mp.planner.topology import Host
-    from hoplite_mp.protocol.group_calls import GroupSlow, Plan
+    from hoplite_mp.protocol.group_calls import Plan
+    from hoplite_mp.protocol.messages import Stripe
 
-__all__ = ["is_slow", "owners_without", "slow_one", "stays_slow"]
+__all__ = [
+    "FRESH_S",
+    "SLOW_GATHER_S",
+    "SlowLinks",
+    "is_slow",
+    "owners_without",
+    "relieved",
+    "slow_one",
+    "stays_slow",
+]
+
+# How long to wait for more reports after the first one of a slow link, to tell which link is slow.
+# Higher: stripes are changed later. Lower: they are changed in vain.
+SLOW_GATHER_S = 0.1
+# A slow link is reported every SAY_AGAIN_S (node/membership/pair_meter.py) or a little later; one
+# that was not for so long does not count any more for the stripes of a running allreduce. Lower:
+# reports are missed on a busy host.
+FRESH_S = 0.6
 
 # With fewer owners left, each would send as much more as the slow one sends less.
 OWNERS_LEFT_MIN = 2
@@ -40,7 +60,54 @@ EXPECTED = 0.6
 SLOWEST = 0.7
 
 
-def is_slow(node: int, report: GroupSlow, plan: Plan | None, rates: Mapping[int, Host]) -> bool:
+class SlowReport(Protocol):
+    """What a node reports of its link while an allreduce moves: bytes per second that it carries
+    now (`up`, `down`), and bytes since the plan began (`sent`, `received`)."""
+
+    @property
+    def up(self) -> int: ...
+    @property
+    def down(self) -> int: ...
+    @property
+    def sent(self) -> int: ...
+    @property
+    def received(self) -> int: ...
+
+
+Report = TypeVar("Report", bound=SlowReport)
+
+
+@dataclass(slots=True)
+class SlowLinks(Generic[Report]):
+    """What nodes have reported of slow links while one plan is executed, by node."""
+
+    slow: dict[int, Report] = field(default_factory=dict)  # links slower than the plan needs
+    reports: dict[int, Report] = field(default_factory=dict)  # all slow links
+    heard_at: dict[int, float] = field(default_factory=dict)  # when the last report came
+    looks: bool = False  # a look at them is due SLOW_GATHER_S after the first report
+
+    def hear(
+        self, node: int, report: Report, plan: Plan | None, rates: Mapping[int, Host], now: float
+    ) -> bool:
+        """A report; returns whether a look at all of them becomes due by it."""
+        self.reports[node] = report
+        self.heard_at[node] = now
+        self.slow.pop(node, None)  # it was slower before
+        if not is_slow(node, report, plan, rates):
+            return False
+        self.slow[node] = report
+        begins, self.looks = not self.looks, True
+        return begins
+
+    def forget_old(self, age_s: float, now: float) -> None:
+        """Forgets reports of links that have become fast again since: these send no more."""
+        for node in [one for one, at in self.heard_at.items() if now - at > age_s]:
+            del self.heard_at[node]
+            self.slow.pop(node, None)
+            self.reports.pop(node, None)
+
+
+def is_slow(node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, Host]) -> bool:
     """Does that node, which has reported a slow link, send less than the plan needs? rates: bytes
     per second of the links, by node."""
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
@@ -53,7 +120,7 @@ def is_slow(node: int, report: GroupSlow, plan: Plan | None, rates: Mapping[int,
     return report.up * call_s < EXPECTED * moves[node]
 
 
-def slow_one(reports: Mapping[int, GroupSlow]) -> int | None:
+def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
     """The node whose link is slow, by the reports of nodes by number; None: no single one."""
     if not reports:
         return None
@@ -63,14 +130,14 @@ def slow_one(reports: Mapping[int, GroupSlow]) -> int | None:
     return node
 
 
-def stays_slow(report: GroupSlow | None, believed: Host | None, up: float) -> bool:
+def stays_slow(report: SlowReport | None, believed: Host | None, up: float) -> bool:
     """Is a link still as slow as it is believed to be, although its own node remembers `up`?"""
     if report is None or believed is None or believed.up > EXPECTED * up:
         return False
     return report.up < believed.up / EXPECTED
 
 
-def owners_without(reports: Mapping[int, GroupSlow], plan: Plan | None) -> set[int]:
+def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[int]:
     """The owners that the stripes of that plan should have from now on; none: those that they have.
     reports: of the nodes whose links are slow."""
     node = slow_one(reports)
@@ -88,6 +155,18 @@ def owners_without(reports: Mapping[int, GroupSlow], plan: Plan | None) -> set[i
     )
 
 
+def relieved(
+    links: SlowLinks[Report], plan: ExecuteReduce, now: float
+) -> tuple[int, tuple[Stripe, ...]] | None:
+    """(the node whose link has become slow, the stripes if the other owners have its own); None: it
+    keeps them."""
+    links.looks = False
+    links.forget_old(FRESH_S, now)
+    stripes = repaired(plan.stripes, owners_without(links.slow, plan))
+    slow = slow_one(links.slow)
+    return None if stripes is None or slow is None else (slow, stripes)
+
+
 def _owned(plan: ExecuteReduce) -> dict[int, float]:
     """The part of the array that each node owns; 0 for nodes that own nothing."""
     owned = dict.fromkeys((*plan.holders, *plan.destinations), 0.0)
@@ -103,14 +182,14 @@ def _moved(plan: ExecuteReduce, share: float) -> float:
     return plan.nbytes * (1 - share + (count - 1) * share)
 
 
-def _with_s(report: GroupSlow, plan: ExecuteReduce, share: float) -> float:
+def _with_s(report: SlowReport, plan: ExecuteReduce, share: float) -> float:
     """Seconds until the slow host has sent and received everything, if it keeps its stripe."""
     moves = _moved(plan, share)
     sending = (moves - report.sent) / max(1, report.up)
     return max(sending, (moves - report.received) / max(1, report.down))
 
 
-def _without_s(report: GroupSlow, plan: ExecuteReduce, share: float) -> float:
+def _without_s(report: SlowReport, plan: ExecuteReduce, share: float) -> float:
     """Likewise without a stripe. Owners send results of folds after all parts, so what it has
     received were parts of its own stripe; results are sent again in any case."""
     sending = (plan.nbytes - min(plan.nbytes * (1 - share), report.sent)) / max(1, report.up)

@@ -1,0 +1,156 @@
+"""An allreduce of results goes on with other owners when the link of one of them becomes slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.slow_owners import FRESH_S, SLOW_GATHER_S
+from hoplite_mp.protocol import messages as m
+from tests.planner.scenario import letter_id
+
+LINK, SLOW = 10**8, 25 * 10**6  # bytes per second
+NBYTES = 64 << 20
+NODES = 4
+SLOW_NODE = 2
+OPERATION = 7
+
+
+class Running:
+    """A planner whose nodes have measured their links, and an operation that it has planned."""
+
+    def __init__(self, kind: str = "allreduce", measured: int = NODES) -> None:
+        self.planner = Planner()
+        for node in range(NODES):
+            self.say(m.NodeJoined(700 + node, 1, 1), 0.0)
+        for node in range(measured):
+            self.say(m.HostMeasured(node, float(LINK), float(LINK)), 0.0)
+        sources = tuple(map(letter_id, "abcd"))
+        to = tuple(range(NODES)) if kind == "allreduce" else (0,)
+        about = OPERATION, 0, 1, sources, "sum", NODES, None
+        self.say(m.ReduceRequested(*about, kind=kind, to=to), 0.0)
+        sends: list[tuple[int, m.ManagerToNode]] = []
+        for node in range(NODES):
+            sends = self.say(m.SourceReady(OPERATION, node, node, NBYTES), 0.0)
+        self.plan = next(one for _, one in sends if isinstance(one, m.ExecuteReduce))
+
+    def say(self, message: m.NodeToManager, now: float) -> list[tuple[int, m.ManagerToNode]]:
+        return list(self.planner.step(message, now).sends)
+
+    def report(
+        self, node: int = SLOW_NODE, now: float = 1.0, up: int = SLOW, moved: float = 0.1,
+        epoch: int = 1,
+    ) -> list[tuple[int, m.ManagerToNode]]:  # fmt: skip
+        """That node's link is slow; `moved`: the part of the object that it has moved."""
+        about = up, up, int(moved * NBYTES), int(moved * NBYTES)
+        return self.say(m.OperationSlow(OPERATION, epoch, node, *about), now)
+
+    def planned(self, now: float) -> dict[int, m.ExecuteReduce]:
+        """The plans that nodes are sent at that time."""
+        sends = self.planner.tick(now).sends
+        assert all(isinstance(one, m.ExecuteReduce) for _, one in sends)
+        return dict(sends)  # type: ignore[arg-type]
+
+
+def owned(plan: m.ExecuteReduce) -> dict[int, int]:
+    widths: dict[int, int] = {}
+    for stripe in plan.stripes:
+        width = stripe.end_share - stripe.begin_share
+        widths[stripe.owner] = widths.get(stripe.owner, 0) + width
+    return widths
+
+
+def test_the_others_own_its_stripe_and_keep_theirs() -> None:
+    running = Running()
+    assert running.report(now=1.0) == []
+    assert running.planner.tick(1.0).wake_at == 1.0 + SLOW_GATHER_S
+    plans = running.planned(1.0 + SLOW_GATHER_S)
+    assert sorted(plans) == list(range(NODES))
+    (plan,) = {*plans.values()}
+    assert plan.epoch == 2
+    assert sorted(owned(plan)) == [0, 1, 3]
+    kept = [one for one in running.plan.stripes if one.owner != SLOW_NODE]
+    assert {*kept} <= {*plan.stripes}
+    named = plan.members, plan.order, plan.holders, plan.destinations
+    first = running.plan
+    assert named == (first.members, first.order, first.holders, first.destinations)
+    # The operation ends when all have carried out this plan.
+    for node in range(NODES):
+        assert running.say(m.StripesComplete(OPERATION, 1, node), 2.0) == []
+    for node in range(NODES):
+        sends = running.say(m.StripesComplete(OPERATION, 2, node), 3.0)
+    assert {one for _, one in sends} == {m.Commit(OPERATION, 2, (0, 1, 2, 3), (0, 1, 2, 3))}
+    assert running.planner.tick(9.0).wake_at is None
+
+
+def test_only_once() -> None:
+    running = Running()
+    running.report(now=1.0)
+    assert running.planned(2.0 - FRESH_S)
+    running.report(node=3, now=2.0, epoch=2)
+    assert not running.planned(2.0 + SLOW_GATHER_S)
+
+
+@pytest.mark.parametrize(
+    ("made", "report"),
+    [
+        pytest.param({"kind": "reduce"}, {}, id="a reduce gains nothing"),
+        pytest.param({"measured": SLOW_NODE}, {}, id="its link has never been measured"),
+        pytest.param({}, {"epoch": 2}, id="of another epoch"),
+        pytest.param({}, {"moved": 1.2}, id="nearly over"),
+        pytest.param({}, {"up": LINK}, id="fast enough"),
+        pytest.param({}, {"node": 9}, id="no member"),
+    ],
+)
+def test_stripes_stay(made: dict[str, object], report: dict[str, object]) -> None:
+    running = Running(**made)  # type: ignore[arg-type]
+    assert running.report(**report) == []  # type: ignore[arg-type]
+    assert not running.planned(1.0 + SLOW_GATHER_S)
+
+
+def test_two_that_are_equally_slow_keep_theirs() -> None:
+    """They share processors, or a switch, that are busy."""
+    running = Running()
+    running.report(now=1.0)
+    running.report(node=1, now=1.05)
+    assert not running.planned(1.0 + SLOW_GATHER_S)
+    # Later one of them is fast again, and says nothing more.
+    running.report(now=1.2 + FRESH_S)
+    assert running.planned(1.2 + FRESH_S + SLOW_GATHER_S)
+
+
+def test_a_report_of_a_link_that_is_fast_again_is_forgotten() -> None:
+    running = Running()
+    running.report(now=1.0)
+    assert not running.planned(1.1 + FRESH_S)  # the manager was stopped
+
+
+def test_a_node_that_is_lost_meanwhile_is_left_out() -> None:
+    """Its loss has begun an epoch already, for which nobody has reported a slow link."""
+    running = Running()
+    running.report(now=1.0)
+    sends = running.say(m.NodeLost(3, 1), 1.05)
+    assert {one.epoch for _, one in sends if isinstance(one, m.ExecuteReduce)} <= {2}
+    assert not running.planned(1.0 + SLOW_GATHER_S)
+
+
+def test_a_death_after_it_keeps_what_the_others_own() -> None:
+    """All sources but one are needed, and the slow node owns nothing afterwards either."""
+    running = Running()
+    running.report(now=1.0)
+    (plan,) = {*running.planned(1.0 + SLOW_GATHER_S).values()}
+    running.say(m.SourceReady(OPERATION, 3, 0, NBYTES), 1.15)  # another copy of the last source
+    sends = running.say(m.NodeLost(3, 1), 1.2)
+    after = next(one for _, one in sends if isinstance(one, m.ExecuteReduce))
+    assert after.epoch == 3
+    assert SLOW_NODE not in owned(after)
+    assert {one for one in plan.stripes if one.owner != 3} <= {*after.stripes}
+
+
+def test_an_operation_that_is_over_is_not_looked_at() -> None:
+    running = Running()
+    running.report(now=1.0)
+    for node in range(NODES):
+        running.say(m.StripesComplete(OPERATION, 1, node), 1.05)
+    assert not running.planned(1.0 + SLOW_GATHER_S)
+    assert running.report(now=2.0) == []
