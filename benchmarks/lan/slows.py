@@ -1,9 +1,10 @@
-"""`python -m benchmarks.lan.slows [-n 4] [--tree CHECKOUT]`: a host that slows down to a quarter.
+"""`python -m benchmarks.lan.slows [-n 4] [--results]`: a host that slows down to a quarter.
 
-Needs root. Ranks make allreduces of 64 MiB one right after the other. When the call `SLOW_CALL` has
-begun, the last host's link gets a quarter of its rate, and when `FAST_CALL` begins, all of it.
-Prints each call's seconds, and what no algorithm can beat on the links of that call. `--tree`: the
-checkout of another build, whose figures are taken the same way.
+Needs root. Ranks make allreduces of 64 MiB one right after the other, or with `--results` one
+program does, of what tasks have made on all hosts. When the call `SLOW_CALL` has begun, the last
+host's link gets a quarter of its rate, and when `FAST_CALL` begins, all of it. Prints each call's
+seconds, and what no algorithm can beat on the links of that call. `--tree CHECKOUT`: another build,
+whose figures are taken the same way.
 """
 
 from __future__ import annotations
@@ -44,11 +45,38 @@ with hoplite_mp.Cluster(address=address, tls=False, memory="1500MiB") as c:
         assert (total == size * (size + 1) / 2).all()
     g.close()
 """
+DRIVER = """
+import sys, time
+import numpy as np
+import hoplite_mp
+
+def make(rank, count):
+    return np.full(count, rank + 1, np.float32)
+
+address, *numbers, pause = sys.argv[1:]
+size, _, calls, nbytes, slow, fast = map(int, numbers)
+with hoplite_mp.Cluster(address=address, tls=False) as c:
+    while sum(node.workers for node in c.nodes) < size:
+        time.sleep(0.05)
+    nodes = [node for node in c.nodes if node.workers]
+    for call in range(calls):
+        refs = [c.options(node=n).submit(make, i, nbytes // 4).ref for i, n in enumerate(nodes)]
+        c.wait(refs)
+        time.sleep(float(pause))
+        if call in (slow, fast):
+            print("now", call, flush=True)
+        begun = time.perf_counter()
+        total = c.allreduce(refs, to=nodes)
+        c.wait([total], timeout=60)
+        print("took", call, time.perf_counter() - begun, flush=True)
+        assert (c.get(total) == size * (size + 1) / 2).all()
+        del refs, total
+"""
 
 
-def turn(lan: Lan, tree: Path, after_s: float, pause_s: float) -> list[float]:
+def turn(lan: Lan, tree: Path, after_s: float, pause_s: float, results: bool) -> list[float]:
     """Seconds of each call, of the slowest rank. after_s: how long after the beginning of the call
-    the link becomes slow."""
+    the link becomes slow. results: of tasks, not what members of a Group give."""
     size, slow = len(list(lan)), list(lan)[-1]
     seconds = [0.0] * CALLS
     lock = threading.Lock()
@@ -65,13 +93,19 @@ def turn(lan: Lan, tree: Path, after_s: float, pause_s: float) -> list[float]:
             else:
                 slow.shape("1gbit", "1gbit")
 
-    with cluster(lan, False, 0, "1500MiB", tree=tree) as address:
+    with cluster(lan, False, int(results), "1500MiB", tree=tree) as address:
         ranks = []
-        for rank, host in enumerate(lan):
+        for rank, host in enumerate([lan[0]] if results else lan):
             about = [size, rank, CALLS, NBYTES, SLOW_CALL, FAST_CALL, pause_s]
             ranks.append(
                 host.popen(
-                    [sys.executable, "-c", MEMBER, address, *map(str, about)],
+                    [
+                        sys.executable,
+                        "-c",
+                        DRIVER if results else MEMBER,
+                        address,
+                        *map(str, about),
+                    ],
                     env={**ENV, "PYTHONPATH": str(tree)},
                     cwd=tree,
                     stdout=subprocess.PIPE,
@@ -96,6 +130,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--after", type=float, default=0.0, help="seconds into the call")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each call")
+    parser.add_argument("--results", action="store_true", help="of tasks, in place of a Group's")
     parser.add_argument("--tree", type=Path, default=ROOT)
     options = parser.parse_args()
     why = why_not()
@@ -106,7 +141,9 @@ def main() -> int:
     for _ in range(options.turns):
         with Lan(options.n, "1gbit") as lan:
             link = link_rate(lan[0], lan[1])
-            found.append(turn(lan, options.tree.resolve(), options.after, options.pause))
+            found.append(
+                turn(lan, options.tree.resolve(), options.after, options.pause, options.results)
+            )
     usual = bound_s("allreduce", NBYTES, options.n, link)
     print(f"links of {link / 1e6:.1f} MB/s, medians of {options.turns}; {options.tree}")
     for call, taken in enumerate(zip(*found, strict=True)):
