@@ -13,9 +13,10 @@ that are ready by then take part.
       └────────────────────────┘
        sources vanished, or a node that holds members or owns stripes was lost: epoch + 1
 
-The table TRANSITIONS holds every transition that a message can cause. A message that is not in it
-is ignored, which disposes of late ones. A transition only records what was learned; `reduce` then
-draws the conclusion, in the same way after every message.
+The table TRANSITIONS holds every transition that a message can cause, except that reports of slow
+links (OperationSlow) may lead to a next epoch of a plan that is being executed. A message that is
+not in it is ignored, which disposes of late ones. A transition only records what was learned;
+`reduce` then draws the conclusion, in the same way after every message.
 
 This module must never know what a source contains, nor which nodes would be best.
 """

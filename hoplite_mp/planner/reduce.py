@@ -224,6 +224,7 @@ class Reductions:
         op.relieved = True
         op.epoch += 1
         living = tuple(self._membership.living(plan.destinations))
+        op.lost.difference_update(living)  # these have joined again
         about = {"epoch": op.epoch, "stripes": stripes, "destinations": living}
         return self._announce(op, msgspec.structs.replace(plan, **about))
 

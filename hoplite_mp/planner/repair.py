@@ -1,13 +1,14 @@
-"""What a plan keeps when a node is lost: the stripes of living owners stay where they are.
+"""What a plan keeps when a node is lost: the stripes of the other owners stay where they are.
 
 Owners hold every contribution in its own slot until the commit. So after a death the survivors
 fold again what they have, without the dead node's slots, and none of these bytes is sent again.
 Only the dead node's own stripes are, which are cut among the other owners. Under the new epoch a
 stripe with the same owner and the same bounds is the same stripe as before, and a slot of it may be
 kept if its contributor gives the same members as before. With n owners, a death half way costs
-about 1/n of the operation.
+about 1/n of the operation. The stripes of a node whose link has become slow are cut in the same
+way (`slow_owners`).
 
-This module must never know why the node is lost.
+This module must never know why a node owns no stripes any more.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Who owns the stripes of an allreduce when the link of one owner becomes slow in the middle of it.
 
-Why it exists: of n hosts, one that owns the share w of the array sends and receives (1 - w) of it
-for the others' stripes and (n - 1) w for its own: parts of stripes, then results of folds. Without
-a stripe it does so with the array once. So if its link becomes slow early enough, the call is over
-earlier when the others take its stripe. What it has sent to other owners counts as before
-(node/collectives/carryover.py), but parts of its own stripe that it has received are sent once
-more, to others. Reduces and broadcasts gain nothing by this: there each host sends or receives the
-whole array anyway.
+Why it exists: of n hosts that give one array each and get the result, one that owns the share w
+sends and receives (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of
+stripes, then results of folds. Without a stripe it does so with the array once. So if its link
+becomes slow early enough, the call is over earlier when the others take its stripe. What it has
+sent to other owners counts as before (node/collectives/carryover.py), but parts of its own stripe
+that it has received are sent once more, to others. Reduces and broadcasts gain nothing by this:
+there each host sends or receives the whole array anyway.
 It must never know: how messages travel, clocks, how bytes move.
 """
 
@@ -62,7 +62,7 @@ SLOWEST = 0.7
 
 class SlowReport(Protocol):
     """What a node reports of its link while an allreduce moves: bytes per second that it carries
-    now (`up`, `down`), and bytes since the plan began (`sent`, `received`)."""
+    now (`up`, `down`), and all bytes since the node began with it (`sent`, `received`)."""
 
     @property
     def up(self) -> int: ...
@@ -115,9 +115,13 @@ def is_slow(node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int
     owned = _owned(plan)
     if any(one not in rates for one in owned) or node not in owned:
         return False
-    moves = {one: _moved(plan, share) for one, share in owned.items()}
-    call_s = max(nbytes / max(1.0, min(rates[one])) for one, nbytes in moves.items())
-    return report.up * call_s < EXPECTED * moves[node]
+    moves = {one: _moved(plan, one, share) for one, share in owned.items()}
+    call_s = max(
+        nbytes / max(1.0, rate)
+        for one, both in moves.items()
+        for nbytes, rate in zip(both, rates[one], strict=True)
+    )
+    return report.up * call_s < EXPECTED * moves[node][0]
 
 
 def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
@@ -148,11 +152,8 @@ def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[
     if not owned.get(node) or len(left) < OWNERS_LEFT_MIN:
         return set()
     report, share = reports[node], owned[node]
-    return (
-        left
-        if _without_s(report, plan, share) < WORTHWHILE * _with_s(report, plan, share)
-        else set()
-    )
+    with_s = _with_s(report, plan, node, share)
+    return left if _without_s(report, plan, node, share) < WORTHWHILE * with_s else set()
 
 
 def relieved(
@@ -176,21 +177,30 @@ def _owned(plan: ExecuteReduce) -> dict[int, float]:
     return owned
 
 
-def _moved(plan: ExecuteReduce, share: float) -> float:
+def _moved(plan: ExecuteReduce, node: int, share: float) -> tuple[float, float]:
     """The bytes that a node sends, and receives, which owns that share of the array."""
-    count = len({*plan.holders, *plan.destinations})
-    return plan.nbytes * (1 - share + (count - 1) * share)
+    destinations = {*plan.destinations}
+    wants, others_want = node in destinations, len(destinations - {node})
+    if plan.rule == "fold":  # each member travels by itself
+        given = plan.holders.count(node)
+        others_give = len(plan.holders) - given
+    else:
+        given, others_give = int(node in plan.holders), len({*plan.holders} - {node})
+    sent = given * (1 - share) + others_want * share
+    received = others_give * share + wants * (1 - share)
+    return plan.nbytes * sent, plan.nbytes * received
 
 
-def _with_s(report: SlowReport, plan: ExecuteReduce, share: float) -> float:
-    """Seconds until the slow host has sent and received everything, if it keeps its stripe."""
-    moves = _moved(plan, share)
-    sending = (moves - report.sent) / max(1, report.up)
-    return max(sending, (moves - report.received) / max(1, report.down))
+def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
+    """Seconds until the slow node has sent and received everything, if it keeps its stripe."""
+    sends, receives = _moved(plan, node, share)
+    sending = (sends - report.sent) / max(1, report.up)
+    return max(sending, (receives - report.received) / max(1, report.down))
 
 
-def _without_s(report: SlowReport, plan: ExecuteReduce, share: float) -> float:
+def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
     """Likewise without a stripe. Owners send results of folds after all parts, so what it has
     received were parts of its own stripe; results are sent again in any case."""
-    sending = (plan.nbytes - min(plan.nbytes * (1 - share), report.sent)) / max(1, report.up)
-    return max(sending, plan.nbytes / max(1, report.down))
+    sends, receives = _moved(plan, node, 0.0)
+    sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
+    return max(sending, receives / max(1, report.down))

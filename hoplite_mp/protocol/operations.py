@@ -160,8 +160,8 @@ class StripesComplete(Message, frozen=True):
 
 class OperationSlow(Message, frozen=True):
     """The link of `node` has become slow while the bytes of that epoch's plan move. `up`, `down`:
-    bytes per second that it carries now; `sent`, `received`: bytes since the node began with the
-    plan."""
+    bytes per second that it carries now; `sent`, `received`: all that its host has sent and
+    received, in bytes, since it began with the operation."""
 
     operation: int
     epoch: int

@@ -166,7 +166,7 @@ def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> No
     gather.execute(FIRST)
     (execution,) = gather.plan_executor.executions.values()
     gather.plan_executor.meter.moved = lambda: (700, 90)
-    execution.measured, execution.moved = True, (200, 100)
+    execution.moved = 200, 100
     gather.plan_executor.slowed(30, 40)
     assert gather.sent == []  # nothing can be changed for a gather
     execution.plan = msgspec.structs.replace(
@@ -177,11 +177,10 @@ def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> No
     gather.plan_executor.slowed(30, 40)
     # A link that has ended is not counted any more, so a count may be less than before.
     assert gather.sent == [m.OperationSlow(9, 1, 1, 30, 40, 500, 0)]
-    for changed in ("reported", "done"):
-        setattr(execution, changed, True)
+    for changed, value in (("reported", True), ("done", lambda *_: None), ("moved", None)):
+        before = getattr(execution, changed)
+        setattr(execution, changed, value)
         gather.plan_executor.slowed(30, 40)
-        assert len(gather.sent) == 1  # its part is over, or the call is a Group's
-        setattr(execution, changed, False if changed == "reported" else None)
-    execution.measured = False
-    gather.plan_executor.slowed(30, 40)
-    assert len(gather.sent) == 1  # it moves no bytes
+        # Its part is over, or the call is a Group's, or no bytes have moved.
+        assert len(gather.sent) == 1, changed
+        setattr(execution, changed, before)

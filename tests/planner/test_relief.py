@@ -19,14 +19,23 @@ OPERATION = 7
 class Running:
     """A planner whose nodes have measured their links, and an operation that it has planned."""
 
-    def __init__(self, kind: str = "allreduce", measured: int = NODES) -> None:
+    def __init__(
+        self,
+        kind: str = "allreduce",
+        measured: int = NODES,
+        to: tuple[int, ...] = tuple(range(NODES)),
+        leaving: int | None = None,
+    ) -> None:
+        """to: of an allreduce. leaving: a node that is leaving, so it owns nothing."""
         self.planner = Planner()
-        for node in range(NODES):
+        for node in range(max(NODES, 1 + max(to))):
             self.say(m.NodeJoined(700 + node, 1, 1), 0.0)
+        if leaving is not None:
+            self.say(m.NodeLeaving(leaving, 1), 0.0)
         for node in range(measured):
             self.say(m.HostMeasured(node, float(LINK), float(LINK)), 0.0)
         sources = tuple(map(letter_id, "abcd"))
-        to = tuple(range(NODES)) if kind == "allreduce" else (0,)
+        to = to if kind == "allreduce" else (0,)
         about = OPERATION, 0, 1, sources, "sum", NODES, None
         self.say(m.ReduceRequested(*about, kind=kind, to=to), 0.0)
         sends: list[tuple[int, m.ManagerToNode]] = []
@@ -145,6 +154,23 @@ def test_a_death_after_it_keeps_what_the_others_own() -> None:
     assert after.epoch == 3
     assert SLOW_NODE not in owned(after)
     assert {one for one in plan.stripes if one.owner != 3} <= {*after.stripes}
+
+
+def test_a_destination_that_has_come_again_is_named_by_the_commit() -> None:
+    """It only receives, so its loss has begun no other epoch."""
+    running = Running(to=(0, 1, 2, 3, 4), leaving=4)
+    running.say(m.NodeLost(4, 1), 0.1)
+    running.say(m.NodeJoined(704, 2, 1), 0.2)
+    running.say(m.HostMeasured(4, float(LINK), float(LINK)), 0.9)
+    running.report(now=1.0)
+    plans = running.planned(1.0 + SLOW_GATHER_S)
+    assert plans[4].destinations == (0, 1, 2, 3, 4)
+    sends: list[tuple[int, m.ManagerToNode]] = []
+    for node in range(5):
+        sends += running.say(m.StripesComplete(OPERATION, 2, node), 2.0)
+    (commit,) = {one for _, one in sends}
+    assert isinstance(commit, m.Commit)
+    assert commit.destinations == (0, 1, 2, 3, 4)
 
 
 def test_an_operation_that_is_over_is_not_looked_at() -> None:

@@ -85,6 +85,32 @@ def test_a_small_stripe_is_kept(share: float) -> None:
     assert not owners_without({1: report(narrow, 0.3)}, narrow)
 
 
+@pytest.mark.parametrize(("each", "relieved"), [(1, True), (2, True), (3, False), (6, False)])
+def test_one_that_would_send_many_members_by_themselves_keeps_its_stripe(
+    each: int, relieved: bool
+) -> None:
+    """A reproducible fold adds members in their order, so the owner's own need not travel: without
+    a stripe they all would."""
+    made = plan(4)
+    count = 4 * each
+    holders = tuple(index % 4 for index in range(count))
+    objects = tuple(index.to_bytes(16, "big") for index in range(count))
+    about = {"members": tuple(range(count)), "order": tuple(range(count)), "objects": objects}
+    many = msgspec.structs.replace(made, rule="fold", holders=holders, **about)
+    assert bool(owners_without({1: report(many, 0.1)}, many)) == relieved
+    # Members that are added up first travel as one.
+    assert owners_without({1: report(many, 0.1)}, msgspec.structs.replace(many, rule="any"))
+
+
+def test_one_of_many_that_give_to_a_single_other_keeps_its_stripe() -> None:
+    """It sends its array once with a stripe and without; with two destinations it gains."""
+    made = plan(4)
+    assert not owners_without({1: report(made)}, msgspec.structs.replace(made, destinations=(0,)))
+    two = msgspec.structs.replace(made, destinations=(0, 1))
+    assert not owners_without({2: report(made)}, msgspec.structs.replace(two, destinations=(3,)))
+    assert owners_without({1: report(made)}, two)
+
+
 def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
     """It sends a quarter of what it could, because the others take no more."""
     made = plan(4)

@@ -142,7 +142,9 @@ class PlanCells:
         # Includes cells that an earlier execution made and this one continues.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         if execution.pulls or execution.program.serves:
-            execution.measured, execution.moved = True, self.meter.moved()
+            execution.measured = True
+            if execution.moved is None and execution.may_be_relieved:
+                execution.moved = self.meter.moved()
             self.meter.begin(filled_links(execution.plan, self.client.number))
         most = execution.program.inbound_max or len(execution.queue)
         if not execution.copies and len(execution.queue) <= most and not self.links.notes.on:

@@ -88,7 +88,9 @@ class PlanExecution:
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
     vote: tuple[int, int, int] | None = None
     measured: bool = False  # the meter counts its bytes
-    moved: tuple[int, int] = 0, 0  # bytes (sent, received) by this host before this execution
+    # Bytes (sent, received) by this host before its first execution of an operation whose stripes
+    # may pass to others while it runs.
+    moved: tuple[int, int] | None = None
     # For a plan that is not the manager's: called at its end, instead of a report to the manager.
     done: Callable[[str, str], None] | None = None
 
@@ -105,6 +107,13 @@ class PlanExecution:
     def is_copy(self) -> bool:
         """Is this a manager's plan to copy one object, for which other parents might be found?"""
         return self.plan.operation >= COPY_OPERATION
+
+    @property
+    def may_be_relieved(self) -> bool:
+        """May the manager give this node's stripes to others while the plan is executed?"""
+        if self.done is not None or isinstance(self.plan, Distribute):
+            return False
+        return self.plan.kind == "allreduce"
 
     @property
     def copied(self) -> Distribute:

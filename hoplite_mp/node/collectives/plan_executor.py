@@ -118,7 +118,7 @@ class PlanExecutor:
     ) -> PlanExecution:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
-        loop = self.loop
+        loop, before = self.loop, self.executions.get(plan.operation)
         execution = PlanExecution(
             plan,
             program,
@@ -128,6 +128,7 @@ class PlanExecutor:
             carryover=self._end(plan.operation),
             reports=program.reports,
             done=done,
+            moved=None if before is None else before.moved,
         )
         self.executions[plan.operation] = execution
         return execution
@@ -190,13 +191,11 @@ class PlanExecutor:
         """This host's link has become slow while bytes move: bytes per second that it carries. The
         manager may give its stripes of an allreduce to others."""
         for execution in self.executions.values():
-            plan = execution.plan
-            if isinstance(plan, Distribute) or plan.kind != "allreduce":
-                continue
-            if execution.done is None and execution.measured and not execution.reported:
-                moved = zip(execution.moved, self.meter.moved(), strict=True)
+            before, plan = execution.moved, execution.plan
+            if before is not None and execution.may_be_relieved and not execution.reported:
+                moved = zip(before, self.meter.moved(), strict=True)
                 about = plan.operation, plan.epoch, self.client.number, up, down
-                slow = OperationSlow(*about, *(max(0, now - before) for before, now in moved))
+                slow = OperationSlow(*about, *(max(0, now - then) for then, now in moved))
                 self.send_manager(slow)
 
     # -- ending --------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ class Meter:
         if not self.users:
             self._ended_at = self.loop.now()
             if self._measuring and self._ended_at - self._begun_at >= LONG_S:
+                self._sample()  # what has moved since the last look
                 self._finish()  # the plan of the next call is made with what this one has shown
 
     @property
