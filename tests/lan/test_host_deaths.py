@@ -40,6 +40,7 @@ FOLDER = pathlib.Path(tempfile.mkdtemp())  # hosts share the disk
 COUNT, KIND = {count}, {kind!r}
 ELEMENTS = {elements}
 SMALL_CALLS = 200
+LARGE_CALLS = 12  # of each kind; after the first one engines vote for most of them
 LOST = (hoplite_mp.ObjectLostError, hoplite_mp.ReduceError, hoplite_mp.NodeLostError)
 def all_there(lost):
     deadline = time.monotonic() + 60
@@ -75,6 +76,28 @@ def small(g, turn, rank, mine):
         if i % 50 == 0:
             got = g.allreduce(mine)
             assert np.array_equal(got, total(turn, g.contributors)), (i, g.contributors)
+def large(g, turn, rank, mine):
+    "Calls that nodes begin by themselves and engines commit, each again and again."
+    sums = {{}}
+    def wanted():
+        if g.contributors not in sums:
+            sums[g.contributors] = total(turn, g.contributors)
+        return sums[g.contributors]
+    for i in range(LARGE_CALLS):
+        part = slice(1000 * i, 1000 * i + (1 << 18))
+        got = g.allreduce(mine[part])
+        assert np.array_equal(got, wanted()[part]), (i, g.contributors)
+        got = g.broadcast(mine[part] if rank == 0 else None, root=0)
+        assert np.array_equal(got, make(turn, 0)[part]), i
+        got = g.reduce(mine[part], root=0)
+        assert (got is None) == (rank != 0)
+        assert got is None or np.array_equal(got, wanted()[part]), (i, g.contributors)
+        for source, got in enumerate(g.allgather(mine[part])):
+            assert (got is None) == (source not in g.contributors), (i, source)
+            assert got is None or np.array_equal(got, make(turn, source)[part]), (i, source)
+        got = g.reduce_scatter(mine[part])
+        slices = np.array_split(wanted()[part], COUNT)
+        assert np.array_equal(got, slices[rank]), (i, g.contributors)
 def member(name, turn, rank):
     mine = make(turn, rank)
     with hoplite_mp.current().group(name, COUNT, rank, timeout=60) as g:
@@ -84,6 +107,8 @@ def member(name, turn, rank):
             time.sleep(0.001)
         if KIND == "group small":
             small(g, turn, rank, mine)
+        if KIND == "group large":
+            large(g, turn, rank, mine)
         if KIND == "group broadcast":
             got = g.broadcast(mine if rank == 0 else None, root=0)
             return (0,), digest(got)
@@ -187,10 +212,14 @@ while True:
 """
 
 KINDS = ["broadcast", "reduce", "allreduce", "gather"]
-GROUP_KINDS = ["group allreduce", "group broadcast", "group reduce", "group small"]
+GROUP_KINDS = ["group allreduce", "group broadcast", "group reduce", "group small", "group large"]
 # Of all whom nothing but time was taken from.
-FROM_ALL = ("gather", "group allreduce", "group reduce", "group small")
-ELEMENTS = {"gather": 1 << 21, "group small": 1 << 16}  # all of gather's are to fit on one host
+FROM_ALL = ("gather", "group allreduce", "group reduce", "group small", "group large")
+ELEMENTS = {
+    "gather": 1 << 21,
+    "group small": 1 << 16,
+    "group large": 1 << 19,
+}  # all of gather's are to fit on one host
 
 
 @pytest.fixture(params=[4, pytest.param(8, marks=pytest.mark.soak)])
