@@ -82,6 +82,7 @@ class Truth:
         self.errors: list[str] = []
         self.tight = False  # stores or disks are small, and what does not fit is refused
         self._refused: set[str] = set()  # programs to which a full store has refused something
+        self.made_by: dict[str, str] = {}  # the result of a collective -> the program that asked
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
         self._told: list[tuple[tuple[object, int], tuple[Any, ...], Host | None]] = []
 
@@ -194,7 +195,8 @@ class Truth:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.left:
             return
-        if what.removeprefix("reader of ") in self._refused:  # that program has ended early
+        made = what.removeprefix("reader of ")
+        if self.made_by.get(made, made) in self._refused:  # that program has ended early
             return
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")

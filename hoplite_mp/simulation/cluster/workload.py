@@ -343,6 +343,7 @@ class Workload(Programs):
         hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
+            self.truth.made_by[name] = f"{operation.kind} {operation.number}"
             self.board.publish(name, ref._id)
             for reader in range(READERS_MAX):
                 done = f"{name} was read by {reader}"
