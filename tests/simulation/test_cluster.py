@@ -88,6 +88,7 @@ FOUND = {
     6007176: "large calls of Groups over links that crawl, which take longer than any run before",
     7412180: "a host that crawls is given up while it leaves, so what only it had is lost",
     8322309: "results that were read after a full store had refused their source to the asker",
+    8354417: "a host that leads although a manager had given it up, and the next one died at once",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
 # Mistakes that are seen soon.

@@ -206,7 +206,8 @@ class World:
     def _end_manager(self) -> bool:
         manager, self.manager = self.manager, None
         if manager is not None:
-            self._counted = manager.planner.membership.nodes
+            # One that dies before its nodes have reported to it has counted nobody yet.
+            self._counted = manager.planner.membership.nodes or self._counted
         return self._end_process(manager)
 
     def _end_standby(self) -> bool:
