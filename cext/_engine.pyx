@@ -65,49 +65,7 @@ pthread_atfork(NULL, NULL, after_fork_in_child)
 include "engine_kernels.pxi"
 
 
-cdef int read_key(object key, frame_key *into) except -1:
-    operation, epoch, stripe, part = key
-    if not 0 <= operation <= UINT64_MAX:
-        raise ValueError(f"operation {operation} does not fit 64 bits")
-    for word in (epoch, stripe, part):
-        if not 0 <= word <= UINT32_MAX:
-            raise ValueError(f"{word} in the key {key!r} does not fit 32 bits")
-    into.operation = operation
-    into.epoch = epoch
-    into.stripe = stripe
-    into.part = part
-    return 0
-
-
-@cython.no_gc
-@cython.final
-cdef class _Held:
-    """A cell and the buffer that it lies in, until the thread has let go of both."""
-
-    cdef cell_t *cell
-    cdef Py_buffer buffer
-    cdef object key
-    cdef bint open, has_buffer
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.cell.bytes, self.cell.nbytes, self.buffer.readonly,
-                          flags)
-
-    def __dealloc__(self):
-        if self.has_buffer:
-            PyBuffer_Release(&self.buffer)
-        if self.cell != NULL:
-            cell_free(self.cell)
-
-
-@cython.final
-cdef class _Joined:
-    """A link."""
-
-    cdef link_t *link
-    cdef bint driven, lost  # there is a Driver; LINK_LOST was taken
-
-
+include "engine_held.pxi"
 include "engine_small.pxi"
 
 
@@ -275,6 +233,7 @@ cdef class Engine(_SmallCalls):
         `key`: (operation 64 bits, epoch 32, stripe 32, part 32), under which peers may pull it, or
         None. `filled`: True if all bytes are there, or how many. Only a cell that is filled may
         lie in read-only memory. The buffer is held until CLOSED was taken from events().
+        `buffer` None: place() says later where its bytes are; `nbytes` is needed then.
         """
         self.check()
         cdef frame_key key_words
@@ -286,21 +245,20 @@ cdef class Engine(_SmallCalls):
             if key in self.keys:
                 raise ValueError(f"an open cell has the key {key!r}")
         cdef _Held held = _Held()
-        PyObject_GetBuffer(buffer, &held.buffer,
-                           PyBUF_SIMPLE if filled is True else PyBUF_WRITABLE)
-        held.has_buffer = True
-        cdef Py_ssize_t whole = held.buffer.len
-        if not 0 <= offset <= whole:
-            raise ValueError(f"offset {offset} in a buffer of {whole} bytes")
-        size = whole - offset if nbytes is None else nbytes
-        if not 0 <= size <= whole - offset:
-            raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
-        watermark = (size if filled else 0) if isinstance(filled, bool) else filled
-        if not 0 <= watermark <= size:
-            raise ValueError(f"filled must be from 0 to {size} bytes, not {watermark}")
+        cdef char *data = NULL
+        if buffer is None:
+            if nbytes is None or nbytes < 0 or filled is not False:
+                raise ValueError("a cell without a buffer needs nbytes, and nothing of it is there")
+            size = nbytes
+        else:
+            held.hold(buffer, offset, filled is True)
+            whole = held.buffer.len
+            size = whole - offset if nbytes is None else nbytes
+            if not 0 <= size <= whole - offset:
+                raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
+            data = <char *> held.buffer.buf + <Py_ssize_t> offset
         cdef uint64_t number = self.next_number()
-        held.cell = cell_new(self.engine, number, <char *> held.buffer.buf + <Py_ssize_t> offset,
-                             size, watermark, key_pointer)
+        held.cell = cell_new(self.engine, number, data, size, bytes_there(filled, size), key_pointer)
         held.key = key
         held.open = True
         self.held[number] = held
@@ -308,6 +266,27 @@ cdef class Engine(_SmallCalls):
             self.keys[key] = number
         self.post(COMMAND_CELL, held.cell, NULL)
         return number
+
+    def place(self, cell: int, buffer, offset: int = 0, filled: bool | int = True) -> None:
+        """Say where the bytes are of a cell that was made without a buffer; arguments as of cell().
+
+        Who pulled it meanwhile has waited. FILLED comes only if more has to be written.
+        """
+        self.check()
+        cdef _Held held = self.open_cell(cell)
+        if held.has_buffer:
+            raise ValueError(f"cell {cell} has a buffer already")
+        cdef uint64_t watermark = bytes_there(filled, held.cell.nbytes)
+        try:
+            held.hold(buffer, offset, filled is True)
+            if held.cell.nbytes > held.buffer.len - offset:
+                raise ValueError(f"{held.cell.nbytes} bytes from {offset} on in a buffer of "
+                                 f"{held.buffer.len} bytes")
+        except ValueError:
+            held.let_go()
+            raise
+        engine_post_place(self.engine, held.cell, <char *> held.buffer.buf + <Py_ssize_t> offset,
+                          watermark)
 
     def watermark(self, cell: int) -> int:
         """Bytes of the cell that are valid and final."""
@@ -323,8 +302,7 @@ cdef class Engine(_SmallCalls):
         cdef _Held held = self.open_cell(cell)
         if not 0 <= watermark <= held.cell.nbytes:
             raise ValueError(f"watermark must be from 0 to {held.cell.nbytes}, not {watermark}")
-        if held.buffer.readonly:
-            raise ValueError("the cell lies in read-only memory")
+        held.check_writable()
         engine_post(self.engine, COMMAND_ADVANCE, held.cell, NULL, NULL, NULL, watermark)
 
     def pull(self, cell: int, link: int, key=None) -> None:
@@ -338,8 +316,7 @@ cdef class Engine(_SmallCalls):
         cdef _Held held = self.open_cell(cell)
         cdef _Joined joined = self.open_link(link)
         cdef frame_key key_words
-        if held.buffer.readonly:
-            raise ValueError("the cell lies in read-only memory")
+        held.check_writable()
         key = held.key if key is None else key
         if key is None:
             raise ValueError(f"cell {cell} has no key: say which one to pull")
@@ -365,8 +342,7 @@ cdef class Engine(_SmallCalls):
         cdef size_t parts = divisor if final else 0
         cdef fold_t *fold
         cdef size_t item_bytes = item_bytes_of(op, dtype, not final, True)
-        if held.buffer.readonly:
-            raise ValueError("the cell lies in read-only memory")
+        held.check_writable()
         if not numbers:
             raise ValueError("a fold needs at least one source")
         if not partial <= set(numbers):
@@ -395,17 +371,19 @@ cdef class Engine(_SmallCalls):
             PyMem_Free(cells)
             PyMem_Free(flags)
 
-    def close(self, cell: int) -> None:
+    def close(self, cell: int, keep_requests: bool = False) -> None:
         """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
 
-        What fills it ends without a word; pulls of it at peers, and folds from it, fail.
+        What fills it ends without a word; folds from it fail, and so do pulls of it at peers.
+        keep_requests: these wait, as before it was made, for another cell with its key, which has
+        to give the same bytes.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
         held.open = False
         if held.key is not None:
             del self.keys[held.key]
-        self.post(COMMAND_CLOSE, held.cell, NULL)
+        engine_post(self.engine, COMMAND_CLOSE, held.cell, NULL, NULL, NULL, keep_requests)
 
     # ---- Many at once ----
 

@@ -182,6 +182,14 @@ void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark == cell->nbytes) cell_tell_filled(engine, cell);
 }
 
+/* The memory of a cell that was made before it was known where its bytes would lie. Who asked for it
+ * meanwhile has waited. Its owner is not told that it is full, as of one that was made full. */
+void cell_place(struct engine *engine, struct cell *cell, void *bytes, uint64_t watermark) {
+    cell->bytes = bytes;
+    if (watermark == cell->nbytes && !cell->batch) cell->told = true;
+    if (watermark) cell_raise(engine, cell, watermark);
+}
+
 /* The owner has written up to there himself. */
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark > atomic_load_explicit(&cell->watermark, memory_order_relaxed))
@@ -193,7 +201,9 @@ void cell_let_go(struct engine *engine, struct cell *cell) {
     if (cell->closing && !cell->holds) engine_tell(engine, EVENT_CLOSED, cell->number, 0, "");
 }
 
-void cell_close(struct engine *engine, struct cell *cell) {
+/* keep_requests: who pulls it at a peer waits, as before it was made, for another one with its key;
+ * that has to give the same bytes. */
+void cell_close(struct engine *engine, struct cell *cell, bool keep_requests) {
     cell->closing = true;
     if (cell->batch) batch_end(engine, cell->batch);
     if (cell->pull) pull_cancel(engine, cell->pull);
@@ -201,8 +211,13 @@ void cell_close(struct engine *engine, struct cell *cell) {
     while (!chain_empty(&cell->feeds))
         fold_fail(engine, FROM(cell->feeds.next, struct fold_source, in_cell)->fold,
                   "a source was closed");
-    while (!chain_empty(&cell->serves))
-        serve_refuse(engine, FROM(cell->serves.next, struct serve, in_source), REASON_CLOSED);
+    while (!chain_empty(&cell->serves)) {
+        struct serve *serve = FROM(cell->serves.next, struct serve, in_source);
+        if (keep_requests)
+            serve_detach(engine, serve, cell->spot);
+        else
+            serve_refuse(engine, serve, REASON_CLOSED);
+    }
     if (cell->spot) {
         cell->spot->cell = NULL;
         spot_drop_if_unused(engine, cell->spot);

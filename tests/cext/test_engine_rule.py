@@ -1,6 +1,7 @@
 """Random programs in real engines and in their twin, hoplite_mp/rule.py.
 
-A program is cells on some hosts: sources (whole, or only a part of them there), pulls of cells at
+A program is cells on some hosts: sources (whole, or only a part of them there; some are placed when
+all else is made, and some of these are closed before and made again), pulls of cells at
 other hosts, folds of cells at the same host, made in an order where requests often come before what
 they ask for; pulls move to other links on the way, and one link is cut. The twin runs it without
 bytes. Both must agree on how far each cell comes, on the watermarks that it may show on the way,
@@ -43,6 +44,7 @@ class Program:
     """Drawn by chance from a seed: chains, stars, trees and folds of folds all come up."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         chance = self.chance = random.Random(seed)
         self.hosts = chance.randint(2, 4)
         self.count = chance.choice([0, 1, 100, 20_000, 99_999])
@@ -107,6 +109,7 @@ class Run:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.late = random.Random(program.seed)  # of its own, because it came later
         count = program.hosts
         self.hosts = [Host(i + 1, block_bytes_max=program.block_bytes_max) for i in range(count)]
         self.links: dict[tuple[int, int], list[int]] = {}
@@ -121,9 +124,15 @@ class Run:
         self.told = [0] * count
 
     def begin(self) -> None:
+        folded = {one for cell in self.program.cells for one in cell.sources}
+        unplaced: list[Cell] = []
         for cell in self.program.in_some_order():
             engine = self.hosts[cell.host].engine
             buffer, key = cell.array.view(np.uint8), (cell.number, 0, 0, 0)
+            if cell.pulled is None and not cell.sources and self.late.random() < 0.5:
+                unplaced.append(cell)
+                self.numbers[cell.number] = engine.cell(key, None, nbytes=buffer.nbytes)
+                continue
             number = self.numbers[cell.number] = engine.cell(key, buffer, filled=cell.filled)
             if cell.pulled is not None:
                 self.pull(cell)
@@ -135,6 +144,15 @@ class Run:
                 }
                 sources = [self.numbers[one] for one in cell.sources]
                 engine.fold(number, sources, OP, DTYPE, accumulated=partial, final=False)
+        self.late.shuffle(unplaced)
+        for cell in unplaced:
+            engine = self.hosts[cell.host].engine
+            buffer, key = cell.array.view(np.uint8), (cell.number, 0, 0, 0)
+            if cell.number not in folded and self.late.random() < 0.5:
+                engine.close(self.numbers[cell.number], keep_requests=True)
+                self.numbers[cell.number] = engine.cell(key, buffer, filled=cell.filled)
+            else:
+                engine.place(self.numbers[cell.number], buffer, filled=cell.filled)
 
     def pull(self, cell: Cell) -> None:
         """Over one of the links that are left; also if it is under way over another one."""
@@ -174,7 +192,7 @@ class Run:
 def test_the_engine_does_what_the_rule_says(seed: int) -> None:
     program = Program(seed)
     twin = program.twin()
-    promised = {cell.number: {cell.filled} for cell in program.cells}
+    promised = {cell.number: {0, cell.filled} for cell in program.cells}
     for number, watermark in twin.run():
         assert isinstance(number, int)
         promised[number].add(watermark)

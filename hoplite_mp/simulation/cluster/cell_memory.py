@@ -48,8 +48,10 @@ class CellMemory:
         self._sources: dict[int, Sequence[int]] = {}  # cell -> cells from which a fold fills it
 
     def make(self, cell: int, begin: int, end: int, *, served: bool, whole: bool) -> None:
-        """A cell was made over these addresses. served: it has a key. whole: all is there."""
-        self._cells[cell] = _Cell(begin, end, served, whole)
+        """A cell was made over these addresses, or placed there. served: it has a key. whole: all
+        is there."""
+        folds = {filled for filled, sources in self._sources.items() if cell in sources}
+        self._cells[cell] = _Cell(begin, end, served, whole, folds)
 
     def fold(self, cell: int, sources: Sequence[int]) -> None:
         """The cell is filled from these. AssertionError if the memory of one of them is freed."""
