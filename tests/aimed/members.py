@@ -372,9 +372,10 @@ def passed_on(a: Aim) -> None:
 
 def voted(a: Aim) -> None:
     """Members make the same few calls again and again, so engines commit them by votes, and small
-    ones in between by their parts; in the middle of that a host dies, stops, leaves or is cut off
-    for a while, the connections between two are reset, a process dies, the manager is lost, a
-    member gives something else or leaves the Group, or nothing happens."""
+    ones in between by their parts; nodes post those that come at a steady pace. In the middle of
+    that a host dies, stops, leaves or is cut off for a while, the connections between two are
+    reset, a process dies, the manager is lost, a member gives something else or leaves the Group,
+    or nothing happens."""
     hosts = a.some(4)
     D, E = a.chance.sample(hosts, 2)
     faults = ["die", "stop", "leave", "cut", "reset", "kill", "manager", "other", "goes", "none"]
@@ -385,6 +386,8 @@ def voted(a: Aim) -> None:
     strikes_at, calls, items = a.chance.randint(4, 14), 24, 20_000
     after_s = a.chance.choice([0.0, 1e-3, 3e-3]) * a.chance.random()
     lasts_s = a.chance.choice([0.05, 0.3, 3.0])  # a host that says nothing for so long is given up
+    steady, every = a.chance.random() < 0.5, a.chance.choice([1, 2, 5])
+    late_s = a.chance.choice([0.0, 2e-3, 0.02])  # of one of them at each call
     # So is one of two that have lost what was on its way between them.
     gone = fault in ("die", "leave", "kill", "goes", "reset")
     gone |= fault == "stop" and lasts_s > 1.0
@@ -417,9 +420,11 @@ def voted(a: Aim) -> None:
                     strike(c)
                     if fault == "goes":
                         return
-                kind, mine = kinds[call % 3 == 2], given(call, rank)
+                kind, mine = kinds[call % 3 == 2 and not steady], given(call, rank)
+                if late_s and call % len(hosts) == rank:
+                    time.sleep(late_s)
                 try:
-                    if call % 5 == 4:
+                    if call % every == every - 1 and every != 2:
                         g.barrier()
                     if kind == "broadcast":
                         got = g.broadcast(mine if rank == root else None, root)

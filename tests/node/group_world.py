@@ -263,7 +263,8 @@ class OneNode:
         self.held: list[GroupCall] = []
         self.gave: set[bytes] = set()  # names of large parts of members here
         meter = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
-        self.plan_executor = SimpleNamespace(meter=meter)
+        nobody = SimpleNamespace(get=lambda name: None)
+        self.plan_executor = SimpleNamespace(meter=meter, streaming_sources=nobody)
         self.loop = self.roster = self
         self.calls = GroupCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
 

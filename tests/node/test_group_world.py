@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from hoplite_mp.node.groups import (
-    group_calls,
     group_leading,
+    group_state,
     repeated_plans,
     speculative_start,
 )
@@ -35,8 +35,8 @@ SLOW_LINKS = 0.2  # of the steps of a world in which links become slow
 def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = False) -> World:
     """A life: the group forms, calls, members go and come, in the end all is still. In half of
     them all decisions count as large, which are told once to each leading node."""
-    repeated_bytes = -1 if seed % 4 >= 2 else group_calls.DECISION_REPEATED_BYTES_MAX
-    with mock.patch.object(group_calls, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
+    repeated_bytes = -1 if seed % 4 >= 2 else group_state.DECISION_REPEATED_BYTES_MAX
+    with mock.patch.object(group_state, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
         return live(seed, repeats, slows, early)
 
 

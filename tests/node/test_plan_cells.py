@@ -78,7 +78,7 @@ class Node1:
         links: Any = SimpleNamespace(
             engine=self.engine,
             notes=SimpleNamespace(on=False),
-            close=lambda cell, engine_buffer: self.closed.append(cell),
+            close=lambda cell, engine_buffer, **_: self.closed.append(cell),
             moved=lambda near: (0, 0),
             flows=dict,
             pull=lambda *about: self.pulled.append(about[:3]),

@@ -30,6 +30,8 @@ def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) ->
     `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
     for the one object of a Distribute."""
     plan = execution.plan
+    if execution.posted:
+        execution.memories = lambda: {index: (view, 0) for index, view in execution.views.items()}
     if isinstance(plan, Distribute):
         _spread(results, execution, cells, plan)
     else:
@@ -86,7 +88,8 @@ def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: 
     program = execution.program
     memory: Any = None
     queued: dict[int, list[int]] = {}  # stripe -> its cells, in the order of the program's pulls
-    if 0 not in execution.views:
+    given = 0 in execution.views or (execution.posted and results.client.number in plan.sources)
+    if not given:
         memory = _block(results, execution, 0, plan.object, plan.nbytes)
         queued = {pull.cell.stripe: [] for pull in program.pulls}
     parents = {pull.cell.stripe: pull.parent for pull in program.pulls}
@@ -102,7 +105,7 @@ def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: 
                 execution, cells, plan.object, memory, (begin, end), shown, pull
             )
         elif shown:
-            cells.own(execution, shown, 0, execution.views[0], begin, end - begin)
+            cells.own(execution, shown, 0, execution.views.get(0), begin, end - begin)
     execution.queue += chain.from_iterable(queued.values())
 
 
@@ -118,9 +121,11 @@ def _gather(
         for index in [pull.cell.stripe]
     }
     for serve in program.serves:
-        member = plan.members[serve.cell.stripe]
-        view = execution.views[member]
-        cells.own(execution, execution.key(serve.cell), member, view, 0, len(view))
+        index = serve.cell.stripe
+        member = plan.members[index]
+        view = None if execution.posted else execution.views[member]
+        nbytes = plan.sizes[index] if view is None else len(view)
+        cells.own(execution, execution.key(serve.cell), member, view, 0, nbytes)
     for pull in program.pulls:
         index = pull.cell.stripe
         memory, whole = blocks[pull.cell], (0, plan.sizes[index])

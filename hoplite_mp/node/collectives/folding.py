@@ -16,6 +16,7 @@ from hoplite_mp.node.collectives.execute import check_alike
 from hoplite_mp.node.collectives.plan_execution import NotNow
 from hoplite_mp.node.collectives.stripe_layout import StripeLayout
 from hoplite_mp.planner.program import Cell, Program, members_in
+from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.plan_cells import PlanCells
@@ -62,7 +63,7 @@ class Folding:
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
         """Makes a cell over a stripe of a member on this host."""
-        memory, at = self.arrays[index]
+        memory, at = self.arrays.get(index, (None, 0))  # of a posted plan they come later
         size = self.stripe_layout.member_itemsize
         begin, end = (element * size for element in self.stripe_layout.elements(stripe))
         return self.cells.own(self.execution, key, index, memory, begin, end - begin, at)
@@ -103,7 +104,10 @@ class Folding:
         def key(cell: Cell) -> Key | None:
             return self.execution.key(cell) if cell in served else None
 
-        self.arrays = self._arrays()
+        if self.execution.posted:
+            self.execution.memories = self._arrays
+        else:
+            self.arrays = self._arrays()
         members = dict(program.given)
         for cell, index in program.given:
             if cell in served or not self.stripe_layout.is_empty(cell.stripe):
@@ -180,7 +184,9 @@ class Folding:
         """The elements of the members on this host, in C order, and where they begin in the
         member's payload."""
         found = {}
-        objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
+        plan = self.execution.plan  # of a posted one, the members' names are known only now
+        assert not isinstance(plan, Distribute)
+        objects = dict(zip(plan.members, plan.objects, strict=True))
         for index, view in self.execution.views.items():
             info = check_alike(
                 index, objects[index], view, self.stripe_layout.shape, self.stripe_layout.dtype_name

@@ -115,11 +115,27 @@ class PlanCells:
         at: int = 0,
     ) -> int:
         """Makes a cell over the bytes of a member on this host, valid as far as they are written.
-        `at` is the offset of `memory` in the member."""
+        `at` is the offset of `memory` in the member. Of a posted plan, the cell is placed later."""
+        if execution.posted:
+            cell = self.make(execution, key, None, 0, nbytes, False)
+            execution.unplaced.append((cell, index, begin))
+            return cell
         there = execution.written(index, at + begin, nbytes)
         cell = self.make(execution, key, memory, begin, nbytes, there)
         execution.follow(index, cell, at + begin, nbytes)
         return cell
+
+    def place(self, execution: PlanExecution) -> None:
+        """The members here of a posted plan have given what its cells over them are to hold."""
+        memories = execution.memories()
+        execution.is_ahead = any(map(self.engine.watermark, execution.pulls))
+        for cell, index, begin in execution.unplaced:
+            (memory, at), nbytes = memories[index], execution.sizes[cell]
+            there = execution.written(index, at + begin, nbytes)
+            self.engine.place(cell, memory, begin, there)
+            execution.follow(index, cell, at + begin, nbytes)
+        execution.unplaced, execution.memories = [], dict
+        execution.placed = True
 
     def fold(
         self,
@@ -138,21 +154,38 @@ class PlanCells:
         self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
 
     def begin(self, execution: PlanExecution) -> None:
-        """Starts the pulls, once all cells are made."""
+        """Starts the pulls, once all cells are made. `measure` must follow."""
         # Includes cells that an earlier execution made and this one continues.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
+        self._pull_together(execution)
+        if execution.followed:
+            self.loop.call_later(0.0, lambda: self._advance(execution))
+
+    def measure(self, execution: PlanExecution) -> None:
+        """Has the meter count what an execution that has just begun moves, unless it is over."""
+        if not execution.cells or execution.measured:
+            return
         if execution.pulls or execution.program.serves:
             execution.measured = True
             if execution.moved is None and execution.may_be_relieved:
                 execution.moved = self.meter.moved()
-            self.meter.begin(filled_links(execution.plan, self.client.number))
-        most = execution.program.inbound_max or len(execution.queue)
-        if not execution.copies and len(execution.queue) <= most and not self.links.notes.on:
+            fills = filled_links(execution.plan, self.client.number)
+            if execution.is_ahead:  # so its links carry less from now on than they could
+                fills = False, False
+            self.meter.begin(fills)
+
+    def post(self, execution: PlanExecution) -> None:
+        """Starts the pulls of a posted plan, which is not begun yet."""
+        self.by_cell.update(dict.fromkeys(execution.cells, execution))
+        self._pull_together(execution)
+
+    def _pull_together(self, execution: PlanExecution) -> None:
+        most = execution.program.inbound_max
+        at_once = not most or len(execution.queue) + len(execution.running) <= most
+        if at_once and not execution.copies and not self.links.notes.on:
             # Only the last one is waited for.
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
-        if execution.followed:
-            self.loop.call_later(0.0, lambda: self._advance(execution))
 
     def pull_more(self, execution: PlanExecution) -> None:
         """Starts queued pulls, as many at a time as the program allows."""
@@ -191,11 +224,11 @@ class PlanCells:
                 self.engine.together(stay)  # and no longer with those that are closed
             for cell, engine_buffer in execution.cells.items():
                 if cell not in stay:
-                    self.links.close(cell, engine_buffer)
+                    self.links.close(cell, engine_buffer, keep_requests=execution.posted)
                 self.by_cell.pop(cell, None)
         finally:
             self.engine.release()
-        execution.cells = {}
+        execution.cells, execution.memories = {}, dict
         if execution.measured:
             self.meter.end()
         return carryover

@@ -8,7 +8,7 @@ It must never know: how cells are made, when a plan is over.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.ranges import Ranges
@@ -83,6 +83,17 @@ class PlanExecution:
     waiting: int = 0  # number of copies that another execution is bringing
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
+    # The plan is not begun; its cells are made before the members here have given anything, so that
+    # nothing else has to be done when they have (`PlanExecutor.post`).
+    posted: bool = False
+    placed: bool = False  # they have, and the bytes are on their way
+    is_ahead: bool = False  # bytes came while it was posted
+    # Cells over members on this host that are to be placed then: (cell, index of the member, where
+    # the cell begins in the memory of that member).
+    unplaced: list[tuple[int, int, int]] = field(default_factory=list)
+    # Of a posted plan: finds, once the members here are in `views`, by index: (the memory that
+    # cells lie in, where it begins in the member's payload).
+    memories: Callable[[], dict[int, tuple[Any, int]]] = dict
     reports: bool = True  # somebody is to be told when this node's part is complete
     reported: bool = False  # that has been done
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.

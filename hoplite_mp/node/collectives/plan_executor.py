@@ -13,13 +13,14 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hoplite_mp.headers import NODE_SLOT, STATE
+from hoplite_mp.headers import STATE
 from hoplite_mp.node.collectives.carryover import Carryover
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.folding import Folding, slots_of
 from hoplite_mp.node.collectives.plan_cells import NOBODY
 from hoplite_mp.node.collectives.plan_execution import NotNow, PlanExecution
+from hoplite_mp.node.collectives.replicating import Replicating
 from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.planner.program import Programs, program_of
 from hoplite_mp.protocol.fields import FOLDING
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanExecutor"]
 
+# A plan is posted only if the store has room for so many times the bytes that it is about: the
+# result, the parts of others that are folded, and what members put meanwhile. Higher: it is not
+# posted where it would have fit. Lower: members' parts are spilled, or wait.
+POSTED_SHARE = 4
+
 
 class PlanExecutor:
     """All executions of plans on this node. Node numbers are those that plans use."""
@@ -73,6 +79,7 @@ class PlanExecutor:
         self.replicas = replicas
         self.streaming_sources = streaming_sources
         self.meter = cells.meter
+        self.replicating = Replicating(host, cells, replicas, self, self._brought)
         self.executions: dict[int, PlanExecution] = {}  # by operation
         self.programs = Programs()
 
@@ -104,10 +111,60 @@ class PlanExecutor:
         if program.is_empty:
             self.drop(plan.operation)
             return False
-        execution = self._part(plan, program, done, wait_s)
+        posted = self.executions.get(plan.operation)
+        if posted is not None and posted.posted and posted.plan.epoch == plan.epoch:
+            execution = posted
+            execution.plan, execution.done = plan, done
+            execution.begun_ns, execution.until = self.loop.now_ns(), self._until(wait_s)
+        else:
+            execution = self._part(plan, program, done, wait_s)
         execution.reports, execution.vote = program.reports or always, vote
         self._begin(execution)
         return execution.reports
+
+    def post(self, plan: Plan) -> None:
+        """Makes the cells of a plan that `execute_privately` will probably be asked to execute, and
+        starts its pulls, before the members here have given anything (as MPI programs post receives
+        before they compute). Does nothing if there is no room; `drop_posted` must follow."""
+        program = self.programs.of(plan, self.client.number)
+        if program.is_empty or plan.operation in self.executions or self.links.notes.on:
+            return
+        needs = sum(plan.sizes) if isinstance(plan, ExecuteReduce) and plan.sizes else plan.nbytes
+        if not self.store.has_room(POSTED_SHARE * needs, 1):
+            return  # nothing is spilled for what may be in vain
+        execution = self._part(plan, program, _heard, 0.0)
+        execution.posted = True
+        self.cells.engine.hold()
+        try:
+            self._make_blocks(execution)
+            self.cells.post(execution)
+        except (NotNow, PlanError, ValueError):
+            self.drop(plan.operation)
+        finally:
+            self.cells.engine.release()
+
+    def place(self, plan: Plan) -> None:
+        """The members here have given what that posted plan names, so their bytes may leave.
+        Without effect if it is not posted any more; then `execute_privately` says why."""
+        execution = self.executions.get(plan.operation)
+        if execution is None or not execution.posted or execution.plan.epoch != plan.epoch:
+            return
+        execution.plan = plan
+        self.cells.engine.hold()
+        try:
+            self._pin(execution)
+            self.cells.place(execution)
+        except (NotNow, SourcesGone, PlanError, ValueError):
+            self.drop(plan.operation)
+        finally:
+            self.cells.engine.release()
+
+    def drop_posted(self, plan: Plan) -> None:
+        """Ends a posted plan, unless it has been begun. Other nodes that have asked for its cells
+        wait until it is executed after all, or until their own plan ends."""
+        execution = self.executions.get(plan.operation)
+        if execution is not None and execution.posted and execution.plan.epoch == plan.epoch:
+            self.drop(plan.operation)
 
     def _part(
         self,
@@ -124,7 +181,7 @@ class PlanExecutor:
             program,
             self,
             loop.now_ns(),
-            loop.now() + (self.config.put_wait_s if wait_s is None else wait_s),
+            self._until(wait_s),
             carryover=self._end(plan.operation),
             reports=program.reports,
             done=done,
@@ -132,6 +189,9 @@ class PlanExecutor:
         )
         self.executions[plan.operation] = execution
         return execution
+
+    def _until(self, wait_s: float | None) -> float:
+        return self.loop.now() + (self.config.put_wait_s if wait_s is None else wait_s)
 
     def makes(self, object_id: bytes) -> bool:
         """Is this object the result of an operation whose commit this node is about to receive?"""
@@ -271,17 +331,18 @@ class PlanExecutor:
             self._make_cells(execution)
         finally:
             self.cells.engine.release()
+        if execution.begun:
+            self.cells.measure(execution)  # only now, because the bytes move meanwhile
+            self._maybe_finish(execution)
 
     def _make_cells(self, execution: PlanExecution) -> None:
-        plan = execution.plan
         try:
-            self._pin(execution)
-            if isinstance(plan, Distribute) or (execution.done and plan.kind not in FOLDING):
-                fill_blocks(self.results, execution, self.cells)
-            elif plan.kind in FOLDING:
-                Folding(self.results, execution, plan, self.cells).begin()
-            else:
-                self._copy(execution, plan)
+            if not execution.placed:
+                self._pin(execution)
+            if not execution.posted:
+                self._make_blocks(execution)
+            elif not execution.placed:
+                self.cells.place(execution)
         except NotNow as why:
             if self.loop.now() > execution.until:
                 self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
@@ -295,10 +356,18 @@ class PlanExecutor:
         except (PlanError, ValueError) as error:
             self._fail(execution, str(error), ())
             return
-        execution.begun = True
+        execution.begun, execution.posted = True, False
         execution.carryover.discard(self.links, self.client.give_back)
         self.cells.begin(execution)
-        self._maybe_finish(execution)
+
+    def _make_blocks(self, execution: PlanExecution) -> None:
+        plan = execution.plan
+        if isinstance(plan, Distribute) or (execution.done and plan.kind not in FOLDING):
+            fill_blocks(self.results, execution, self.cells)
+        elif plan.kind in FOLDING:
+            Folding(self.results, execution, plan, self.cells).begin()
+        else:
+            self.replicating.make(execution, plan)
 
     def _make_room(self, execution: PlanExecution) -> None:
         """Frees what earlier plans have received and this one cannot use, although its cells are
@@ -351,53 +420,6 @@ class PlanExecutor:
             raise SourcesGone(tuple(sorted(gone)))
 
     # -- copies --------------------------------------------------------------------------------
-
-    def _copy(self, execution: PlanExecution, plan: ExecuteReduce) -> None:
-        program = execution.program
-        for cell in program.result:
-            # An object that is already here is kept as a replica from now on.
-            if cell.node == self.client.number:
-                self.replicas.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
-        for serve in program.serves:
-            key = execution.key(serve.cell)
-            if key not in execution.known:
-                execution.known.add(key)
-                view = execution.views[plan.members[serve.cell.stripe]]
-                self.cells.make(execution, key, view, 0, view.nbytes, True)
-        for pull in program.pulls:
-            cell = pull.cell
-            key = execution.key(cell)
-            if key in execution.known:
-                continue
-            if cell.node not in self.links.peers.by_number:
-                # That node is gone, and a new plan follows. Until then the object is not on its
-                # way, so that whether it is lost does not depend on this plan.
-                execution.known.add(key)
-                execution.waiting += 1
-                continue
-            object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
-            oid = self.replicas.expect(object_id, nbytes, (cell.node,))
-            remote = self.remote_objects.by_oid.get(oid)
-            if remote is None:
-                execution.known.add(key)
-                self.replicas.tell(object_id, nbytes)
-                continue
-            if remote.payload:  # another execution is filling it
-                execution.known.add(key)
-                execution.waiting += 1
-                remote.waiting.append(partial(self._brought, execution, oid))
-                continue
-            payload = self.store.lease(nbytes, NODE_SLOT)
-            if payload is None:
-                raise NotNow("what is gathered does not fit into the store beside what is in use")
-            execution.known.add(key)
-            remote.payload, remote.filler = payload, self
-            memory = self.client.memory(payload, nbytes)
-            made = self.cells.make(execution, None, memory, 0, nbytes, False, remote.engine_buffer)
-            execution.copies[made] = oid
-            execution.pulls[made] = cell.node, key
-            execution.queue.append(made)
-            execution.missing.add(made)
 
     def _brought(self, execution: PlanExecution, oid: int) -> None:
         """Called when the other execution that was filling the object has ended."""

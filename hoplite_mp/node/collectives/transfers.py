@@ -155,6 +155,7 @@ class Transfers:
         self.by_epoch[plan.epoch] = execution
         fill_blocks(self.results, execution, self.cells)
         self.cells.begin(execution)
+        self.cells.measure(execution)
         if receiving and not execution.missing:
             self._whole(execution)
 

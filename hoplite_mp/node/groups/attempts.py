@@ -9,7 +9,7 @@ It must never know: plans, members, who moves what.
 
 from __future__ import annotations
 
-__all__ = ["ATTEMPT_BITS", "MADE_ATTEMPTS", "REPEATED", "distance_of", "is_repeated"]
+__all__ = ["ATTEMPT_BITS", "MADE_ATTEMPTS", "REPEATED", "is_repeated"]
 
 ATTEMPT_BITS = 8
 REPEATED = 1 << (ATTEMPT_BITS - 1)
@@ -19,8 +19,3 @@ MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node 
 def is_repeated(attempt: int) -> bool:
     """Did nodes begin this attempt by themselves?"""
     return bool(attempt & REPEATED)
-
-
-def distance_of(attempt: int) -> int:
-    """How many calls after the one that its plan was made for a repeated attempt is."""
-    return attempt & MADE_ATTEMPTS

@@ -21,10 +21,10 @@ from hoplite_mp.node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp.node.groups.group_decisions import lost
 from hoplite_mp.node.groups.group_leading import Leading
 from hoplite_mp.node.groups.group_state import MemberCall, State
+from hoplite_mp.node.groups.posted_calls import PostedCalls
 from hoplite_mp.node.groups.speculative_start import fill_in, lacks
 from hoplite_mp.node.groups.voted_calls import VotedCalls
 from hoplite_mp.protocol.group_calls import (
-    DECISION_REPEATED_BYTES_MAX,
     GroupCommit,
     GroupDone,
     GroupGo,
@@ -34,7 +34,6 @@ from hoplite_mp.protocol.group_calls import (
     GroupSmall,
     GroupStart,
     GroupSync,
-    bytes_of,
     error_kind,
 )
 
@@ -68,6 +67,7 @@ class GroupCalls:
         self.states: dict[int, State] = {}  # by generation
         self.leading = Leading(host, small, self.states, self.send)
         self.voted = VotedCalls(host, results, small)
+        self.posted = PostedCalls(host, results.plan_executor)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -86,6 +86,7 @@ class GroupCalls:
             self._changed(state, members)
 
     def _changed(self, state: State, members: GroupMembers) -> None:
+        self.posted.drop(state)
         state.members = members
         state.plans.clear()
         state.early = {}
@@ -129,7 +130,7 @@ class GroupCalls:
                 members.generation,
                 members.version,
                 state.calls,
-                self._last_for(state, state.leader),
+                state.last_for(state.leader),
                 tuple(state.starts.items()),
             )
             self.send(state, state.leader, sync)
@@ -140,20 +141,13 @@ class GroupCalls:
             if node in knowing and node != self.client.number:  # it counts if of this version
                 self.leading.sync(state, node, pending)
 
-    def _last_for(self, state: State, leader: int) -> GroupCommit | None:
-        """The last decision, for the leading node. A large one is sent to it once, because many
-        members may leave one after another."""
-        if state.last is None or bytes_of(state.last.pieces) <= DECISION_REPEATED_BYTES_MAX:
-            return state.last
-        before, state.handed = state.handed, (leader, state.calls)
-        return state.last if before != state.handed else None
-
     def closed(self, generation: int) -> None:
         """The group has ended: all members have left or died."""
         state = self.states.pop(generation, None)
         if state is None:
             return
         self.small.forget(generation)
+        self.posted.drop(state)
         self._look_at_board(state)
         self._let_go(state)
         state.result = []
@@ -221,13 +215,15 @@ class GroupCalls:
             return False
         # All members have made the calls before this one, which the engine has committed alone.
         state.calls = max(state.calls, ask.call)
-        part = self.results.part(state.members, ask.call, [ask])
-        go = self.voted.begin(state, part) if ask.call == state.calls else None
+        part, go = self.posted.begin(state, ask) or (None, None)
+        part = part or self.results.part(state.members, ask.call, [ask])
+        go = self.voted.begin(state, part, go) if ask.call == state.calls else None
         if go is None:
             return False
         state.member_calls[ask.rank] = called
         self._move(state, go)
         self.voted.prepare(state)
+        self.posted.post_next(state, part)
         return True
 
     def passed(self, state: State, calls: int) -> None:
@@ -483,7 +479,7 @@ class GroupCalls:
             self.results.let_go(voting.prepared)
         if not given.error:
             keeps = message.keeps or go is None
-            state.plans.committed(state.members, message, go, keeps)
+            state.plans.committed(state.members, message, go, keeps, alone=on_board)
         # Other nodes may have begun the next call before this one has heard of the end of this one.
         state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
         self.results.unpin(state.left)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, is_repeated
 from hoplite_mp.node.groups.repeated_plans import RepeatedPlans
 from hoplite_mp.planner.slow_owners import SlowLinks
+from hoplite_mp.protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["InProgress", "Known", "MemberCall", "State", "Voting"]
+__all__ = ["InProgress", "Known", "MemberCall", "Posted", "State", "Voting"]
 
 
 @dataclass(slots=True)
@@ -106,6 +107,15 @@ class Voting:
 
 
 @dataclass(slots=True)
+class Posted:
+    """A call that this node expects, and for which its cells are made (voted_calls)."""
+
+    go: GroupGo
+    part: GroupPart  # of the call before, which it is expected to be like
+    head: bytes  # of what the member has given to that, up to the elements
+
+
+@dataclass(slots=True)
 class State:
     """A Group over several hosts, as this node knows it."""
 
@@ -128,6 +138,7 @@ class State:
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
     voting: Voting | None = None  # what `go` was begun for
+    posted: dict[int, Posted] = field(default_factory=dict)  # by call
     # An attempt at a later call, which has begun without this node, while it awaits a commit.
     ahead: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
@@ -187,6 +198,14 @@ class State:
         if len(found) == len(self.starts):
             self._known = self.members, found
         return found
+
+    def last_for(self, leader: int) -> GroupCommit | None:
+        """The last decision, for the leading node. A large one is sent to it once, because many
+        members may leave one after another."""
+        if self.last is None or bytes_of(self.last.pieces) <= DECISION_REPEATED_BYTES_MAX:
+            return self.last
+        before, self.handed = self.handed, (leader, self.calls)
+        return self.last if before != self.handed else None
 
     def given(self) -> dict[int, GroupPart]:
         """By rank, the parts of the next call that have come, in that order."""

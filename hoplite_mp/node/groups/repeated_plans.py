@@ -16,7 +16,7 @@ It must never know: messages, clocks, how bytes move.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,16 +26,17 @@ from hoplite_mp.node.groups.group_decisions import operation_of
 from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from hoplite_mp.node.groups.group_decisions import Outcome
-    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Plan
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece, Plan
     from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = [
     "PART_BYTES_MAX",
     "RepeatedPlans",
     "member_of",
+    "named",
     "named_by_all",
     "repeat",
 ]
@@ -56,12 +57,29 @@ T = TypeVar("T")
 Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, int, bytes], ...]]
 
 
+class Pace(NamedTuple):
+    """How often members give in one form."""
+
+    last: int  # the last call in that form
+    calls: int = 0  # how many calls after the one before it
+    steady: bool = False  # as many as that one after its own predecessor
+
+    def after(self, call: int) -> Pace:
+        """With one more call."""
+        if call <= self.last:
+            return self
+        return Pace(call, call - self.last, call - self.last == self.calls)
+
+
 class RepeatedPlans:
     """The plans that one node may repeat, for one version of a Group's members."""
 
     def __init__(self) -> None:
         # (number of the call it was made for, it, the commit of that call)
         self._kept: dict[Form, tuple[int, GroupGo, GroupCommit]] = {}
+        self._paces: dict[Form, Pace] = {}
+        # How many calls of that form the engines have committed since the leading node last did.
+        self._alone: dict[Form, int] = {}
         self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
         self._begun = -1  # the last call for which there was a plan
         self._vain: dict[Form, int] = {}
@@ -69,36 +87,76 @@ class RepeatedPlans:
     def clear(self) -> None:
         """Called when the members change: plans of other members are of no use."""
         self._kept.clear()
+        self._paces.clear()
+        self._alone.clear()
         self._vain.clear()
         self._given, self._begun = (0, None), -1
 
     def next(
-        self, members: GroupMembers, part: GroupPart
+        self, members: GroupMembers, part: GroupPart, expected: GroupGo | None = None
     ) -> tuple[int, GroupGo, GroupCommit] | None:
         """(the call for which the plan was made, the attempt by which this node can begin to move
-        `part`, the commit of that call); None: it has to wait for a plan."""
+        `part`, the commit of that call); None: it has to wait for a plan. expected: that attempt,
+        if `upcoming` and `named` have made it."""
         form = _form(part)
         self._given = part.call, form
+        if form is not None:
+            _put(self._paces, form, self._paces.get(form, Pace(part.call)).after(part.call))
         if form is None or form not in self._kept:
             return None
-        first, go, commit = self._kept[form]
-        distance = part.call - first
-        if distance >= REPEATED:
+        first, _, commit = self._kept[form]
+        attempt = _attempt(members, part.call - first)
+        if expected is not None and (expected.call, expected.attempt) == (part.call, attempt):
+            again: GroupGo | None = expected
+        else:
+            again = self._again(members, form, part.call, part.pieces)
+        if again is None:
             return None
         self._begun = part.call
-        attempt = members.version << ATTEMPT_BITS | REPEATED | distance
-        plans = tuple(_renamed(plan, members, part, attempt) for plan in go.plans)
-        again = msgspec.structs.replace(go, call=part.call, attempt=attempt, plans=plans)
         return first, again, commit
 
+    def upcoming(self, members: GroupMembers, part: GroupPart) -> GroupGo | None:
+        """The attempt by which this node will probably begin to move what its members give next in
+        the form of `part`, which they have just given; what they give has no name yet. None: they
+        have not given in this form at a steady pace."""
+        given, form = self._given
+        if form is None or given != part.call or form not in self._kept:
+            return None
+        pace = self._paces[form]
+        if not pace.steady:
+            return None
+        return self._again(members, form, part.call + pace.calls, ())
+
+    @property
+    def alone(self) -> int:
+        """How many calls of the form of the last one the engines have committed since the leading
+        node has decided one."""
+        form = self._given[1]
+        return 0 if form is None else self._alone.get(form, 0)
+
+    def _again(
+        self, members: GroupMembers, form: Form, call: int, pieces: Sequence[Piece]
+    ) -> GroupGo | None:
+        """The plan that is kept for that form, for another call; None: it is too far away."""
+        first, go, _ = self._kept[form]
+        distance = call - first
+        if distance >= REPEATED:
+            return None
+        attempt = _attempt(members, distance)
+        operation = operation_of(members, call)
+        plans = tuple(_renamed(plan, operation, attempt, pieces) for plan in go.plans)
+        return msgspec.structs.replace(go, call=call, attempt=attempt, plans=plans)
+
     def committed(
-        self, members: GroupMembers, commit: GroupCommit, go: GroupGo | None, keeps: bool
-    ) -> None:
+        self, members: GroupMembers, commit: GroupCommit, go: GroupGo | None, keeps: bool,
+        *, alone: bool = False,
+    ) -> None:  # fmt: skip
         """A call is committed, by this attempt; None: by one that this node has not made, or
-        without any. `keeps`: its plan may be repeated."""
+        without any. `keeps`: its plan may be repeated. alone: by the engines."""
         given, form = self._given
         if commit.call != given or form is None:
             return
+        _put(self._alone, form, self._alone.get(form, 0) + 1 if alone else 0)
         repeated = go is not None and is_repeated(go.attempt)
         if self._begun == commit.call:
             vain = self._vain.get(form, 0)
@@ -127,15 +185,24 @@ def _form(part: GroupPart) -> Form | None:
     return part.kind, part.op, part.root, part.ranks, pieces
 
 
-def _renamed(plan: Plan, members: GroupMembers, part: GroupPart, attempt: int) -> Plan:
+def named(go: GroupGo, pieces: Sequence[Piece]) -> GroupGo:
+    """That attempt with the names of what members here give, which `upcoming` did not know."""
+    plans = tuple(_renamed(plan, plan.operation, plan.epoch, pieces) for plan in go.plans)
+    return msgspec.structs.replace(go, plans=plans)
+
+
+def _attempt(members: GroupMembers, distance: int) -> int:
+    return members.version << ATTEMPT_BITS | REPEATED | distance
+
+
+def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) -> Plan:
     """The plan for another call. Objects of other nodes have names that mean nothing: the nodes
     that hold them know the right ones, and cells are asked for by operation and attempt."""
-    operation = operation_of(members, part.call)
     if isinstance(plan, Distribute):
-        own = next((piece.object for piece in part.pieces), _stand_in(0))
+        own = next((piece.object for piece in pieces), _stand_in(0))
         return msgspec.structs.replace(plan, operation=operation, epoch=attempt, object=own)
     size = len(plan.destinations)
-    given = {member_of(plan.kind, size, one.source, one.target): one.object for one in part.pieces}
+    given = {member_of(plan.kind, size, one.source, one.target): one.object for one in pieces}
     objects = tuple(given.get(member, _stand_in(member)) for member in plan.members)
     return msgspec.structs.replace(plan, operation=operation, epoch=attempt, objects=objects)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp.node.groups.attempts import distance_of
 from hoplite_mp.node.groups.group_state import Voting
 from hoplite_mp.protocol.fields import FOLDING
 
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["VotedCalls"]
 
-# One in so many calls after the one that a plan was made for goes by way of the leading node, which
-# hears the rates of all links, and cuts other stripes if they have changed. Higher: wrong stripes
-# last longer. Lower: more calls take the longer way.
+# One in so many calls that are alike goes by way of the leading node, which hears the rates of all
+# links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower: more
+# calls take the longer way.
 LED_EVERY = 16
 
 
@@ -48,14 +47,17 @@ class VotedCalls:
         self.results = results
         self.small = small
 
-    def begin(self, state: State, part: GroupPart) -> GroupGo | None:
+    def begin(
+        self, state: State, part: GroupPart, expected: GroupGo | None = None
+    ) -> GroupGo | None:
         """The attempt by which this node begins to move `part`, which its one member has given to
-        the next call; the engine knows of it. None: the leading node has to be asked."""
-        found = state.plans.next(state.members, part)
+        the next call; the engine knows of it. None: the leading node has to be asked. expected: see
+        `RepeatedPlans.next`."""
+        found = state.plans.next(state.members, part, expected)
         if found is None or len(part.ranks) != 1:
             return None
         first, go, before = found
-        if distance_of(go.attempt) % LED_EVERY == 0 or (before.kind in FOLDING and before.pieces):
+        if state.plans.alone >= LED_EVERY - 1 or (before.kind in FOLDING and before.pieces):
             return None
         commit = _commit_of(before, go, part, self.client.number)
         state.voting = Voting(go, first, commit)

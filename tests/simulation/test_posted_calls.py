@@ -1,0 +1,187 @@
+"""Calls that nodes post before their members make them, on real nodes in virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp.node.collectives.plan_cells import PlanCells
+from hoplite_mp.node.collectives.plan_executor import PlanExecutor
+from hoplite_mp.node.groups.posted_calls import POSTED_MAX, POSTED_S
+from tests.simulation import test_latecomers as latecomers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.collectives.plan_execution import PlanExecution
+    from hoplite_mp.protocol.group_calls import Plan
+    from hoplite_mp.simulation.cluster.workload import Workload
+
+MEMBERS = 3
+ITEMS = 40_000
+CALLS = 12
+KINDS = "allreduce", "broadcast", "allgather", "reduce", "gather", "reduce_scatter", "alltoall"
+WARM = 4  # calls before the first that can be posted: one is planned, and two give a pace
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many plans were posted, placed, and given up, on all nodes."""
+    found: Counter[str] = Counter()
+    post, drop, place = PlanExecutor.post, PlanExecutor.drop_posted, PlanCells.place
+
+    def posts(executor: PlanExecutor, plan: Plan) -> None:
+        post(executor, plan)
+        made = executor.executions.get(plan.operation)
+        found["posted"] += made is not None and made.posted
+
+    def drops(executor: PlanExecutor, plan: Plan) -> None:
+        made = executor.executions.get(plan.operation)
+        found["given up"] += made is not None and made.posted
+        drop(executor, plan)
+
+    def places(cells: PlanCells, execution: PlanExecution) -> None:
+        place(cells, execution)
+        found["placed"] += 1
+        found["ahead"] += execution.is_ahead
+
+    monkeypatch.setattr(PlanExecutor, "post", posts)
+    monkeypatch.setattr(PlanExecutor, "drop_posted", drops)
+    monkeypatch.setattr(PlanCells, "place", places)
+    return found
+
+
+def given(call: int, rank: int, items: int = ITEMS) -> Any:
+    return np.arange(items, dtype=np.int64) * (rank + 1) + call
+
+
+def made(g: Any, kind: str, call: int, items: int = ITEMS) -> None:
+    """Makes the call and compares its result with numpy's."""
+    mine, all_of_them = given(call, g.rank, items), [given(call, r, items) for r in range(g.size)]
+    total = sum(all_of_them)
+    if kind == "broadcast":
+        right, got = all_of_them[1], g.broadcast(mine if g.rank == 1 else None, root=1)
+    elif kind == "alltoall":
+        right = [np.array_split(one, g.size)[g.rank] for one in all_of_them]
+        got = g.alltoall(np.array_split(mine, g.size))
+    elif kind in ("reduce", "gather"):
+        got = getattr(g, kind)(mine, root=1)
+        right = None if g.rank != 1 else total if kind == "reduce" else all_of_them
+    else:
+        got = getattr(g, kind)(mine)
+        right = {
+            "allreduce": total,
+            "allgather": all_of_them,
+            "reduce_scatter": np.array_split(total, g.size)[g.rank],
+        }[kind]
+    if right is None or not isinstance(right, list):
+        assert np.array_equal(got, right)
+    else:
+        assert all(np.array_equal(*both) for both in zip(got, right, strict=True))
+
+
+def play(monkeypatch: pytest.MonkeyPatch, calls: Callable[[Any, int], None]) -> None:
+    """Members on hosts of their own, each of which does that with its Group and its rank."""
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("posted", MEMBERS, rank) as g:
+            calls(g, rank)
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    latecomers.play(monkeypatch, MEMBERS, begin)
+
+
+@pytest.mark.parametrize("barriers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_at_a_steady_pace_are_posted(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str], kind: str, barriers: int
+) -> None:
+    def calls(g: Any, rank: int) -> None:
+        for call in range(CALLS):
+            for _ in range(barriers):
+                g.barrier()
+            made(g, kind, call)
+
+    play(monkeypatch, calls)
+    if kind == "alltoall":  # it gives several pieces
+        assert not seen
+        return
+    assert seen["placed"] >= MEMBERS * (CALLS - WARM)
+    assert seen["posted"] == seen["placed"] + seen["given up"]
+    assert seen["given up"] == MEMBERS  # the one after the last
+
+
+def test_what_others_give_arrives_before_a_late_member_calls(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    late_s, took = 0.1, [0.0] * CALLS
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(CALLS):
+            g.barrier()
+            if rank == 2:
+                time.sleep(late_s)
+            begun = time.monotonic()
+            made(g, "broadcast", call)
+            if rank == 2:
+                took[call] = time.monotonic() - begun
+
+    play(monkeypatch, calls)
+    assert seen["ahead"] >= CALLS - WARM
+    transfer_s = 8 * ITEMS / latecomers.RATE
+    assert max(took[WARM:]) < 0.5 * transfer_s < transfer_s < took[0]
+
+
+def test_another_call_than_the_posted_one(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    """Another size, another kind, a small one, one that only one rank knows of."""
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(4 * CALLS):
+            turn = call % 7
+            if turn == 5:
+                made(g, "allgather", call, 10 if call % 2 else ITEMS)
+            elif turn == 6:
+                mine = np.ones(ITEMS + 3 * (rank == 1))
+                with pytest.raises(ValueError, match="shape"):
+                    g.allreduce(mine)
+            else:
+                made(g, "allreduce", call, ITEMS + 1 * (call % 14 == 4))
+
+    play(monkeypatch, calls)
+    assert seen["placed"] > 0
+    assert seen["given up"] > 0
+
+
+def test_blocks_are_given_back_if_the_call_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    def calls(g: Any, rank: int) -> None:
+        for call in range(CALLS):
+            made(g, "allreduce", call)
+        before = seen["given up"]
+        time.sleep(1.5 * POSTED_S)
+        assert seen["given up"] == before + MEMBERS or before == MEMBERS
+        made(g, "allreduce", CALLS)
+
+    play(monkeypatch, calls)
+
+
+def test_many_forms_at_once(monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
+    forms = POSTED_MAX + 2
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(8 * forms):
+            made(g, "allreduce", call, ITEMS + 8 * (call % forms))
+
+    play(monkeypatch, calls)
+    assert seen["placed"] > 0
