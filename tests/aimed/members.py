@@ -387,7 +387,8 @@ def voted(a: Aim) -> None:
     after_s = a.chance.choice([0.0, 1e-3, 3e-3]) * a.chance.random()
     lasts_s = a.chance.choice([0.05, 0.3, 3.0])  # a host that says nothing for so long is given up
     steady, every = a.chance.random() < 0.5, a.chance.choice([1, 2, 5])
-    late_s = a.chance.choice([0.0, 2e-3, 0.02])  # of one of them at each call
+    # Of all of them, and of one, before each call.
+    pause_s, late_s = a.chance.choice([0.0, 0.01]), a.chance.choice([0.0, 2e-3, 0.02])
     # So is one of two that have lost what was on its way between them.
     gone = fault in ("die", "leave", "kill", "goes", "reset")
     gone |= fault == "stop" and lasts_s > 1.0
@@ -421,8 +422,7 @@ def voted(a: Aim) -> None:
                     if fault == "goes":
                         return
                 kind, mine = kinds[call % 3 == 2 and not steady], given(call, rank)
-                if late_s and call % len(hosts) == rank:
-                    time.sleep(late_s)
+                time.sleep(pause_s + late_s * (call % len(hosts) == rank))
                 try:
                     if call % every == every - 1 and every != 2:
                         g.barrier()

@@ -27,6 +27,7 @@ ITEMS = 40_000
 CALLS = 12
 KINDS = "allreduce", "broadcast", "allgather", "reduce", "gather", "reduce_scatter", "alltoall"
 WARM = 4  # calls before the first that can be posted: one is planned, and two give a pace
+PAUSE_S = 0.02  # in which a program computes, so that nodes have time to post
 
 
 @pytest.fixture
@@ -109,6 +110,7 @@ def test_calls_at_a_steady_pace_are_posted(
             for _ in range(barriers):
                 g.barrier()
             made(g, kind, call)
+            time.sleep(PAUSE_S)
 
     play(monkeypatch, calls)
     if kind == "alltoall":  # it gives several pieces
@@ -127,8 +129,7 @@ def test_what_others_give_arrives_before_a_late_member_calls(
     def calls(g: Any, rank: int) -> None:
         for call in range(CALLS):
             g.barrier()
-            if rank == 2:
-                time.sleep(late_s)
+            time.sleep(late_s if rank == 2 else PAUSE_S)
             begun = time.monotonic()
             made(g, "broadcast", call)
             if rank == 2:
@@ -148,6 +149,7 @@ def test_another_call_than_the_posted_one(
     def calls(g: Any, rank: int) -> None:
         for call in range(4 * CALLS):
             turn = call % 7
+            time.sleep(PAUSE_S)
             if turn == 5:
                 made(g, "allgather", call, 10 if call % 2 else ITEMS)
             elif turn == 6:
@@ -168,6 +170,7 @@ def test_blocks_are_given_back_if_the_call_does_not_come(
     def calls(g: Any, rank: int) -> None:
         for call in range(CALLS):
             made(g, "allreduce", call)
+            time.sleep(PAUSE_S)
         before = seen["given up"]
         time.sleep(1.5 * POSTED_S)
         assert seen["given up"] == before + MEMBERS or before == MEMBERS
@@ -182,6 +185,20 @@ def test_many_forms_at_once(monkeypatch: pytest.MonkeyPatch, seen: Counter[str])
     def calls(g: Any, rank: int) -> None:
         for call in range(8 * forms):
             made(g, "allreduce", call, ITEMS + 8 * (call % forms))
+            time.sleep(PAUSE_S)
 
     play(monkeypatch, calls)
     assert seen["placed"] > 0
+
+
+def test_nothing_is_posted_where_there_is_no_time(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    """One call right after the other: what a node prepared would delay the call that is there."""
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(2 * CALLS):
+            made(g, "allreduce", call)
+
+    play(monkeypatch, calls)
+    assert seen["posted"] <= MEMBERS

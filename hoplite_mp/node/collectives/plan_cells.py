@@ -175,7 +175,7 @@ class PlanCells:
             self.meter.begin(fills)
 
     def post(self, execution: PlanExecution) -> None:
-        """Starts the pulls of a posted plan, which is not begun yet."""
+        """Starts the pulls of a posted plan before it is begun."""
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         self._pull_together(execution)
 

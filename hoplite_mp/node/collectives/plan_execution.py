@@ -86,7 +86,7 @@ class PlanExecution:
     # The plan is not begun; its cells are made before the members here have given anything, so that
     # nothing else has to be done when they have (`PlanExecutor.post`).
     posted: bool = False
-    placed: bool = False  # they have, and the bytes are on their way
+    placed: bool = False  # they have given, and the bytes are on their way
     is_ahead: bool = False  # bytes came while it was posted
     # Cells over members on this host that are to be placed then: (cell, index of the member, where
     # the cell begins in the memory of that member).

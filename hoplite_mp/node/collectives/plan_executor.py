@@ -123,21 +123,22 @@ class PlanExecutor:
         return execution.reports
 
     def post(self, plan: Plan) -> None:
-        """Makes the cells of a plan that `execute_privately` will probably be asked to execute, and
-        starts its pulls, before the members here have given anything (as MPI programs post receives
-        before they compute). Does nothing if there is no room; `drop_posted` must follow."""
+        """Makes the cells of a plan that `execute_privately` will probably be asked to execute before
+        the members here have given anything, as MPI programs post receives before they compute.
+        Does nothing if there is no room; `drop_posted` must follow."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty or plan.operation in self.executions or self.links.notes.on:
             return
         needs = sum(plan.sizes) if isinstance(plan, ExecuteReduce) and plan.sizes else plan.nbytes
-        if not self.store.has_room(POSTED_SHARE * needs, 1):
+        if self.store.arena.used + POSTED_SHARE * needs > self.store.limit:
             return  # nothing is spilled for what may be in vain
         execution = self._part(plan, program, _heard, 0.0)
         execution.posted = True
         self.cells.engine.hold()
         try:
             self._make_blocks(execution)
-            self.cells.post(execution)
+            if _pulls_early(plan):
+                self.cells.post(execution)
         except (NotNow, PlanError, ValueError):
             self.drop(plan.operation)
         finally:
@@ -154,6 +155,8 @@ class PlanExecutor:
         try:
             self._pin(execution)
             self.cells.place(execution)
+            if not _pulls_early(plan):
+                self.cells.post(execution)
         except (NotNow, SourcesGone, PlanError, ValueError):
             self.drop(plan.operation)
         finally:
@@ -488,6 +491,14 @@ class PlanExecutor:
                 plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
             )
         )
+
+
+def _pulls_early(plan: Plan) -> bool:
+    """Do a posted plan's pulls begin before the members here have called? What a root sends is at a
+    late receiver then. Where everybody gives and receives, the engines of those that have called
+    would take the processors from members that are about to: of eight hosts on two processors,
+    every third reduce of 1 MiB took twice as long."""
+    return isinstance(plan, Distribute)
 
 
 def _heard(_: str, __: str) -> None:

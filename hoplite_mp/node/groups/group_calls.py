@@ -87,8 +87,8 @@ class GroupCalls:
 
     def _changed(self, state: State, members: GroupMembers) -> None:
         self.posted.drop(state)
-        state.members = members
         state.plans.clear()
+        state.members = members
         state.early = {}
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
@@ -148,6 +148,7 @@ class GroupCalls:
             return
         self.small.forget(generation)
         self.posted.drop(state)
+        state.plans.clear()
         self._look_at_board(state)
         self._let_go(state)
         state.result = []
@@ -223,7 +224,7 @@ class GroupCalls:
         state.member_calls[ask.rank] = called
         self._move(state, go)
         self.voted.prepare(state)
-        self.posted.post_next(state, part)
+        self.posted.note(state, part)
         return True
 
     def passed(self, state: State, calls: int) -> None:
@@ -480,6 +481,8 @@ class GroupCalls:
         if not given.error:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps, alone=on_board)
+        if voting is not None and on_board:
+            self.posted.post_next(state, voting)
         # Other nodes may have begun the next call before this one has heard of the end of this one.
         state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
         self.results.unpin(state.left)

@@ -96,6 +96,9 @@ class Voting:
     prepared: Prepared | None = None  # the result, once its blocks are known
     # Rank -> (client slot, its generation) of the members here that are to read it.
     members: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # (what the member here gives, what stands before the elements of that), if another call like
+    # this one is expected.
+    like: tuple[GroupPart, bytes] | None = None
 
     def is_for(self, version: int, call: int) -> bool:
         """Was it begun for that call of members of that version?"""

@@ -25,15 +25,15 @@ from hoplite_mp.node.groups.voted_calls import LED_EVERY
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.plan_executor import PlanExecutor
-    from hoplite_mp.node.groups.group_state import State
+    from hoplite_mp.node.groups.group_state import State, Voting
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.group_calls import GroupGo, GroupPart
     from hoplite_mp.protocol.local import GroupCall
 
 __all__ = ["PostedCalls"]
 
-# How long after the begin of a call the next one is prepared. Higher: it may be too late. Lower: it
-# takes processor time when other processes of this host need it to begin.
+# How long after a node has heard of the commit of a call it prepares the next one. Higher: it may
+# be too late. Lower: it takes processor time when members here need it to read their results.
 POST_AFTER_S = 0.001
 # For how long a prepared call keeps the blocks that it would fill. Higher: memory lies idle while a
 # program computes. Lower: programs that call less often begin later.
@@ -50,23 +50,29 @@ class PostedCalls:
         self.plan_executor = plan_executor
         self.streaming_sources = plan_executor.streaming_sources
 
-    def post_next(self, state: State, part: GroupPart) -> None:
-        """`part` has begun to move. If members give the like at a steady pace, this node prepares
-        the next such call meanwhile."""
-        if state.plans.alone >= LED_EVERY - 2 or len(state.posted) >= POSTED_MAX:
+    def note(self, state: State, part: GroupPart) -> None:
+        """`part` has begun to move. Notes what the next call like this one would give."""
+        voting = state.voting
+        if voting is not None and state.plans.is_steady:
+            head = self._head_of(part)
+            voting.like = None if head is None else (part, head)
+
+    def post_next(self, state: State, voting: Voting) -> None:
+        """That call is committed. If members make such calls at a steady pace, this node prepares
+        the next one as soon as it has nothing else to do."""
+        if voting.like is None or state.plans.alone >= LED_EVERY - 1:
             return  # the next one is the leading node's
-        go, head = state.plans.upcoming(state.members, part), self._head_of(part)
-        if go is None or head is None:
-            return
-        posted, members = Posted(go, part, head), state.members
+        part, head = voting.like
+        members = state.members
 
         def post() -> None:
-            late = state.go is not None and state.go.call >= go.call
-            if state.members is members and not late:
-                for plan in go.plans:
-                    self.plan_executor.post(plan)
-                state.posted[go.call] = posted
-                self.loop.call_later(POSTED_S, partial(self._too_long, state, posted))
+            go = state.plans.upcoming(members, part)
+            if go is None or state.members is not members or len(state.posted) >= POSTED_MAX:
+                return
+            for plan in go.plans:
+                self.plan_executor.post(plan)
+            posted = state.posted[go.call] = Posted(go, part, head)
+            self.loop.call_later(POSTED_S, partial(self._too_long, state, posted))
 
         self.loop.call_later(POST_AFTER_S, post)
 

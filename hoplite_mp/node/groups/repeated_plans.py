@@ -128,6 +128,12 @@ class RepeatedPlans:
         return self._again(members, form, part.call + pace.calls, ())
 
     @property
+    def is_steady(self) -> bool:
+        """Do members make calls of the form of the last one at a steady pace?"""
+        form = self._given[1]
+        return form is not None and self._paces[form].steady
+
+    @property
     def alone(self) -> int:
         """How many calls of the form of the last one the engines have committed since the leading
         node has decided one."""
