@@ -176,12 +176,10 @@ class Calling(Member):
         try:
             if self._hosts is not None:
                 # If an earlier try was interrupted, the node may still have to read what it gave.
-                before = self._part or ()
+                held = self._part = self._part or []
                 try:
-                    given = self._hosts.give(call, part, self._lends, self._gets)
-                    self._part = [*before, *given]
+                    self._hosts.give(call, part, self._lends, self._gets, held)
                 except Interrupted as interrupted:  # only here, because others have the part
-                    self._part = [*before, *interrupted.refs]
                     cause = interrupted.__cause__
                     assert cause is not None
                     if not isinstance(cause, Exception):
@@ -192,7 +190,7 @@ class Calling(Member):
         except Exception as error:
             wrong = self._mistake(error)
             if self._hosts is not None:
-                self._hosts.give(call, wrong, False, False)
+                self._hosts.give(call, wrong, False, False, [])
                 return error
             self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))

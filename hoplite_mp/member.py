@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp.client.in_place import InPlace
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["HostsMember", "Interrupted"]
 
@@ -70,12 +69,7 @@ PACE_BYTES_PER_S_MIN = 250e6
 
 
 class Interrupted(Exception):
-    """A signal handler has raised the cause of this while a part was given; the part is complete.
-    `refs`: what must be held until the commit."""
-
-    def __init__(self, refs: list[ObjectRef[Any]]) -> None:
-        super().__init__()
-        self.refs = refs
+    """A signal handler has raised the cause of this while a part was given, which is complete."""
 
 
 class HostsMember:
@@ -107,13 +101,13 @@ class HostsMember:
         self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
 
     def give(
-        self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool
-    ) -> list[ObjectRef[Any]]:
-        """Sends the part (kind, op, root, values) to the node; returns what must be held until the
-        commit. `lends`: arrays in blocks of this process are read there; `gets`: this rank wants
-        new arrays."""
+        self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
+    ) -> None:
+        """Sends the part (kind, op, root, values) to the node. What must be held until the commit
+        is added to `held` before it is sent, because a signal handler may raise at any time
+        after that. `lends`: arrays in blocks of this process are read there; `gets`: this rank
+        wants new arrays."""
         kind, op, root, values = part
-        refs: list[ObjectRef[Any]] = []
         parts: list[bytes | int | tuple[int, int, int]] = []
         writing: list[tuple[int, serial.Encoded]] = []
         mistake, error = "", "value"
@@ -128,15 +122,15 @@ class HostsMember:
                 and self.small.give(call, kind, op, root, early[0] if early else None)
             ):
                 self._keep_own(kind, root, values, parts, gets)
-                return refs
+                return
             for one in values:
                 encoded = early.pop() if early else serial.encode(one)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
                 if ref is not None:
-                    refs.append(ref)
+                    held.append(ref)
                     parts.append(self._memory.local_id(ref))
                     continue
-                parts.append(self._part(encoded, one, parts, refs, writing))
+                parts.append(self._part(encoded, one, parts, held, writing))
         except BaseException:
             for given in parts:  # blocks that the node does not know of
                 if isinstance(given, tuple):
@@ -156,9 +150,8 @@ class HostsMember:
             interrupted = self._write(kind, payload, encoded) or interrupted
         interrupted = self._next_block(parts) or interrupted
         if interrupted is not None:
-            raise Interrupted(refs) from interrupted
+            raise Interrupted from interrupted
         self._keep_own(kind, root, values, parts, gets)
-        return refs
 
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
@@ -180,10 +173,10 @@ class HostsMember:
         encoded: serial.Encoded,
         value: Any,
         parts: list[bytes | int | tuple[int, int, int]],
-        refs: list[ObjectRef[Any]],
+        held: list[Any],
         writing: list[tuple[int, serial.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value in the form in which it is sent to the node, after `parts`. Adds to `refs` what
+        """One value in the form in which it is sent to the node, after `parts`. Adds to `held` what
         must be held, and to `writing` what is still to be copied."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
@@ -196,8 +189,8 @@ class HostsMember:
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
-            refs.append(memory.put_encoded(encoded))
-            return memory.local_id(refs[-1])
+            held.append(memory.put_encoded(encoded))
+            return memory.local_id(held[-1])
         payload = self._block(encoded.nbytes).detach()
         memory.client.write(payload, encoded.head.ljust(encoded.offsets[0], b"\0"), [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:

@@ -123,7 +123,7 @@ class PlanExecutor:
         return execution.reports
 
     def post(self, plan: Plan) -> None:
-        """Makes the cells of a plan that `execute_privately` will probably be asked to execute before
+        """Makes the cells of a plan that `execute_privately` will probably be asked for, before
         the members here have given anything, as MPI programs post receives before they compute.
         Does nothing if there is no room; `drop_posted` must follow."""
         program = self.programs.of(plan, self.client.number)
