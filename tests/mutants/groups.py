@@ -253,4 +253,18 @@ MUTANTS = (
             "yet gives it up when a member makes its next call."
         ),
     ),
+    Mutant(
+        "posted-calls-fit-whatever-comes",
+        "hoplite_mp/node/groups/posted_calls.py",
+        (
+            "            if not isinstance(given, tuple) or given[1] != pieces[0].nbytes:\n"
+            "                return None\n"
+            "            if self.client.memory(given[0], len(posted.head)) != posted.head:\n"
+        ),
+        "            if not isinstance(given, tuple):\n",
+        (
+            "If one rank gives another shape than others, every rank raises that error; here its "
+            "node sends the beginning of it in the place of what it had expected."
+        ),
+    ),
 )
