@@ -375,8 +375,8 @@ cdef class Engine(_SmallCalls):
         """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
 
         What fills it ends without a word; folds from it fail, and so do pulls of it at peers.
-        keep_requests: these wait, as before it was made, for another cell with its key, which has
-        to give the same bytes.
+        keep_requests: these wait for another cell with its key, as if this one had never been
+        made; that one has to give the same bytes.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)

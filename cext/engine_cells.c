@@ -201,8 +201,8 @@ void cell_let_go(struct engine *engine, struct cell *cell) {
     if (cell->closing && !cell->holds) engine_tell(engine, EVENT_CLOSED, cell->number, 0, "");
 }
 
-/* keep_requests: who pulls it at a peer waits, as before it was made, for another one with its key;
- * that has to give the same bytes. */
+/* keep_requests: peers that pull it are not refused. They wait for another cell with its key, as if
+ * this one had never been made; that one has to give the same bytes. */
 void cell_close(struct engine *engine, struct cell *cell, bool keep_requests) {
     cell->closing = true;
     if (cell->batch) batch_end(engine, cell->batch);

@@ -11,6 +11,7 @@ from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
 from hoplite_mp.node.groups.group_decisions import decide
 from hoplite_mp.node.groups.repeated_plans import (
     FORMS_MAX,
+    LED_EVERY,
     PART_BYTES_MAX,
     RepeatedPlans,
     named,
@@ -254,7 +255,7 @@ def steady(*calls: int) -> RepeatedPlans:
     for call in calls:
         found = plans.next(members(), part(1, call))
         go = made(call) if found is None else found[1]
-        plans.committed(members(), commit(call), go, keeps=True, alone=found is not None)
+        plans.committed(members(), commit(call), go, keeps=True, by_engines=found is not None)
     return plans
 
 
@@ -301,12 +302,12 @@ def test_nothing_is_expected_of_other_members_or_beyond_what_attempts_can_tell()
     assert plans.upcoming(members(), part(1, 2 * far - 4)) is None
 
 
-def test_how_many_calls_in_a_row_engines_have_committed() -> None:
-    plans = steady(4, 5, 6)
-    assert plans.alone == 2
-    plans.next(members(), part(1, 7, nbytes=NBYTES + 8))
-    assert plans.alone == 0, "of another form"
-    plans.next(members(), part(1, 8))
-    assert plans.alone == 2
-    plans.committed(members(), commit(8), None, keeps=True)  # by the leading node
-    assert plans.alone == 0
+def test_one_in_so_many_calls_of_a_form_is_led() -> None:
+    plans = steady(*range(4, 4 + LED_EVERY))
+    assert plans.is_led
+    plans.next(members(), part(1, 50, nbytes=NBYTES + 8))
+    assert not plans.is_led, "of another form"
+    plans.next(members(), part(1, 51))
+    assert plans.is_led
+    plans.committed(members(), commit(51), None, keeps=True)  # by the leading node
+    assert not plans.is_led

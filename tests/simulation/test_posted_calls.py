@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from functools import partial
@@ -58,12 +59,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def given(call: int, rank: int, items: int = ITEMS) -> Any:
-    return np.arange(items, dtype=np.int64) * (rank + 1) + call
+    return np.arange(items, dtype=np.int64) % 1000 * (rank + 1) + call
 
 
-def made(g: Any, kind: str, call: int, items: int = ITEMS) -> None:
+def made(g: Any, kind: str, call: int, items: int = ITEMS, dtype: str = "int64") -> None:
     """Makes the call and compares its result with numpy's."""
-    mine, all_of_them = given(call, g.rank, items), [given(call, r, items) for r in range(g.size)]
+    all_of_them = [given(call, r, items).astype(dtype) for r in range(g.size)]
+    mine = all_of_them[g.rank]
     total = sum(all_of_them)
     if kind == "broadcast":
         right, got = all_of_them[1], g.broadcast(mine if g.rank == 1 else None, root=1)
@@ -202,3 +204,91 @@ def test_nothing_is_posted_where_there_is_no_time(
 
     play(monkeypatch, calls)
     assert seen["posted"] <= MEMBERS
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast"])
+def test_as_many_elements_of_another_dtype(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str], kind: str, dtype: str, late_s: float
+) -> None:
+    """The members of the other hosts have not called when the leading node's plan arrives, which
+    would have to use nothing of what these nodes had prepared."""
+    other = CALLS - 3
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(CALLS):
+            if call == other:
+                time.sleep(late_s * rank)
+            made(g, kind, call, dtype=dtype if call == other else "int64")
+            time.sleep(PAUSE_S)
+
+    play(monkeypatch, calls)
+    assert seen["placed"] > 0
+
+
+def test_two_forms_that_expect_the_same_call(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    """The second one would hide what was posted for the first one, and nothing is left at the end
+    of a run."""
+
+    def calls(g: Any, rank: int) -> None:
+        for call in range(16):
+            made(g, "allreduce", call, ITEMS if call % 4 else 2 * ITEMS)
+            time.sleep(PAUSE_S)
+        time.sleep(2 * POSTED_S)
+
+    play(monkeypatch, calls)
+    assert seen["posted"] == seen["placed"] + seen["given up"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_calls_at_any_pace(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str], seed: int
+) -> None:
+    chance = random.Random(seed)
+    every = [(kind, items) for kind in KINDS[:6] for items in (ITEMS, 2 * ITEMS)]
+    forms = chance.sample(every, 3)
+    program: list[tuple[str, int, str]] = []
+    for _ in range(8):
+        turn = [(*chance.choice(forms), "int64") for _ in range(chance.choice([1, 1, 2, 3, 4]))]
+        program += turn * 4
+        program.append(chance.choice([("barrier", 0, ""), ("allreduce", ITEMS, "float32")]))
+    naps = [[chance.choice([0, 0, 0, 0.005, 0.03, 0.2]) for _ in program] for _ in range(MEMBERS)]
+
+    def calls(g: Any, rank: int) -> None:
+        for call, (kind, items, dtype) in enumerate(program):
+            time.sleep(PAUSE_S / 2 + naps[rank][call])
+            if kind == "barrier":
+                g.barrier()
+            else:
+                made(g, kind, call, items, dtype)
+
+    play(monkeypatch, calls)
+    assert seen["placed"] > 0
+
+
+@pytest.mark.parametrize("store", [700_000, 1_000_000, 1_500_000, 2_500_000])
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast", "allgather"])
+def test_a_store_that_is_nearly_full(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str], kind: str, store: int
+) -> None:
+    """Nothing waits for blocks of a call that is only expected."""
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("posted", MEMBERS, rank) as g:
+            for call in range(CALLS):
+                made(g, kind, call, ITEMS // 2)
+                if call % 4 == 3:
+                    begun = time.monotonic()
+                    kept = c.put(np.ones(store // 16))
+                    assert time.monotonic() - begun < POSTED_S / 2
+                    del kept
+                time.sleep(PAUSE_S)
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    latecomers.play(monkeypatch, MEMBERS, begin, store=store)

@@ -174,7 +174,7 @@ class PlanCells:
                 fills = False, False
             self.meter.begin(fills)
 
-    def post(self, execution: PlanExecution) -> None:
+    def pull_posted(self, execution: PlanExecution) -> None:
         """Starts the pulls of a posted plan before it is begun."""
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         self._pull_together(execution)

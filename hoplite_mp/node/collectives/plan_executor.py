@@ -18,6 +18,7 @@ from hoplite_mp.node.collectives.carryover import Carryover
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.folding import Folding, slots_of
+from hoplite_mp.node.collectives.pinning import Pinning
 from hoplite_mp.node.collectives.plan_cells import NOBODY
 from hoplite_mp.node.collectives.plan_execution import NotNow, PlanExecution
 from hoplite_mp.node.collectives.replicating import Replicating
@@ -79,6 +80,7 @@ class PlanExecutor:
         self.replicas = replicas
         self.streaming_sources = streaming_sources
         self.meter = cells.meter
+        self.pinning = Pinning(host, streaming_sources)
         self.replicating = Replicating(host, cells, replicas, self, self._brought)
         self.executions: dict[int, PlanExecution] = {}  # by operation
         self.programs = Programs()
@@ -103,6 +105,7 @@ class PlanExecutor:
         vote: tuple[int, int, int] | None = None,
     ) -> bool:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
+        If the plan is posted, its cells are there already.
         `done` is called with "" when this node has everything it should receive, or with a reason
         why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
         room; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
@@ -138,7 +141,7 @@ class PlanExecutor:
         try:
             self._make_blocks(execution)
             if _pulls_early(plan):
-                self.cells.post(execution)
+                self.cells.pull_posted(execution)
         except (NotNow, PlanError, ValueError):
             self.drop(plan.operation)
         finally:
@@ -153,10 +156,10 @@ class PlanExecutor:
         execution.plan = plan
         self.cells.engine.hold()
         try:
-            self._pin(execution)
+            self.pinning.pin(execution)
             self.cells.place(execution)
             if not _pulls_early(plan):
-                self.cells.post(execution)
+                self.cells.pull_posted(execution)
         except (NotNow, SourcesGone, PlanError, ValueError):
             self.drop(plan.operation)
         finally:
@@ -166,7 +169,9 @@ class PlanExecutor:
         """Ends a posted plan, unless it has been begun. Other nodes that have asked for its cells
         wait until it is executed after all, or until their own plan ends."""
         execution = self.executions.get(plan.operation)
-        if execution is not None and execution.posted and execution.plan.epoch == plan.epoch:
+        if execution is None or not execution.posted or execution.plan.epoch != plan.epoch:
+            return
+        if execution.done is _heard:  # else it waits for room
             self.drop(plan.operation)
 
     def _part(
@@ -179,6 +184,10 @@ class PlanExecutor:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
         loop, before = self.loop, self.executions.get(plan.operation)
+        # A call may be posted that nobody makes, so what has come of it is not the operation's: the
+        # names of slots and copies say nothing of the dtype, which is one for all plans of a call.
+        if before is not None and before.posted:
+            self.drop(plan.operation)
         execution = PlanExecution(
             plan,
             program,
@@ -341,7 +350,7 @@ class PlanExecutor:
     def _make_cells(self, execution: PlanExecution) -> None:
         try:
             if not execution.placed:
-                self._pin(execution)
+                self.pinning.pin(execution)
             if not execution.posted:
                 self._make_blocks(execution)
             elif not execution.placed:
@@ -387,40 +396,6 @@ class PlanExecutor:
                 slots = slots_of(plan, execution.program)
         give_back = self.client.give_back
         execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)
-
-    def _pin(self, execution: PlanExecution) -> None:
-        """Pins the members that are on this host."""
-        plan = execution.plan
-        gone = []
-        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
-        if isinstance(plan, Distribute):
-            at = {0: plan.object}
-            wanted = [0] if self.client.number in plan.sources else []
-        else:
-            at = dict(zip(plan.members, plan.objects, strict=True))
-            wanted = list(dict.fromkeys(index for _, index in execution.program.given))
-        for index in wanted:
-            if index in execution.views:
-                continue
-            source = self.streaming_sources.get(at[index])
-            if source is not None:
-                execution.views[index] = self.client.memory(source.payload, source.nbytes)
-                execution.streaming[index] = source
-                source.users += 1
-                continue
-            oid = self.imports.local(at[index])
-            got = self.results.pin(oid) if oid else STATE["FREE"]
-            if got is None:
-                # It is being fetched from another host, and the fetch has a deadline of its own.
-                if oid in self.remote_objects:
-                    execution.until = self.loop.now() + self.config.put_wait_s
-                raise NotNow(f"source {index} does not fit into the store beside what is in use")
-            if isinstance(got, int) or (folds and self.results.is_gone(got)):
-                gone.append(index)
-            else:
-                execution.views[index] = got
-        if gone:
-            raise SourcesGone(tuple(sorted(gone)))
 
     # -- copies --------------------------------------------------------------------------------
 

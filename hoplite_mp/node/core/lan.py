@@ -175,6 +175,7 @@ class Lan:
         upward.membership, upward.missing, upward.peers = self.membership, self.missing, self.peers
         upward.drivers, upward.far_output = self.drivers, self.far_output
         upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
+        upward.posted_calls = self.group_calls.posted
         upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
         upward.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.collectives.transfers import Transfers
     from hoplite_mp.node.core.drivers import Drivers
     from hoplite_mp.node.core.membership import Membership
+    from hoplite_mp.node.groups.posted_calls import PostedCalls
     from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.objects.imports import Import
@@ -51,6 +52,7 @@ class LanUpward(Upward):
     missing: Missing
     peers: Peers
     plan_executor: PlanExecutor
+    posted_calls: PostedCalls
     recovering: Recovering
     replicas: Replicas
     spares: Spares
@@ -60,6 +62,7 @@ class LanUpward(Upward):
 
     def make_room(self) -> None:
         self.recovering.lineage.make_room()
+        self.posted_calls.make_room()
 
     def freed(self, oid: int) -> None:
         self.rooms.actors.freed(oid)

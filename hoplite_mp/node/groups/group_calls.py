@@ -67,7 +67,7 @@ class GroupCalls:
         self.states: dict[int, State] = {}  # by generation
         self.leading = Leading(host, small, self.states, self.send)
         self.voted = VotedCalls(host, results, small)
-        self.posted = PostedCalls(host, results.plan_executor)
+        self.posted = PostedCalls(host, results.plan_executor, self.states)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -480,7 +480,7 @@ class GroupCalls:
             self.results.let_go(voting.prepared)
         if not given.error:
             keeps = message.keeps or go is None
-            state.plans.committed(state.members, message, go, keeps, alone=on_board)
+            state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
         if voting is not None and on_board:
             self.posted.post_next(state, voting)
         # Other nodes may have begun the next call before this one has heard of the end of this one.

@@ -111,7 +111,7 @@ class Voting:
 
 @dataclass(slots=True)
 class Posted:
-    """A call that this node expects, and for which its cells are made (voted_calls)."""
+    """A call that this node expects, and for which its cells are made (posted_calls)."""
 
     go: GroupGo
     part: GroupPart  # of the call before, which it is expected to be like

@@ -21,9 +21,10 @@ import msgspec
 from hoplite_mp import serial
 from hoplite_mp.node.groups.group_state import Posted
 from hoplite_mp.node.groups.repeated_plans import named
-from hoplite_mp.node.groups.voted_calls import LED_EVERY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hoplite_mp.node.collectives.plan_executor import PlanExecutor
     from hoplite_mp.node.groups.group_state import State, Voting
     from hoplite_mp.node.objects.context import HostContext
@@ -44,7 +45,10 @@ POSTED_MAX = 4  # calls that are prepared for one Group. Higher: more memory lie
 class PostedCalls:
     """Makes the cells of such calls, and gives them up where another call is made."""
 
-    def __init__(self, host: HostContext, plan_executor: PlanExecutor) -> None:
+    def __init__(
+        self, host: HostContext, plan_executor: PlanExecutor, states: Mapping[int, State]
+    ) -> None:
+        self.states = states
         self.client = host.client
         self.loop = host.loop
         self.plan_executor = plan_executor
@@ -60,15 +64,17 @@ class PostedCalls:
     def post_next(self, state: State, voting: Voting) -> None:
         """That call is committed. If members make such calls at a steady pace, this node prepares
         the next one as soon as it has nothing else to do."""
-        if voting.like is None or state.plans.alone >= LED_EVERY - 1:
-            return  # the next one is the leading node's
+        if voting.like is None or state.plans.is_led:
+            return
         part, head = voting.like
         members = state.members
 
         def post() -> None:
             go = state.plans.upcoming(members, part)
-            if go is None or state.members is not members or len(state.posted) >= POSTED_MAX:
+            if go is None or state.members is not members:
                 return
+            if go.call in state.posted or len(state.posted) >= POSTED_MAX:
+                return  # calls of two forms are expected to be that one
             for plan in go.plans:
                 self.plan_executor.post(plan)
             posted = state.posted[go.call] = Posted(go, part, head)
@@ -95,6 +101,11 @@ class PostedCalls:
         for call in list(state.posted):
             if before is None or call < before:
                 self._drop(state.posted.pop(call))
+
+    def make_room(self) -> None:
+        """Gives up all that is only expected, because the store is full."""
+        for state in self.states.values():
+            self.drop(state)
 
     def _drop(self, posted: Posted) -> None:
         for plan in posted.go.plans:

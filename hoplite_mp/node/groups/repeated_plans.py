@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = [
+    "LED_EVERY",
     "PART_BYTES_MAX",
     "RepeatedPlans",
     "member_of",
@@ -45,6 +46,10 @@ __all__ = [
 # much comes, leases so much memory in vain when the root gives less; and of a large allreduce the
 # last members are waited for in another way (speculative_start.py).
 PART_BYTES_MAX = 4 << 20
+# One in so many calls that are alike goes by way of the leading node, which hears the rates of all
+# links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower: more
+# calls take the longer way.
+LED_EVERY = 16
 FORMS_MAX = 16  # of how many different calls the plans are kept
 
 # A plan that turns out to have been begun in vain counts so much, and one that was repeated takes 1
@@ -62,7 +67,7 @@ class Pace(NamedTuple):
 
     last: int  # the last call in that form
     calls: int = 0  # how many calls after the one before it
-    steady: bool = False  # as many as that one after its own predecessor
+    steady: bool = False  # the last two of these distances were equal
 
     def after(self, call: int) -> Pace:
         """With one more call."""
@@ -79,7 +84,7 @@ class RepeatedPlans:
         self._kept: dict[Form, tuple[int, GroupGo, GroupCommit]] = {}
         self._paces: dict[Form, Pace] = {}
         # How many calls of that form the engines have committed since the leading node last did.
-        self._alone: dict[Form, int] = {}
+        self._by_engines: dict[Form, int] = {}
         self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
         self._begun = -1  # the last call for which there was a plan
         self._vain: dict[Form, int] = {}
@@ -88,7 +93,7 @@ class RepeatedPlans:
         """Called when the members change: plans of other members are of no use."""
         self._kept.clear()
         self._paces.clear()
-        self._alone.clear()
+        self._by_engines.clear()
         self._vain.clear()
         self._given, self._begun = (0, None), -1
 
@@ -134,11 +139,11 @@ class RepeatedPlans:
         return form is not None and self._paces[form].steady
 
     @property
-    def alone(self) -> int:
-        """How many calls of the form of the last one the engines have committed since the leading
-        node has decided one."""
+    def is_led(self) -> bool:
+        """Is the next call in the form of the last one the leading node's to decide, because the
+        engines have committed so many?"""
         form = self._given[1]
-        return 0 if form is None else self._alone.get(form, 0)
+        return form is None or self._by_engines.get(form, 0) >= LED_EVERY - 1
 
     def _again(
         self, members: GroupMembers, form: Form, call: int, pieces: Sequence[Piece]
@@ -155,14 +160,15 @@ class RepeatedPlans:
 
     def committed(
         self, members: GroupMembers, commit: GroupCommit, go: GroupGo | None, keeps: bool,
-        *, alone: bool = False,
+        *, by_engines: bool = False,
     ) -> None:  # fmt: skip
         """A call is committed, by this attempt; None: by one that this node has not made, or
-        without any. `keeps`: its plan may be repeated. alone: by the engines."""
+        without any. `keeps`: its plan may be repeated. by_engines: they have
+        committed it, without the leading node."""
         given, form = self._given
         if commit.call != given or form is None:
             return
-        _put(self._alone, form, self._alone.get(form, 0) + 1 if alone else 0)
+        _put(self._by_engines, form, self._by_engines.get(form, 0) + 1 if by_engines else 0)
         repeated = go is not None and is_repeated(go.attempt)
         if self._begun == commit.call:
             vain = self._vain.get(form, 0)

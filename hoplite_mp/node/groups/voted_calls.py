@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["VotedCalls"]
 
-# One in so many calls that are alike goes by way of the leading node, which hears the rates of all
-# links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower: more
-# calls take the longer way.
-LED_EVERY = 16
-
 
 class VotedCalls:
     """Begins such calls, votes for them, and gives their results to members."""
@@ -57,7 +52,7 @@ class VotedCalls:
         if found is None or len(part.ranks) != 1:
             return None
         first, go, before = found
-        if state.plans.alone >= LED_EVERY - 1 or (before.kind in FOLDING and before.pieces):
+        if state.plans.is_led or (before.kind in FOLDING and before.pieces):
             return None
         commit = _commit_of(before, go, part, self.client.number)
         state.voting = Voting(go, first, commit)

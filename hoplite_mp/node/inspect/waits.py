@@ -274,6 +274,7 @@ class Waits:
                 "epoch": execution.plan.epoch,
                 "seconds": self._seconds(execution.begun_ns),
                 "begun": execution.begun,
+                "posted": execution.posted,
                 "reported": execution.reported,
                 "missing": len(execution.missing) + execution.waiting,
             }

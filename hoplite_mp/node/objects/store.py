@@ -159,7 +159,9 @@ class Store:
         self.returned_to = NODE_SLOT
         if not self.has_room(nbytes, align) and not self._make_room(nbytes, align, slot):
             return None
-        return self.arena.allocate(nbytes, align)
+        if (start := self.arena.allocate(nbytes, align)) is None:
+            self.above.make_room()  # no free range is long enough
+        return start
 
     def has_room(self, nbytes: int, align: int) -> bool:
         """Is there room without taking any from others?"""
@@ -256,8 +258,7 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans away from living clients until there is enough, because an idle process
-        gives nothing back by itself."""
+        """Takes empty spans away from living clients, because an idle one gives nothing back."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
