@@ -103,8 +103,8 @@ MUTANTS = (
     Mutant(
         "filling-does-not-follow-the-writer",
         "hoplite_mp/node/collectives/plan_cells.py",
-        ("        execution.follow(index, cell, at + begin, nbytes)\n"),
-        "",
+        "        execution.follow(index, cell, at + begin, nbytes)\n        return cell\n",
+        "        return cell\n",
         (
             "A large value that a member is still writing is sent as it grows; here the "
             "cell stays where it was when the plan came, and the call of the Group hangs."
