@@ -224,25 +224,35 @@ def test_what_is_refused(cluster: Cluster) -> None:
 
 
 def test_futures_and_calls_from_their_callbacks(cluster: Cluster) -> None:
-    """A callback may make calls and wait for them: the thread that runs it makes them at once."""
+    """A callback may make calls and wait for them, in whichever thread torch runs it: in the one
+    that makes the calls, or, where the call is over before the callback is there, in the one that
+    gives the callback."""
 
     def body(pg: ProcessGroup, rank: int) -> Any:
-        entered = threading.Event()
+        threads = []
 
         def then(future: Any) -> Any:
-            entered.wait(60)  # so that it is there before the call is over
+            threads.append(threading.current_thread())
             (one,) = future.value()
             again = pg.allreduce([one.clone()], with_op(dist.AllreduceOptions(), OP.MAX))
             return again.get_future().wait()[0] + 1
 
-        work = pg.allreduce(
-            [torch.full((3,), float(rank))], with_op(dist.AllreduceOptions(), OP.SUM)
-        )
-        future = work.get_future().then(then)
-        entered.set()
-        return future.wait().tolist()
+        def begun() -> Any:
+            tensor = torch.full((3,), float(rank))
+            return pg.allreduce([tensor], with_op(dist.AllreduceOptions(), OP.SUM))
 
-    assert ranks(cluster, body) == [[4.0] * 3] * SIZE
+        registered = threading.Event()
+        pg._caller.make([], registered.wait)  # so that the call is made when the callback is there
+        future = begun().get_future().then(then)
+        registered.set()
+        early = future.wait().tolist()
+        work = begun()
+        work.wait()
+        late = work.get_future().then(then).wait().tolist()
+        assert [one is threading.current_thread() for one in threads] == [False, True]
+        return early + late
+
+    assert ranks(cluster, body) == [[4.0] * 6] * SIZE
 
 
 def killed_rank(rank: int, folder: Path) -> str:
