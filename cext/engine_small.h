@@ -94,8 +94,8 @@ _Static_assert((int)SMALL_FRAME_BYTES_MAX <= (int)FRAME_SMALL_BYTES_MAX, "a link
 _Static_assert(SMALL_RECORD_BYTES >= SMALL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 &&
                SMALL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
 
-/* What a node has given to a call. `plan`: of BEGUN and VOTES, which one; nodes that name the same
- * one have the same plan. */
+/* What a node has given to a call. `plan`: of BEGUN and VOTES, which one, as the number of Python's
+ * attempt at the call (node/groups/attempts.py); nodes that name the same one have the same plan. */
 struct small_slot {
     bool here;
     uint8_t phase;
@@ -126,7 +126,8 @@ struct small_group {
     bool yields;
     uint64_t version, call, yield_at;
     uint64_t result; /* of the call in progress, which Python moves; 0: not made yet */
-    bool awaited;    /* a member waits until Python has heard of its commit */
+    bool awaited;    /* a member waits until Python has heard of its commit, because it has lent an
+                      * array, which is its own again then */
     uint32_t size, me;
     uint64_t ranks, here; /* as bits: all members, those of this node */
     uint32_t node_of[MEMBERS];

@@ -81,6 +81,12 @@ static shm_board *board_beside(const struct small_world *world, const struct sma
     return board_of(world->control, (unsigned)(small - small_of(world->control, 0)));
 }
 
+/* Else the Group has ended, Python's word of that is on its way to here, and the board belongs to
+ * another Group, or to none, already. */
+static bool has_board(const struct small_world *world, const struct small_group *group) {
+    return LOAD(&board_beside(world, group)->generation) == group->generation;
+}
+
 static void wake_members(const struct small_world *world, const struct small_group *group) {
     const shm_board *board = board_beside(world, group);
     for (uint64_t ranks = group->here; ranks; ranks &= ranks - 1) {
@@ -90,6 +96,7 @@ static void wake_members(const struct small_world *world, const struct small_gro
 }
 
 static void commit(void *context, struct small_group *group) {
+    if (!has_board(context, group)) return;
     shm_small *small = group->board;
     const struct small_record *record = (const struct small_record *)group->last;
     memcpy(small->record, record, record->nbytes);
@@ -99,6 +106,7 @@ static void commit(void *context, struct small_group *group) {
 
 /* As Board.commit in tasks_boards.pxi. */
 static void commit_moved(void *context, struct small_group *group) {
+    if (!has_board(context, group)) return;
     shm_board *board = board_beside(context, group);
     STORE(&board->result_id, group->result);
     STORE(&board->result_call, group->call);

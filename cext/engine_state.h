@@ -273,7 +273,7 @@ enum command_kind {
     COMMAND_ADVANCE, /* cell, amount: the new watermark */
     COMMAND_PULL,    /* cell, link, key */
     COMMAND_FOLD,    /* fold */
-    COMMAND_CLOSE,   /* cell, amount: whether requests for it are kept */
+    COMMAND_CLOSE,   /* cell, amount: 1 if requests for it are kept, else 0 */
     COMMAND_BATCH,   /* batch */
     COMMAND_CONNECT, /* link */
     COMMAND_DISCONNECT,

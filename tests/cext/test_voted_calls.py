@@ -86,6 +86,21 @@ def test_all_votes_commit_the_result(world: Any) -> None:
     assert [node.told for node in all_.nodes] == [[(MOVED, GROUP, 4, b"")]] * 3
 
 
+def test_a_group_that_has_ended_writes_nothing_on_the_board_of_another(world: Any) -> None:
+    """The last vote may come while Python's word that the Group is over is on its way to the
+    engine's thread, and its board may be another Group's by then."""
+    all_ = world(2)
+    all_.open(1, 4)
+    for node in all_.nodes:
+        begin(node, 4)
+    all_.carry_all()
+    for node in all_.nodes:
+        vote(node, 4, result=70)
+        _tasks.Board(node.host.node_tasks, BOARD).reset(2, GROUP + 1)
+    all_.carry_all()
+    assert [board(node) for node in all_.nodes] == [(0, 0)] * 2
+
+
 def test_small_calls_before_and_after(world: Any) -> None:
     all_ = world(2)
     all_.open(1, 0)

@@ -40,7 +40,7 @@ class Reduction:
         nobody: Any = None
         self.plans = PlanExecutor(host, one.cells, nobody, nobody)
 
-    def lease(self, nbytes: int) -> int | None:
+    def lease(self, nbytes: int, *, spare: bool = False) -> int | None:
         if nbytes > self.left:
             return None
         self.left -= nbytes

@@ -14,9 +14,9 @@ from hoplite_mp.node.groups.repeated_plans import (
     LED_EVERY,
     PART_BYTES_MAX,
     RepeatedPlans,
-    named,
     named_by_all,
     repeat,
+    with_own_objects,
 )
 from hoplite_mp.planner import forest
 from hoplite_mp.planner.topology import Host
@@ -277,14 +277,14 @@ def test_the_next_call_is_expected_at_a_steady_pace(
     assert found is not None
     again = found[1]
     assert upcoming != again, "what the member gives has no name yet"
-    assert named(upcoming, part(1, upcoming.call).pieces) == again
+    assert with_own_objects(upcoming, part(1, upcoming.call).pieces) == again
 
 
 def test_an_expected_attempt_is_taken_as_it_is_if_it_is_the_right_one() -> None:
     plans = steady(4, 5, 6)
     upcoming = plans.upcoming(members(), part(1, 6))
     assert upcoming is not None
-    right = named(upcoming, part(1, 7).pieces)
+    right = with_own_objects(upcoming, part(1, 7).pieces)
     found = plans.next(members(), part(1, 7), right)
     assert found is not None
     assert found[1] is right

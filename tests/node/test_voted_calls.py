@@ -136,6 +136,21 @@ def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
         node.sent.clear()
 
 
+def test_a_result_is_held_although_word_of_an_earlier_small_call_comes_after_it(
+    node: Repeating,
+) -> None:
+    """Call 1 was a small one; the board shows the commit of call 2 before the engine's word of
+    call 1 is read."""
+    node.results.settle.return_value = 77, ["hold"]
+    node.moves(2)
+    node.known.board.commit(2, 77)
+    node.calls.member_called(SLOT, node.ask(2))  # interrupted, and made again
+    node.says(_engine.SMALL_FIRST, GENERATION, 2, b"")
+    assert node.state.result == ["hold"]
+    node.says(_engine.SMALL_FIRST, GENERATION, 4, b"")
+    assert node.state.result == []
+
+
 @pytest.mark.parametrize("why", ["another form", "a mistake", "two members on a host"])
 def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: str) -> None:
     ask = node.ask(1)

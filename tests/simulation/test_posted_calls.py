@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -14,10 +15,12 @@ import pytest
 from hoplite_mp.node.collectives.plan_cells import PlanCells
 from hoplite_mp.node.collectives.plan_executor import PlanExecutor
 from hoplite_mp.node.groups.posted_calls import POSTED_MAX, POSTED_S
+from hoplite_mp.node.objects import store as stores
 from tests.simulation import test_latecomers as latecomers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from hoplite_mp.node.collectives.plan_execution import PlanExecution
     from hoplite_mp.protocol.group_calls import Plan
@@ -292,3 +295,74 @@ def test_a_store_that_is_nearly_full(
             work.program(host, f"rank {rank}", partial(member, rank))
 
     latecomers.play(monkeypatch, MEMBERS, begin, store=store)
+
+
+def test_nothing_is_spilled_where_the_machine_is_short_of_memory(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str]
+) -> None:
+    """The store has room, but a block would need pages that the machine cannot give."""
+    short: list[bool] = []  # whether it is, in the post that is running
+    post, spill = PlanExecutor.post, stores.Store.spill_one
+
+    def posts(executor: PlanExecutor, plan: Plan) -> None:
+        available = stores.available_bytes
+        short.append(seen["placed"] >= 2 * MEMBERS)
+        if short[-1]:
+            stores.available_bytes = lambda: 0
+        try:
+            post(executor, plan)
+        finally:
+            stores.available_bytes = available
+        seen["in vain"] += short.pop() and plan.operation not in executor.executions
+
+    def spills(*about: Any) -> Any:
+        seen["spilled"] += bool(short)
+        return spill(*about)
+
+    monkeypatch.setattr(PlanExecutor, "post", posts)
+    monkeypatch.setattr(stores.Store, "spill_one", spills)
+
+    def member(rank: int, c: Any) -> None:
+        kept = [c.put(np.ones(50_000)) for _ in range(20)]
+        results = []  # so that each call needs fresh pages
+        with c.group("posted", MEMBERS, rank) as g:
+            for call in range(CALLS):
+                results.append(g.broadcast(given(call, 1) if rank == 1 else None, root=1))
+                time.sleep(PAUSE_S)
+        for call, one in enumerate(results):
+            assert np.array_equal(one, given(call, 1))
+        del kept
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    latecomers.play(monkeypatch, MEMBERS, begin)
+    assert (seen["in vain"] > 0, seen["spilled"]) == (True, 0)
+
+
+def test_a_trace_shows_only_calls_that_were_made(
+    monkeypatch: pytest.MonkeyPatch, seen: Counter[str], tmp_path: Path
+) -> None:
+    """The nodes give up what they have posted while the trace is on."""
+    path = tmp_path / "trace.json"
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("posted", MEMBERS, rank) as g:
+            for call in range(CALLS):
+                made(g, "allreduce", call)
+                time.sleep(PAUSE_S)
+            if rank == 0:
+                with c.trace(path):
+                    time.sleep(2 * POSTED_S)
+            g.barrier()
+
+    def begin(work: Workload) -> None:
+        for rank, host in enumerate(work.hosts()):
+            work.program(host, f"rank {rank}", partial(member, rank))
+
+    latecomers.play(monkeypatch, MEMBERS, begin)
+    assert seen["given up"] == MEMBERS
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+    assert names
+    assert "part of allreduce" not in names

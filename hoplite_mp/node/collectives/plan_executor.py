@@ -128,13 +128,14 @@ class PlanExecutor:
     def post(self, plan: Plan) -> None:
         """Makes the cells of a plan that `execute_privately` will probably be asked for, before
         the members here have given anything, as MPI programs post receives before they compute.
-        Does nothing if there is no room; `drop_posted` must follow."""
+        Does nothing if there is no room, because nothing is spilled for what may be in vain;
+        `drop_posted` must follow."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty or plan.operation in self.executions or self.links.notes.on:
             return
         needs = sum(plan.sizes) if isinstance(plan, ExecuteReduce) and plan.sizes else plan.nbytes
         if self.store.arena.used + POSTED_SHARE * needs > self.store.limit:
-            return  # nothing is spilled for what may be in vain
+            return
         execution = self._part(plan, program, _heard, 0.0)
         execution.posted = True
         self.cells.engine.hold()
@@ -149,7 +150,8 @@ class PlanExecutor:
 
     def place(self, plan: Plan) -> None:
         """The members here have given what that posted plan names, so their bytes may leave.
-        Without effect if it is not posted any more; then `execute_privately` says why."""
+        Without effect if it is not posted any more, or has to be given up; then
+        `execute_privately` makes its cells anew, and reports if that fails."""
         execution = self.executions.get(plan.operation)
         if execution is None or not execution.posted or execution.plan.epoch != plan.epoch:
             return
@@ -302,8 +304,8 @@ class PlanExecutor:
         return carryover
 
     def _note(self, execution: PlanExecution) -> None:
-        """Adds this node's part of the plan to the trace."""
-        if self.links.notes.on:
+        """Adds this node's part of the plan to the trace, unless nobody has made that call."""
+        if self.links.notes.on and not execution.posted:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
             kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]

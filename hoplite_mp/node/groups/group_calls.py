@@ -268,7 +268,7 @@ class GroupCalls:
         if voting is not None and not voting.is_for(state.members.version, state.calls):
             voting = None
         if voting is not None:
-            part = msgspec.structs.replace(part, repeats=voting.first + 1)
+            part = msgspec.structs.replace(part, repeats=voting.made_for + 1)
         elif repeated is not None and state.go is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
             self._move(state, repeated[1])
@@ -422,7 +422,9 @@ class GroupCalls:
         if message.call < state.calls:
             return  # repeated after a change of the members
         given, voting = message, state.voting
-        if voting is not None and (message.error or not voting.made(message.call, message.attempt)):
+        if voting is not None and (
+            message.error or not voting.is_about(message.call, message.attempt)
+        ):
             self.voted.give_up(state)
             voting = None
         if voting is not None and message.to != self.client.number:  # it names others' pieces

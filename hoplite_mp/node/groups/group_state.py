@@ -90,21 +90,21 @@ class Voting:
     """A call that this node has begun by itself while the engine owns the calls (voted_calls)."""
 
     go: GroupGo
-    first: int  # the call for which its plan was made
+    made_for: int  # the call for which its plan was made
     commit: GroupCommit  # what is decided if all nodes vote for it
     ended: tuple[str, str] | None = None  # (reason, kind of error) of its failure; "", "": it moved
     prepared: Prepared | None = None  # the result, once its blocks are known
     # Rank -> (client slot, its generation) of the members here that are to read it.
     members: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # (what the member here gives, what stands before the elements of that), if another call like
-    # this one is expected.
-    like: tuple[GroupPart, bytes] | None = None
+    # If another call like this one is expected: (what the member here has given, the head of its
+    # payload).
+    expects: tuple[GroupPart, bytes] | None = None
 
     def is_for(self, version: int, call: int) -> bool:
         """Was it begun for that call of members of that version?"""
         return self.go.call == call and self.go.attempt >> ATTEMPT_BITS == version
 
-    def made(self, call: int, attempt: int) -> bool:
+    def is_about(self, call: int, attempt: int) -> bool:
         """Is it about this attempt at that call?"""
         return (self.go.call, self.go.attempt) == (call, attempt)
 

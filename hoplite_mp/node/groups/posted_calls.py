@@ -20,7 +20,7 @@ import msgspec
 
 from hoplite_mp import serial
 from hoplite_mp.node.groups.group_state import Posted
-from hoplite_mp.node.groups.repeated_plans import named
+from hoplite_mp.node.groups.repeated_plans import with_own_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,22 +59,24 @@ class PostedCalls:
         voting = state.voting
         if voting is not None and state.plans.is_steady:
             head = self._head_of(part)
-            voting.like = None if head is None else (part, head)
+            voting.expects = None if head is None else (part, head)
 
     def post_next(self, state: State, voting: Voting) -> None:
         """That call is committed. If members make such calls at a steady pace, this node prepares
-        the next one as soon as it has nothing else to do."""
-        if voting.like is None or state.plans.is_led:
+        the next one POST_AFTER_S later, unless it was made by then."""
+        if voting.expects is None or state.plans.is_led:
             return
-        part, head = voting.like
+        part, head = voting.expects
         members = state.members
 
         def post() -> None:
             go = state.plans.upcoming(members, part)
             if go is None or state.members is not members:
                 return
-            if go.call in state.posted or len(state.posted) >= POSTED_MAX:
-                return  # calls of two forms are expected to be that one
+            if go.call in state.posted:
+                return  # a call of another form is expected to be that one
+            if len(state.posted) >= POSTED_MAX:
+                return
             for plan in go.plans:
                 self.plan_executor.post(plan)
             posted = state.posted[go.call] = Posted(go, part, head)
@@ -84,14 +86,15 @@ class PostedCalls:
 
     def begin(self, state: State, ask: GroupCall) -> tuple[GroupPart, GroupGo] | None:
         """If the call is one that this node expects, lets its bytes leave before anything else is
-        done; returns what the member gives, and the attempt. None: it is another one."""
+        done; returns what the member gives, and the attempt. None: it is another one. Posted calls
+        that it shows to have been expected in vain are given up."""
         self.drop(state, ask.call)
         posted = state.posted.get(ask.call)
-        part = None if posted is None else self._like(posted, ask)
+        part = None if posted is None else self._part_if_expected(posted, ask)
         if posted is None or part is None:
             self.drop(state, ask.call + 1)
             return None
-        go = named(posted.go, part.pieces)
+        go = with_own_objects(posted.go, part.pieces)
         for plan in go.plans:
             self.plan_executor.place(plan)
         return part, go
@@ -103,7 +106,8 @@ class PostedCalls:
                 self._drop(state.posted.pop(call))
 
     def make_room(self) -> None:
-        """Gives up all that is only expected, because the store is full."""
+        """Gives up all that is only expected, because the store is full, or before its use is
+        counted."""
         for state in self.states.values():
             self.drop(state)
 
@@ -119,8 +123,8 @@ class PostedCalls:
     # -- what members give -----------------------------------------------------------------------
 
     def _head_of(self, part: GroupPart) -> bytes | None:
-        """What stands before the elements of the one block that a member gives, or b"" if it gives
-        nothing. None: it gives something else."""
+        """The payload's head (serial.py), up to the elements, of the one array that a member gives,
+        or b"" if it gives nothing. None: it gives something else."""
         if not part.pieces:
             return b""
         source = self.streaming_sources.get(part.pieces[0].object)
@@ -129,7 +133,7 @@ class PostedCalls:
         info = serial.describe_array(self.client.memory(source.payload, source.nbytes))
         return None if info is None else bytes(self.client.memory(source.payload, info.offset))
 
-    def _like(self, posted: Posted, ask: GroupCall) -> GroupPart | None:
+    def _part_if_expected(self, posted: Posted, ask: GroupCall) -> GroupPart | None:
         """What the member gives, if it is what was expected, whatever its elements are; else None.
         It costs less than `GroupResults.part`, which looks at everything."""
         before = posted.part

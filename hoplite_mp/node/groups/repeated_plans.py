@@ -37,9 +37,9 @@ __all__ = [
     "PART_BYTES_MAX",
     "RepeatedPlans",
     "member_of",
-    "named",
     "named_by_all",
     "repeat",
+    "with_own_objects",
 ]
 
 # A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
@@ -66,14 +66,14 @@ class Pace(NamedTuple):
     """How often members give in one form."""
 
     last: int  # the last call in that form
-    calls: int = 0  # how many calls after the one before it
+    distance: int = 0  # how many calls after the one before it in that form
     steady: bool = False  # the last two of these distances were equal
 
     def after(self, call: int) -> Pace:
         """With one more call."""
         if call <= self.last:
             return self
-        return Pace(call, call - self.last, call - self.last == self.calls)
+        return Pace(call, call - self.last, call - self.last == self.distance)
 
 
 class RepeatedPlans:
@@ -85,8 +85,8 @@ class RepeatedPlans:
         self._paces: dict[Form, Pace] = {}
         # How many calls of that form the engines have committed since the leading node last did.
         self._by_engines: dict[Form, int] = {}
-        self._given: tuple[int, Form | None] = 0, None  # the last call of this node's members
-        self._begun = -1  # the last call for which there was a plan
+        self._last_given: tuple[int, Form | None] = 0, None  # the last call of this node's members
+        self._last_planned = -1  # the last call that could begin by a kept plan
         self._vain: dict[Form, int] = {}
 
     def clear(self) -> None:
@@ -95,16 +95,16 @@ class RepeatedPlans:
         self._paces.clear()
         self._by_engines.clear()
         self._vain.clear()
-        self._given, self._begun = (0, None), -1
+        self._last_given, self._last_planned = (0, None), -1
 
     def next(
         self, members: GroupMembers, part: GroupPart, expected: GroupGo | None = None
     ) -> tuple[int, GroupGo, GroupCommit] | None:
         """(the call for which the plan was made, the attempt by which this node can begin to move
         `part`, the commit of that call); None: it has to wait for a plan. expected: that attempt,
-        if `upcoming` and `named` have made it."""
+        if `upcoming` and `with_own_objects` have made it."""
         form = _form(part)
-        self._given = part.call, form
+        self._last_given = part.call, form
         if form is not None:
             _put(self._paces, form, self._paces.get(form, Pace(part.call)).after(part.call))
         if form is None or form not in self._kept:
@@ -117,32 +117,33 @@ class RepeatedPlans:
             again = self._again(members, form, part.call, part.pieces)
         if again is None:
             return None
-        self._begun = part.call
+        self._last_planned = part.call
         return first, again, commit
 
     def upcoming(self, members: GroupMembers, part: GroupPart) -> GroupGo | None:
         """The attempt by which this node will probably begin to move what its members give next in
         the form of `part`, which they have just given; what they give has no name yet. None: they
         have not given in this form at a steady pace."""
-        given, form = self._given
+        given, form = self._last_given
         if form is None or given != part.call or form not in self._kept:
             return None
         pace = self._paces[form]
         if not pace.steady:
             return None
-        return self._again(members, form, part.call + pace.calls, ())
+        return self._again(members, form, part.call + pace.distance, ())
 
     @property
     def is_steady(self) -> bool:
         """Do members make calls of the form of the last one at a steady pace?"""
-        form = self._given[1]
+        form = self._last_given[1]
         return form is not None and self._paces[form].steady
 
     @property
     def is_led(self) -> bool:
-        """Is the next call in the form of the last one the leading node's to decide, because the
-        engines have committed so many?"""
-        form = self._given[1]
+        """Is a call in the form of the last one the leading node's to decide, because the engines
+        have committed so many? It is that call if `next` was asked for it, and else the one after
+        it."""
+        form = self._last_given[1]
         return form is None or self._by_engines.get(form, 0) >= LED_EVERY - 1
 
     def _again(
@@ -165,12 +166,12 @@ class RepeatedPlans:
         """A call is committed, by this attempt; None: by one that this node has not made, or
         without any. `keeps`: its plan may be repeated. by_engines: they have
         committed it, without the leading node."""
-        given, form = self._given
+        given, form = self._last_given
         if commit.call != given or form is None:
             return
         _put(self._by_engines, form, self._by_engines.get(form, 0) + 1 if by_engines else 0)
         repeated = go is not None and is_repeated(go.attempt)
-        if self._begun == commit.call:
+        if self._last_planned == commit.call:
             vain = self._vain.get(form, 0)
             _put(self._vain, form, max(0, vain - 1) if repeated else vain + IN_VAIN)
         too_large = go is not None and any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans)
@@ -197,7 +198,7 @@ def _form(part: GroupPart) -> Form | None:
     return part.kind, part.op, part.root, part.ranks, pieces
 
 
-def named(go: GroupGo, pieces: Sequence[Piece]) -> GroupGo:
+def with_own_objects(go: GroupGo, pieces: Sequence[Piece]) -> GroupGo:
     """That attempt with the names of what members here give, which `upcoming` did not know."""
     plans = tuple(_renamed(plan, plan.operation, plan.epoch, pieces) for plan in go.plans)
     return msgspec.structs.replace(go, plans=plans)

@@ -159,7 +159,10 @@ class SmallCalls:
         elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
             self._part(generation, *event[2:])
         elif kind == SMALL_FIRST:
-            state.result = []  # all members have read it, because they have made a later call
+            # All members have read the result of the large call before, because they have made a
+            # later call. The board may have shown a large call after that one already.
+            if event[2] >= state.calls:
+                state.result = []
         elif kind == SMALL_MOVED:
             self._above.moved(state, event[2])
         elif kind == SMALL_TAKEN and state.owned:

@@ -109,7 +109,7 @@ class Leases:
         # left is read from several files, which takes longer than all the rest of this.
         if store.arena.growth(nbytes + HEAD) and not store.has_room(2 * nbytes, 4096):
             return None
-        payload = store.lease(nbytes, slot)
+        payload = store.lease(nbytes, slot, spare=True)
         if payload is not None:
             self.spares[payload] = slot
         return payload

@@ -82,11 +82,12 @@ class Results:
             return got not in AWAY
         return serial.payload_kind(memoryview(got)) == serial.ERROR
 
-    def lease(self, nbytes: int, failed: bool = False) -> int | None:
-        """Leases a block. `failed`: for an error, for which some room is reserved."""
+    def lease(self, nbytes: int, failed: bool = False, *, spare: bool = False) -> int | None:
+        """Leases a block. `failed`: for an error, for which some room is reserved. spare: see
+        `Store.lease`."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
-        return self.store.lease(nbytes, NODE_SLOT)
+        return self.store.lease(nbytes, NODE_SLOT, spare)
 
     def store_value(
         self,

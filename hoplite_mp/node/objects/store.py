@@ -103,11 +103,11 @@ class Store:
 
     # -- leasing -------------------------------------------------------------------------------
 
-    def lease(self, nbytes: int, slot: int) -> int | None:
-        """Leases a big block; returns its payload offset. None: no room now."""
+    def lease(self, nbytes: int, slot: int, spare: bool = False) -> int | None:
+        """Leases a big block; returns its payload offset. None: no room now. spare: it may never be
+        needed, so it takes no room from others."""
         self.take_returns()
-        start = self._allocate(nbytes + HEAD, 4096, slot)
-        if start is None:
+        if (start := self._allocate(nbytes + HEAD, 4096, slot, spare)) is None:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))
         self.leases[payload] = slot
@@ -155,11 +155,11 @@ class Store:
         assert start == size, start
         self.spans[start] = slot
 
-    def _allocate(self, nbytes: int, align: int, slot: int = NODE_SLOT) -> int | None:
+    def _allocate(self, nbytes: int, align: int, slot: int, spare: bool = False) -> int | None:
         self.returned_to = NODE_SLOT
-        if not self.has_room(nbytes, align) and not self._make_room(nbytes, align, slot):
+        if not self.has_room(nbytes, align) and (spare or not self._make_room(nbytes, align, slot)):
             return None
-        if (start := self.arena.allocate(nbytes, align)) is None:
+        if (start := self.arena.allocate(nbytes, align)) is None and not spare:
             self.above.make_room()  # no free range is long enough
         return start
 
