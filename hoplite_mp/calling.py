@@ -34,9 +34,10 @@ from hoplite_mp.contributions import (
     mask_of,
     outs_of,
 )
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
+from hoplite_mp.interruptions import check_interrupted
 from hoplite_mp.leading import MISTAKE, Leading, mistake_words
-from hoplite_mp.member import HostsMember, Interrupted
+from hoplite_mp.member import HostsMember
 from hoplite_mp.protocol.group_calls import error_kind, error_of
 from hoplite_mp.protocol.local import GroupAdmit
 from hoplite_mp.reduction import prefix
@@ -73,7 +74,7 @@ class Calling(Member):
         self._result: Any = None  # holds the result of a call that this member has led
         self._lends = True  # arrays that this rank gives may be read where they lie
         self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self._leads = False  # this member has committed the latest call itself, as an object
+        self._led = -1  # the latest call that this member has committed itself, as an object
         self._leading = Leading(runtime, name)
         self._small = BoardCalls(self._board, self.rank, size)
         # This rank's own arrays, as far as other ranks read them in place.
@@ -124,39 +125,64 @@ class Calling(Member):
         try:
             part = self._part_of(kind, op, root, x)
         except Exception as error:  # every rank gets it, else the others would wait for ever
+            check_interrupted(error)
             mistake = error
             part = self._mistake(error)
         small = self._small.make(call, part, out, deadline) if self._hosts is None else None
         if small is not None and small[0] != UNDECIDED:
             self.calls = call + 1
-            self._result = None  # all members have finished the previous call
+            self._let_go(call)
             self._check_contributors(small[0])
             taken = small[1]
             return taken if taken is None or taken is out or out is None else into(taken, out)
         if small is None:
             mistake = self._publish(call, part) or mistake
         try:
-            result = self._committed(call, deadline)
-        except HopliteTimeoutError as late:
-            raise late from mistake  # the wait for room for the part may have taken the time
-        if self._hosts is not None:
-            self._hosts.finished()
-        self.calls = call + 1
-        self._part = None
-        if not self._leads:
-            self._result = None  # all members have finished the previous call
+            try:
+                result = self._committed(call, deadline)
+            except HopliteTimeoutError as late:
+                raise late from mistake  # the wait for room for the part may have taken the time
+            try:
+                return self._finish(call, kind, part, result, out, mistake)
+            finally:
+                del part, result
+                if self._in_place.lends:
+                    self._take_back(deadline)
+        finally:
+            mistake = None  # no reference cycle through its traceback
+
+    def _finish(
+        self, call: int, kind: str, part: tuple[str, str, int, Any], result: ObjectRef[Any] | None,
+        out: Any, mistake: Exception | None,
+    ) -> Any:  # fmt: skip
+        """The call is committed: this rank's result, or the call's error."""
+        taken = False
         try:
+            if self._hosts is not None:
+                self._hosts.finished()
+            self.calls = call + 1
+            self._part = None
+            self._let_go(call)
             if mistake is None:
-                return self._take(kind, part[1], part[2], result, out)
+                found = self._take(kind, part[1], part[2], result, out)
+                taken = True
+                return found
             try:
                 self._take("barrier", "", 0, result, None)
             except Exception as error:  # has the same text on every rank
                 raise error from mistake
             raise mistake
         finally:
-            del part, result
-            if self._in_place.lends:
-                self._take_back(deadline)
+            if self._hosts is not None and not taken and self.calls == call + 1:
+                self._hosts.drop(None if result is None else self._data_of(result))
+            del part, result, mistake
+
+    def _let_go(self, call: int) -> None:
+        """`call` is committed, so all members have finished the one before, whose result this
+        member may have made. If it has made that of `call` in a try that was interrupted, the
+        others may still have to read it."""
+        if self._led != call:
+            self._result = None
 
     def _take_back(self, deadline: int) -> None:
         """Waits until no other rank reads this rank's own arrays any more, so that the caller may
@@ -177,17 +203,16 @@ class Calling(Member):
             if self._hosts is not None:
                 # If an earlier try was interrupted, the node may still have to read what it gave.
                 held = self._part = self._part or []
+                raised = self._hosts.give(call, part, self._lends, self._gets, held)
                 try:
-                    self._hosts.give(call, part, self._lends, self._gets, held)
-                except Interrupted as interrupted:  # only here, because others have the part
-                    cause = interrupted.__cause__
-                    assert cause is not None
-                    if not isinstance(cause, Exception):
-                        raise cause from None
-                    return cause
-                return None
+                    if raised is not None and not isinstance(raised, Exception):
+                        raise raised  # only here, because others have the part
+                    return raised
+                finally:
+                    del raised  # no reference cycle through its traceback
             self._part = self._memory.put(self._stored(part))  # held until the commit
         except Exception as error:
+            check_interrupted(error)
             wrong = self._mistake(error)
             if self._hosts is not None:
                 self._hosts.give(call, wrong, False, False, [])
@@ -247,7 +272,6 @@ class Calling(Member):
     def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
         """Waits for the commit of `call`, and leads it if this is the lowest living rank. Returns
         the result; None if that lies on the board."""
-        self._leads = False
         found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
@@ -300,7 +324,6 @@ class Calling(Member):
     def _lead(self, call: int, ranks: list[int], joining: int, epoch: int) -> ObjectRef[Any]:
         """Reads all parts, combines them, and commits. Other members see nothing before the
         commit."""
-        self._leads = True
         parts: dict[int, Any] = {}
         refs: dict[int, ObjectRef[Any]] = {}
         for rank in ranks:
@@ -323,13 +346,15 @@ class Calling(Member):
             parts.clear()  # after the commit their ranks may write to them
             committed = self._memory.put((mask_of(ranks), "", "", data))
         except Exception as error:  # every rank gets it, so that none waits for ever
-            error.__traceback__ = None  # its frames refer to the parts
             parts.clear()
+            check_interrupted(error)
+            error.__traceback__ = None  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
         # Held from before the commit, because the others read it even if this member is then
         # interrupted.
         self._result, led = committed, self._result
+        self._led = call
         self._board.commit(call, self._memory.local_id(committed))
         del led  # all members have finished the previous call
         for rank in range(self.size):
@@ -391,17 +416,16 @@ class Calling(Member):
         """The same of a Group over several hosts. The node has leased some of the blocks in `data`
         to this rank."""
         assert self._hosts is not None
-        whole = False
-        try:
-            self._check_contributors(mask)
-            result = None
-            if kind != "barrier" and (kind not in ("reduce", "gather") or self.rank == root):
-                result = self._hosts.take(kind, op, root, data, out)
-            whole = True
-            return result
-        finally:
-            if not whole:
-                self._hosts.drop(data)
+        self._check_contributors(mask)
+        if kind == "barrier" or (kind in ("reduce", "gather") and self.rank != root):
+            return None
+        return self._hosts.take(kind, op, root, data, out)
+
+    def _data_of(self, result: ObjectRef[Any]) -> Any:
+        """What `_take` would read; None if it cannot be read."""
+        with contextlib.suppress(HopliteError):
+            return self._memory.read(self._memory.local_id(result), FOREVER_NS, False)[3]
+        return None
 
     def _folded(self, op: str, arrays: list[Array], out: Array | None) -> Array | None:
         """This rank's result of a scan or exscan; None if there are no arrays to fold."""

@@ -27,9 +27,10 @@ from hoplite_mp.contributions import (
     section_bounds,
 )
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.interruptions import interruption_in
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp.protocol.local import GroupCall, GroupWritten
+from hoplite_mp.protocol.local import GiveBlocks, GroupCall, GroupWritten
 from hoplite_mp.reduction import prefix
 from hoplite_mp.small_calls import SmallCalls
 
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
     from hoplite_mp.client.in_place import InPlace
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["HostsMember", "Interrupted"]
+__all__ = ["HostsMember"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
 FAILURES_MAX = 100  # how often signal handlers may raise during one write
+# What prevents a message from being sent.
+NOT_SENT = HopliteError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError
 # Bytes of an array that are copied into the store before the first message to the node about them.
 # Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
 # because copying is ahead of the network by then, and each message costs the node and its engine
@@ -66,10 +69,6 @@ CALLS_REMEMBERED = 8
 # packets of up to 416 KiB.
 PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
-
-
-class Interrupted(Exception):
-    """A signal handler has raised the cause of this while a part was given, which is complete."""
 
 
 class HostsMember:
@@ -102,13 +101,15 @@ class HostsMember:
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
-    ) -> None:
+    ) -> BaseException | None:
         """Sends the part (kind, op, root, values) to the node. What must be held until the commit
         is added to `held` before it is sent, because a signal handler may raise at any time
         after that. `lends`: arrays in blocks of this process are read there; `gets`: this rank
-        wants new arrays."""
+        wants new arrays. Returns what a signal handler has raised while the part, which is
+        complete, was handed over."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
+        leases: list[_shm.Lease] = []  # of the blocks among them
         writing: list[tuple[int, serial.Encoded]] = []
         mistake, error = "", "value"
         try:
@@ -122,7 +123,7 @@ class HostsMember:
                 and self.small.give(call, kind, op, root, early[0] if early else None)
             ):
                 self._keep_own(kind, root, values, parts, gets)
-                return
+                return None
             for one in values:
                 encoded = early.pop() if early else serial.encode(one)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
@@ -130,28 +131,53 @@ class HostsMember:
                     held.append(ref)
                     parts.append(self._memory.local_id(ref))
                     continue
-                parts.append(self._part(encoded, one, parts, held, writing))
+                parts.append(self._part(encoded, one, parts, held, leases, writing))
         except BaseException:
-            for given in parts:  # blocks that the node does not know of
-                if isinstance(given, tuple):
-                    self._memory.client.give_back(given[0])
+            leases.clear()  # the node does not know of these blocks
             raise
-        interrupted: BaseException | None = None
+        ask = GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
+        interrupted = self._hand_over(ask, leases)
+        unsure = interrupted is not None
         try:
-            self._channel.tell(
-                GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
-            )
-        except (HopliteError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError):
-            raise  # it was not sent
-        except BaseException as cause:  # from a signal handler, so it may have been sent
-            interrupted = cause
-        self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
-        for payload, encoded in writing:
-            interrupted = self._write(kind, payload, encoded) or interrupted
-        interrupted = self._next_block(parts) or interrupted
-        if interrupted is not None:
-            raise Interrupted from interrupted
-        self._keep_own(kind, root, values, parts, gets)
+            self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
+            for payload, encoded in writing:
+                interrupted = self._write(kind, payload, encoded) or interrupted
+            if unsure:
+                self._give_if_not_sent(leases)
+            interrupted = self._next_block(parts) or interrupted
+            if interrupted is None:
+                self._keep_own(kind, root, values, parts, gets)
+            return interrupted
+        finally:
+            interrupted = None  # no reference cycle through its traceback
+
+    def _hand_over(self, ask: GroupCall, leases: list[_shm.Lease]) -> BaseException | None:
+        """Sends the message by which these blocks become the node's. Returns what a signal handler
+        has raised meanwhile, after which the message may have been sent or not."""
+        begun = False
+        try:
+            for lease in leases:
+                lease.detach()
+            begun = True
+            self._channel.tell(ask)
+        except BaseException as error:
+            if begun and (not isinstance(error, NOT_SENT) or interruption_in(error) is not None):
+                return error
+            for lease in leases:
+                self._memory.client.give_back(lease.detach())
+            raise
+        return None
+
+    def _give_if_not_sent(self, leases: list[_shm.Lease]) -> None:
+        """Gives blocks back that are not the node's, because the message was not sent."""
+        for _ in range(FAILURES_MAX if leases else 0):
+            try:
+                self._channel.tell(GiveBlocks([lease.payload for lease in leases]))
+                return
+            except HopliteError:
+                return  # the node is gone
+            except BaseException:  # from a signal handler, like that for which this is called
+                continue
 
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
@@ -174,10 +200,11 @@ class HostsMember:
         value: Any,
         parts: list[bytes | int | tuple[int, int, int]],
         held: list[Any],
+        leases: list[_shm.Lease],
         writing: list[tuple[int, serial.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
         """One value in the form in which it is sent to the node, after `parts`. Adds to `held` what
-        must be held, and to `writing` what is still to be copied."""
+        must be held, to `leases` its block, and to `writing` what is still to be copied."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -191,7 +218,8 @@ class HostsMember:
         ):
             held.append(memory.put_encoded(encoded))
             return memory.local_id(held[-1])
-        payload = self._block(encoded.nbytes).detach()
+        leases.append(self._block(encoded.nbytes))
+        payload = leases[-1].payload
         memory.client.write(payload, encoded.head.ljust(encoded.offsets[0], b"\0"), [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
             writing.append((payload, encoded))
@@ -242,23 +270,26 @@ class HostsMember:
         interrupted: BaseException | None = None
         ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
         failures = 0
-        while True:
-            try:
-                while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
-                    if not ranges:
-                        if pace:
-                            time.sleep(max(0.0, due - time.monotonic()))
-                            due += step * min(sections, self.size) / pace  # of each host
-                        ranges, at = self._round(payload, buffer, offset, at, ends, step)
-                        step = min(2 * step, max(1, WRITE_ROUND_BYTES_MAX // sections))
-                    self._channel.tell(GroupWritten(payload, ranges))
-                    ranges = []
-                return interrupted
-            except BaseException as error:
-                failures += 1
-                if failures > FAILURES_MAX:  # it is no signal handler
-                    raise
-                interrupted = error
+        try:
+            while True:
+                try:
+                    while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
+                        if not ranges:
+                            if pace:
+                                time.sleep(max(0.0, due - time.monotonic()))
+                                due += step * min(sections, self.size) / pace  # of each host
+                            ranges, at = self._round(payload, buffer, offset, at, ends, step)
+                            step = min(2 * step, max(1, WRITE_ROUND_BYTES_MAX // sections))
+                        self._channel.tell(GroupWritten(payload, ranges))
+                        ranges = []
+                    return interrupted
+                except BaseException as error:
+                    failures += 1
+                    if failures > FAILURES_MAX:  # it is no signal handler
+                        raise
+                    interrupted = error
+        finally:
+            interrupted = None  # no reference cycle through its traceback
 
     def _round(
         self,
@@ -288,13 +319,13 @@ class HostsMember:
 
     def finished(self) -> None:
         """Called when the call is committed: remembers its speed."""
+        self._adopted.clear()
         if self._written:
             self._rates.append(self._written / (time.monotonic() - self._begun))
             self._written = 0
 
     def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
         """What a call returns, made from `data`, the node's result."""
-        self._adopted.clear()
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":
@@ -367,13 +398,14 @@ class HostsMember:
         """A block of the result, which the node has leased to this rank's process; it is freed with
         the object that this returns."""
         payload, nbytes, _ = given
+        self._adopted.add(payload)  # first, because a signal handler may raise between the two
         block: Any = self._memory.client.block(payload, nbytes)
-        self._adopted.add(payload)
         return block
 
     def drop(self, data: Any) -> None:
         """Frees what `take`, which has raised an error or was not called, has left of this rank's
         blocks in a result, which also has those of other ranks on this host."""
+        self._own = None
         for one in data.values() if isinstance(data, dict) else data or ():
             if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
                 self._adopt(one)

@@ -47,14 +47,18 @@ concurrent.futures.Future
 _inside = threading.local()  # .group: the Group whose calls this thread makes in the background
 
 
-def _marked(
-    group: PeerCalls, future: ThreadFuture[Any], call: Callable[..., Any], args: Any, kwargs: Any
-) -> None:
+def _marked(group: PeerCalls, job: list[Any]) -> None:
+    """job: (Future, function, its arguments, those by name). It is emptied, because the traceback
+    of an error keeps this thread's frames, and their arguments, which would refer to the Future
+    that has the error."""
+    future, *about = job
+    job.clear()
     _inside.group = group
     try:
-        future.fill(call, args, kwargs)
+        future.fill(*about)
     finally:
         _inside.group = None
+        del future, about
 
 
 def _in_background(
@@ -424,7 +428,7 @@ class PeerCalls(Messages):
         future: ThreadFuture[Any] = ThreadFuture()  # that thread itself counts as blocked
         future.set_running_or_notify_cancel()
         run = contextvars.copy_context().run
-        self._thread.submit(run, _marked, self, future, call, args, kwargs)
+        self._thread.submit(run, _marked, self, [future, call, args, kwargs])
         return future
 
     def _is_inside(self) -> bool:

@@ -29,6 +29,7 @@ FLOORS = [
         "_pages",
         "rule",
         "headers",
+        "interruptions",
     },
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},

@@ -75,6 +75,7 @@ class Channel:
                 self._look()
                 self._sock.send(self._packet_of(Request(0, self._seen[0], ask)))
         except OSError as error:
+            self._check_raised_by_socket(error)
             raise self._lost(error) from error
 
     def call(
@@ -113,6 +114,7 @@ class Channel:
                     if reply.number == number:
                         break
         except OSError as error:
+            self._check_raised_by_socket(error)
             raise self._lost(error) from error
         if reply.error and not reply.full:
             raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
@@ -134,6 +136,12 @@ class Channel:
         if not self.line.there() and not self._closed:
             self.taken_away()
             raise OSError(errno.EBADF, TAKEN_AWAY)
+
+    @staticmethod
+    def _check_raised_by_socket(error: OSError) -> None:
+        """Raises it again if it is what a signal handler has raised, TimeoutError say."""
+        if error.errno is None and not isinstance(error, errors.NodeLostError):
+            raise error
 
     def _lost(self, error: OSError) -> Exception:
         if self._closed:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hoplite_mp.interruptions import check_interrupted
 from hoplite_mp.serial.aside import Aside, Keep
 from hoplite_mp.serial.by_value import Manifests, reduce_by_value
 from hoplite_mp.serial.code import by_value_modules
@@ -75,7 +76,8 @@ def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | Non
         light.dump(value)
     except (RefMet, MemoryError):
         raise
-    except Exception:  # NeedCloudpickle, or a failure at something that cloudpickle may handle.
+    except Exception as error:  # NeedCloudpickle, or at something that cloudpickle may handle.
+        check_interrupted(error)
         stream = Stream()
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream

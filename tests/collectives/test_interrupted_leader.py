@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
@@ -57,3 +58,30 @@ def test_what_it_has_committed_stays(cluster: Cluster, closes: bool) -> None:
             leader.close()
         over.set()
         assert waits.result(20) == ["a", "b"]
+
+
+@pytest.mark.parametrize("nbytes", [1 << 17, 1 << 20])
+@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
+def test_a_leader_that_makes_the_call_again(cluster: Cluster, kind: str, nbytes: int) -> None:
+    """It finds its own commit, whose result the other member still has to read."""
+    over = threading.Event()
+    name = f"interrupted and made again {kind} {nbytes}"
+    x = np.ones(nbytes // 8)
+    with (
+        cluster.group(name, 2, 0, timeout=20) as leader,
+        cluster.group(name, 2, 1, timeout=20) as other,
+    ):
+        other._board = Late(other._board, over)
+        waits = getattr(other, f"{kind}_async")(2 * x)
+        board = leader._board
+        leader._board = Interrupting(board)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(leader, kind)(x)
+        assert leader.calls == 0
+        leader._board = board
+        mine = getattr(leader, kind)(x)
+        assert leader.calls == 1
+        over.set()
+        for got in (mine, waits.result(20)):
+            right = 3 * x if kind == "allreduce" else [x, 2 * x]
+            assert np.array_equal(got, right)

@@ -1,14 +1,18 @@
-"""What a member gives to its node is held until the commit, wherever a signal handler raises."""
+"""What a member gives to its node is held until the commit, and blocks that the node has not got
+are given back, wherever a signal handler raises."""
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hoplite_mp.member import HostsMember
+from hoplite_mp.errors import NodeLostError
+from hoplite_mp.member import WRITE_ROUND_BYTES, HostsMember
+from hoplite_mp.protocol.local import GiveBlocks, GroupCall
 
 REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node
@@ -41,3 +45,92 @@ def test_it_is_held_once_it_was_sent(at: str) -> None:
     (ask,) = member.sent
     assert ask.parts == [8]
     assert held == [*before, REF]
+
+
+class Lease:
+    """As `_shm.Lease`: its memory is given back with it unless it is detached."""
+
+    payload = 4096
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.detached = False
+
+    def detach(self) -> int:
+        self.detached = True
+        return self.payload
+
+    def __del__(self) -> None:
+        if not self.detached:
+            self.events.append("given back")
+
+
+class Writer(HostsMember):
+    """One that gives a block, and is interrupted at the step of that name."""
+
+    def __init__(self, at: str, error: BaseException) -> None:
+        self.events: list[str] = []
+        self.at, self.error = at, error
+        self.sent: list[Any] = []
+        self.small: Any = SimpleNamespace(give=lambda *about: False)
+        self._in_place: Any = SimpleNamespace(ref=lambda array, lends: None)
+        self._channel: Any = SimpleNamespace(tell=self.tell)
+        client = SimpleNamespace(write=self.step("write"), give_back=self.give_back)
+        self._memory: Any = SimpleNamespace(
+            client=client,
+            allocate=lambda nbytes: Lease(self.events),
+            allocate_spare=lambda nbytes: None,
+            config=SimpleNamespace(small_object_bytes_max=1 << 16),
+        )
+        self._generation = self.rank = 0
+        self.size = 2
+        self._large_roots = set()
+        self._rates = deque()
+        self._spare, self._given = (0, None), 0
+
+    def step(self, name: str) -> Any:
+        def step(*_: Any) -> None:
+            if self.at == name:
+                self.at = ""
+                raise self.error
+
+        return step
+
+    def tell(self, ask: Any) -> None:
+        self.step("before")()
+        self.sent.append(type(ask))
+        self.step("after")()
+
+    def give_back(self, payload: int) -> None:
+        assert payload == Lease.payload
+        self.events.append("given back")
+
+
+def give(member: HostsMember, nbytes: int) -> BaseException | None:
+    return member.give(3, ("allreduce", "sum", 0, [np.ones(nbytes // 8)]), False, True, [])
+
+
+@pytest.mark.parametrize("at", ["write", "before", "after"])
+@pytest.mark.parametrize("nbytes", [1 << 20, 2 * WRITE_ROUND_BYTES])
+def test_a_block_is_the_nodes_or_given_back(at: str, nbytes: int) -> None:
+    """If the message may have been sent, the node is asked to give the block back if it was not."""
+    member = Writer(at, KeyboardInterrupt())
+    if at == "write":
+        with pytest.raises(KeyboardInterrupt):
+            give(member, nbytes)
+        assert member.events == ["given back"]
+        assert member.sent == []
+        return
+    assert type(give(member, nbytes)) is KeyboardInterrupt
+    assert member.events == []
+    assert GiveBlocks in member.sent
+    assert (GroupCall in member.sent) == (at == "after")
+
+
+@pytest.mark.parametrize("error", [ValueError("it is too large"), NodeLostError("it has ended")])
+def test_a_block_whose_message_cannot_be_sent_is_given_back(error: Exception) -> None:
+    member = Writer("before", error)
+    with pytest.raises(type(error)):
+        give(member, 1 << 20)
+    assert member.events == ["given back"]
+    assert member.sent == []

@@ -1,0 +1,159 @@
+"""What a signal handler raises in the middle of a Group's call is this rank's alone: no mistake of
+the call, of which all ranks would hear."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import signal
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp.interruptions import interruption_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp import Cluster
+
+
+class Late(Exception):
+    """What handlers raise."""
+
+
+def raises(error: BaseException, *_: Any) -> None:
+    raise error
+
+
+class Handler:
+    def __call__(self, *_: Any) -> None:
+        raise Late
+
+    def method(self, *_: Any) -> None:
+        raise Late
+
+
+@pytest.fixture
+def handler() -> Iterator[Any]:
+    before = signal.getsignal(signal.SIGUSR2)
+    yield lambda handles: signal.signal(signal.SIGUSR2, handles)
+    signal.signal(signal.SIGUSR2, before)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGUSR2)
+
+
+class Interrupting:
+    """A value in whose pickling the signal comes."""
+
+    def __init__(self) -> None:
+        self.armed = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.armed:
+            self.armed = False
+            interrupt()
+        return str, ("pickled",)
+
+
+@pytest.mark.parametrize(
+    "handles",
+    [lambda *_: raises(Late()), functools.partial(raises, Late()), Handler(), Handler().method],
+)
+def test_it_is_recognised_by_the_handlers_code(handler: Any, handles: Any) -> None:
+    handler(handles)
+    with pytest.raises(Late) as caught:
+        interrupt()
+    assert interruption_in(caught.value) is caught.value
+    chained = TypeError("cannot pickle")
+    chained.__cause__ = caught.value
+    assert interruption_in(chained) is caught.value
+    with pytest.raises(Late) as caught:
+        raise Late
+    assert interruption_in(caught.value) is None
+
+
+@pytest.mark.parametrize("error", [Late("too late"), TimeoutError("too late"), ValueError()])
+def test_a_call_that_was_interrupted_is_made_again(
+    cluster: Cluster, handler: Any, error: BaseException
+) -> None:
+    handler(functools.partial(raises, error))
+    name, value = f"handlers {error!r}", Interrupting()
+    with cluster.group(name, 2, 0) as g, cluster.group(name, 2, 1) as other:
+        waits = other.allgather_async("other")
+        with pytest.raises(type(error)) as caught:
+            g.allgather(value)
+        assert caught.value is error
+        assert g.calls == 0
+        right = ["pickled", "other"]
+        assert (g.allgather(value), waits.result(20)) == (right, right)
+
+
+def test_a_leader_that_was_interrupted_while_it_combines(cluster: Cluster, handler: Any) -> None:
+    handler(Handler())
+    with cluster.group("combining", 2, 0) as g, cluster.group("combining", 2, 1) as other:
+        combine, kept = g._leading.combine, []
+
+        def combines(*about: Any) -> Any:
+            if not kept:
+                kept.append(about)
+                interrupt()
+            return combine(*about)
+
+        g._leading.combine = combines  # type: ignore[method-assign]
+        waits = other.allreduce_async(np.full(9000, 2))
+        with pytest.raises(Late):
+            g.allreduce(np.full(9000, 1))
+        assert g.calls == 0
+        assert g.allreduce(np.full(9000, 1))[-1] == waits.result(20)[-1] == 3
+
+
+CALLS: dict[str, Any] = {
+    "own mistake": lambda g, x: g.allreduce(x, "nonsense"),
+    "another op": lambda g, x: g.allreduce_async(x, "sum").result(20),
+    "handler": lambda g, x: g.allgather([x, Interrupting()]),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_a_failed_call_leaves_no_reference_cycle(cluster: Cluster, handler: Any, how: str) -> None:
+    handler(Handler())
+    gc.collect()
+    gc.disable()
+    try:
+        with cluster.group(f"cycle {how}", 2, 0) as g, cluster.group(f"cycle {how}", 2, 1) as other:
+            waits = (
+                other.allgather_async(1)
+                if how == "handler"
+                else other.allreduce_async(np.ones(20_000), "max")
+            )
+            given = np.ones(20_000)
+            kept = weakref.ref(given)
+            with pytest.raises((ValueError, Late)):
+                CALLS[how](g, given)
+            del given
+            assert kept() is None
+            if how == "handler":
+                g.allgather(1)
+                waits.result(20)
+            else:
+                assert isinstance(waits.exception(20), ValueError)
+    finally:
+        gc.enable()
+
+
+def test_other_threads_are_not_asked(handler: Any) -> None:
+    """Python runs handlers in the main thread only."""
+    handler(Handler())
+    with pytest.raises(Late) as caught:
+        interrupt()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(interruption_in(caught.value)))
+    thread.start()
+    thread.join()
+    assert found == [None]
