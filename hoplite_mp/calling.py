@@ -196,21 +196,17 @@ class Calling(Member):
         return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes the part. Returns None, or the exception that this rank raises when the call is
-        over: either what prevented the part, in whose place a mistake was published, or what a
-        signal handler has raised."""
+        """Publishes the part, or in its place a mistake if something prevents that. Returns what
+        did, which this rank raises when the call is over. What a signal handler raises is raised at
+        once, because it may have prevented the message to the node; others may have the part."""
+        raised: BaseException | None = None
         try:
             if self._hosts is not None:
                 # If an earlier try was interrupted, the node may still have to read what it gave.
                 held = self._part = self._part or []
                 raised = self._hosts.give(call, part, self._lends, self._gets, held)
-                try:
-                    if raised is not None and not isinstance(raised, Exception):
-                        raise raised  # only here, because others have the part
-                    return raised
-                finally:
-                    del raised  # no reference cycle through its traceback
-            self._part = self._memory.put(self._stored(part))  # held until the commit
+            else:
+                self._part = self._memory.put(self._stored(part))  # held until the commit
         except Exception as error:
             check_interrupted(error)
             wrong = self._mistake(error)
@@ -220,7 +216,13 @@ class Calling(Member):
             self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))
             return error
-        self._board.publish(self.rank, call, self._memory.local_id(self._part))
+        try:
+            if raised is not None:
+                raise raised
+        finally:
+            del raised  # no reference cycle through its traceback
+        if self._hosts is None:
+            self._board.publish(self.rank, call, self._memory.local_id(self._part))
         return None
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:

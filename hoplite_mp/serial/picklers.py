@@ -18,7 +18,7 @@ from typing import Any
 from hoplite_mp.interruptions import check_interrupted
 from hoplite_mp.serial.aside import Aside, Keep
 from hoplite_mp.serial.by_value import Manifests, reduce_by_value
-from hoplite_mp.serial.code import by_value_modules
+from hoplite_mp.serial.code import NeedCloudpickle, by_value_modules
 from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.reducers import RefMet, reducer_override
 
@@ -77,7 +77,8 @@ def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | Non
     except (RefMet, MemoryError):
         raise
     except Exception as error:  # NeedCloudpickle, or at something that cloudpickle may handle.
-        check_interrupted(error)
+        if type(error) is not NeedCloudpickle:  # which is common
+            check_interrupted(error)
         stream = Stream()
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream
