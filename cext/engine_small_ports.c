@@ -81,8 +81,8 @@ static shm_board *board_beside(const struct small_world *world, const struct sma
     return board_of(world->control, (unsigned)(small - small_of(world->control, 0)));
 }
 
-/* Else the Group has ended, Python's word of that is on its way to here, and the board belongs to
- * another Group, or to none, already. */
+/* False: the Group has ended, which Python has not told this thread yet, and its board belongs to
+ * another Group, or to none. */
 static bool has_board(const struct small_world *world, const struct small_group *group) {
     return LOAD(&board_beside(world, group)->generation) == group->generation;
 }

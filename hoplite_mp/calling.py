@@ -35,7 +35,7 @@ from hoplite_mp.contributions import (
     outs_of,
 )
 from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
-from hoplite_mp.interruptions import check_interrupted
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.leading import MISTAKE, Leading, mistake_words
 from hoplite_mp.member import HostsMember
 from hoplite_mp.protocol.group_calls import error_kind, error_of
@@ -125,7 +125,8 @@ class Calling(Member):
         try:
             part = self._part_of(kind, op, root, x)
         except Exception as error:  # every rank gets it, else the others would wait for ever
-            check_interrupted(error)
+            if is_interruption(error):
+                raise
             mistake = error
             part = self._mistake(error)
         small = self._small.make(call, part, out, deadline) if self._hosts is None else None
@@ -179,8 +180,8 @@ class Calling(Member):
 
     def _let_go(self, call: int) -> None:
         """`call` is committed, so all members have finished the one before, whose result this
-        member may have made. If it has made that of `call` in a try that was interrupted, the
-        others may still have to read it."""
+        member may have made. If it has made that of `call`, and was interrupted then, the others
+        may still have to read it."""
         if self._led != call:
             self._result = None
 
@@ -198,7 +199,7 @@ class Calling(Member):
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
         """Publishes the part, or in its place a mistake if something prevents that. Returns what
         did, which this rank raises when the call is over. What a signal handler raises is raised at
-        once, because it may have prevented the message to the node; others may have the part."""
+        once."""
         raised: BaseException | None = None
         try:
             if self._hosts is not None:
@@ -208,10 +209,13 @@ class Calling(Member):
             else:
                 self._part = self._memory.put(self._stored(part))  # held until the commit
         except Exception as error:
-            check_interrupted(error)
+            if is_interruption(error):
+                raise
             wrong = self._mistake(error)
             if self._hosts is not None:
-                self._hosts.give(call, wrong, False, False, [])
+                raised = self._hosts.give(call, wrong, False, False, [])
+                if raised is not None:
+                    raise raised from error
                 return error
             self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))
@@ -349,7 +353,8 @@ class Calling(Member):
             committed = self._memory.put((mask_of(ranks), "", "", data))
         except Exception as error:  # every rank gets it, so that none waits for ever
             parts.clear()
-            check_interrupted(error)
+            if is_interruption(error):
+                raise
             error.__traceback__ = None  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)

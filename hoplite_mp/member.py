@@ -8,7 +8,6 @@ It must never know: which node leads, when a call is decided.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -27,10 +26,10 @@ from hoplite_mp.contributions import (
     section_bounds,
 )
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import interruption_in
 from hoplite_mp.leading import MISTAKE
+from hoplite_mp.part_writer import FAILURES_MAX, WRITE_ROUND_BYTES, PartWriter, is_node_lost
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp.protocol.local import GiveBlocks, GroupCall, GroupWritten
+from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.reduction import prefix
 from hoplite_mp.small_calls import SmallCalls
 
@@ -45,22 +44,9 @@ __all__ = ["HostsMember"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
-FAILURES_MAX = 100  # how often signal handlers may raise during one write
-# What prevents a message from being sent.
-NOT_SENT = HopliteError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError
-# Bytes of an array that are copied into the store before the first message to the node about them.
-# Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
-# because copying is ahead of the network by then, and each message costs the node and its engine
-# some 300 us. The maximum bounds for how long copying keeps a core from the threads that send the
-# first bytes.
-WRITE_ROUND_BYTES = 2 << 20
-WRITE_ROUND_BYTES_MAX = 16 << 20
 # For parts up to this size a member asks for the block of its next call in advance. Higher: the
 # memory of a host that is kept for calls that may never come; larger calls do not notice.
 SPARE_BYTES_MAX = 4 << 20
-# Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
-# elements.
-SECTION_OVERLAP_BYTES = 16 << 10
 # Copying goes on at twice the speed of the fastest of so many latest calls, but not below that of
 # two gigabit links. At full speed it would take the cores and the memory bandwidth from the threads
 # that send the first bytes.
@@ -132,52 +118,58 @@ class HostsMember:
                     parts.append(self._memory.local_id(ref))
                     continue
                 parts.append(self._part(encoded, one, parts, held, leases, writing))
+            writers = [self._writer(kind, *about) for about in writing]
+            ask = GroupCall(
+                self._generation, self.rank, call, kind, op, root, parts, mistake, error
+            )
         except BaseException:
             leases.clear()  # the node does not know of these blocks
             raise
-        ask = GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
-        interrupted = self._hand_over(ask, leases)
-        unsure = interrupted is not None
+        interrupted = self._hand_over(ask, leases, writers)
         try:
-            self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
-            for payload, encoded in writing:
-                interrupted = self._write(kind, payload, encoded) or interrupted
-            if unsure:
-                self._give_if_not_sent(leases)
-            interrupted = self._next_block(parts) or interrupted
+            raised = self._next_block(parts)
+            if raised is not None:
+                interrupted = raised
             if interrupted is None:
                 self._keep_own(kind, root, values, parts, gets)
             return interrupted
         finally:
-            interrupted = None  # no reference cycle through its traceback
+            interrupted = raised = None  # no reference cycle through its traceback
 
-    def _hand_over(self, ask: GroupCall, leases: list[_shm.Lease]) -> BaseException | None:
-        """Sends the message by which these blocks become the node's. Returns what a signal handler
-        has raised meanwhile, after which the message may have been sent or not."""
-        begun = False
+    def _hand_over(
+        self, ask: GroupCall, leases: list[_shm.Lease], writers: list[PartWriter]
+    ) -> BaseException | None:
+        """Sends the message by which these blocks become the node's, and writes what is left of
+        them. Returns what a signal handler has raised after that message was sent; if it was not,
+        that is raised here, and the blocks are given back."""
+        sent: list[int] = []
+        interrupted: BaseException | None = None
+        failures = 0
         try:
-            for lease in leases:
-                lease.detach()
-            begun = True
-            self._channel.tell(ask)
-        except BaseException as error:
-            if begun and (not isinstance(error, NOT_SENT) or interruption_in(error) is not None):
-                return error
-            for lease in leases:
-                self._memory.client.give_back(lease.detach())
-            raise
-        return None
-
-    def _give_if_not_sent(self, leases: list[_shm.Lease]) -> None:
-        """Gives blocks back that are not the node's, because the message was not sent."""
-        for _ in range(FAILURES_MAX if leases else 0):
-            try:
-                self._channel.tell(GiveBlocks([lease.payload for lease in leases]))
-                return
-            except HopliteError:
-                return  # the node is gone
-            except BaseException:  # from a signal handler, like that for which this is called
-                continue
+            while True:
+                try:
+                    if not sent:
+                        for lease in leases:
+                            lease.detach()
+                        self._channel.tell(ask, sent)
+                        self._begun = time.monotonic()
+                        self._written = sum(writer.nbytes for writer in writers)
+                    for writer in writers:
+                        raised = writer.run()
+                        if raised is not None:
+                            interrupted = raised
+                    return interrupted
+                except BaseException as error:
+                    if not sent:
+                        for lease in leases:
+                            self._memory.client.give_back(lease.detach())
+                        raise
+                    failures += 1
+                    if failures > FAILURES_MAX or is_node_lost(error):
+                        raise
+                    interrupted = error
+        finally:
+            interrupted = raised = None  # no reference cycle through its traceback
 
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
@@ -252,65 +244,13 @@ class HostsMember:
             return cause
         return None
 
-    def _write(self, kind: str, payload: int, encoded: serial.Encoded) -> BaseException | None:
-        """Copies the elements a round at a time, and sends the node a message about each round.
-        Every round has a part of each section, and every host of the call begins to read where a
-        section begins, so all hosts begin at once.
-
-        Returns what a signal handler has raised meanwhile; it is raised when all is written,
-        because others may be reading. Invariant: bytes that were reported to the node never change;
-        where two sections overlap the same values are written a second time."""
+    def _writer(self, kind: str, payload: int, encoded: serial.Encoded) -> PartWriter:
+        """Copies the elements of a part after the message to the node."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
-        sections, ends = len(bounds) - 1, bounds[1:]
-        step = max(1, WRITE_ROUND_BYTES // sections)
-        at = [max(0, begin - SECTION_OVERLAP_BYTES) for begin in bounds[:-1]]
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
-        due = time.monotonic()
-        interrupted: BaseException | None = None
-        ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
-        failures = 0
-        try:
-            while True:
-                try:
-                    while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
-                        if not ranges:
-                            if pace:
-                                time.sleep(max(0.0, due - time.monotonic()))
-                                due += step * min(sections, self.size) / pace  # of each host
-                            ranges, at = self._round(payload, buffer, offset, at, ends, step)
-                            step = min(2 * step, max(1, WRITE_ROUND_BYTES_MAX // sections))
-                        self._channel.tell(GroupWritten(payload, ranges))
-                        ranges = []
-                    return interrupted
-                except BaseException as error:
-                    failures += 1
-                    if failures > FAILURES_MAX:  # it is no signal handler
-                        raise
-                    interrupted = error
-        finally:
-            interrupted = None  # no reference cycle through its traceback
-
-    def _round(
-        self,
-        payload: int,
-        buffer: memoryview,
-        offset: int,
-        at: list[int],
-        ends: list[int],
-        step: int,
-    ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Writes the next bytes of each section; returns (their ranges, where the sections are
-        now)."""
-        ranges, now = [], []
-        for begin, end in zip(at, ends, strict=True):
-            upto = min(begin + step, end)
-            if begin < upto:
-                self._memory.client.write(payload, b"", [buffer[begin:upto]], [offset + begin])
-                ranges.append((offset + begin, offset + upto))
-                os.sched_yield()  # threads that send the first bytes go first
-            now.append(max(begin, upto))
-        return ranges, now
+        block = payload, buffer, offset
+        return PartWriter(self._memory.client, self._channel, *block, bounds, pace, self.size)
 
     def close(self) -> None:
         """Called when the member has left."""

@@ -37,7 +37,7 @@ FLOORS = [
     {"maps"},
     {"executor", "collectives", "leading", "ending"},
     {"streaming", "everywhere", "actor_method", "pools"},
-    {"actor", "nesting", "small_calls"},
+    {"actor", "nesting", "small_calls", "part_writer"},
     {"member", "inbox", "splitting", "board_calls", "being_member"},
     {"calling"},
     {"messaging"},

@@ -20,6 +20,7 @@ import msgspec
 from hoplite_mp import errors
 from hoplite_mp.client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.protocol.local import Ask, Reply, Request
 
 if TYPE_CHECKING:
@@ -67,15 +68,21 @@ class Channel:
         # Allocated once, because each new buffer of this size would be mapped and unmapped again.
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
-    def tell(self, ask: Ask) -> None:
-        """Sends a request that has no reply. ValueError: it is too large."""
+    def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
+        """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
+        same step as the request is sent, between which no signal handler can raise."""
         try:
             self._check_not_inside()
             with self._lock:
                 self._look()
-                self._sock.send(self._packet_of(Request(0, self._seen[0], ask)))
+                packet = self._packet_of(Request(0, self._seen[0], ask))
+                if sent is None:
+                    self._sock.send(packet)
+                else:  # handlers run between steps of Python, and this is one of C
+                    sent.extend(map(self._sock.send, (packet,)))
         except OSError as error:
-            self._check_raised_by_socket(error)
+            if is_interruption(error):  # TimeoutError, say
+                raise
             raise self._lost(error) from error
 
     def call(
@@ -114,7 +121,8 @@ class Channel:
                     if reply.number == number:
                         break
         except OSError as error:
-            self._check_raised_by_socket(error)
+            if is_interruption(error):  # TimeoutError, say
+                raise
             raise self._lost(error) from error
         if reply.error and not reply.full:
             raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
@@ -136,12 +144,6 @@ class Channel:
         if not self.line.there() and not self._closed:
             self.taken_away()
             raise OSError(errno.EBADF, TAKEN_AWAY)
-
-    @staticmethod
-    def _check_raised_by_socket(error: OSError) -> None:
-        """Raises it again if it is what a signal handler has raised, TimeoutError say."""
-        if error.errno is None and not isinstance(error, errors.NodeLostError):
-            raise error
 
     def _lost(self, error: OSError) -> Exception:
         if self._closed:

@@ -77,7 +77,6 @@ __all__ = [
     "DumpRead",
     "Exited",
     "FromSupervisor",
-    "GiveBlocks",
     "GiveSpans",
     "GoneNodes",
     "GroupAdmit",
@@ -156,13 +155,6 @@ class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Gives empty spans back. No reply."""
 
     offsets: list[int]
-
-
-class GiveBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Gives those of these blocks back that are still leased to this process: a message in which
-    they were given to the node was interrupted, so they may be the node's. No reply."""
-
-    payloads: list[int]
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -347,7 +339,6 @@ Ask: TypeAlias = (
     Lease
     | LeaseSpan
     | GiveSpans
-    | GiveBlocks
     | Restore
     | ReadSpilled
     | Import

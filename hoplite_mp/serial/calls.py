@@ -9,7 +9,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import check_interrupted
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
@@ -70,7 +70,8 @@ def encode_call(
     except (MemoryError, HopliteError):
         raise
     except Exception as error:
-        check_interrupted(error)
+        if is_interruption(error):
+            raise
         raise _blame_argument(args, kwargs, error) from error
     call.dependencies = list(written.dependencies)
     return call

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hoplite_mp.interruptions import check_interrupted
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial.aside import Aside, Keep
 from hoplite_mp.serial.by_value import Manifests, reduce_by_value
-from hoplite_mp.serial.code import NeedCloudpickle, by_value_modules
+from hoplite_mp.serial.code import by_value_modules
 from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.reducers import RefMet, reducer_override
 
@@ -76,9 +76,9 @@ def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | Non
         light.dump(value)
     except (RefMet, MemoryError):
         raise
-    except Exception as error:  # NeedCloudpickle, or at something that cloudpickle may handle.
-        if type(error) is not NeedCloudpickle:  # which is common
-            check_interrupted(error)
+    except Exception as error:  # NeedCloudpickle, or a failure that cloudpickle may mend
+        if is_interruption(error):
+            raise
         stream = Stream()
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import check_interrupted
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial.arrays import decode_array, encode_array
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
@@ -96,7 +96,8 @@ def _encode_other(value: Any, keep: MakeKeep | None) -> Encoded:
     except (MemoryError, HopliteError):
         raise
     except Exception as error:
-        check_interrupted(error)
+        if is_interruption(error):
+            raise
         raise unpicklable("value", value, error) from error
 
 

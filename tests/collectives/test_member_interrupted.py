@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hoplite_mp.calling import Calling
 from hoplite_mp.errors import NodeLostError
-from hoplite_mp.member import WRITE_ROUND_BYTES, HostsMember
-from hoplite_mp.protocol.local import GiveBlocks, GroupCall
+from hoplite_mp.member import HostsMember
+from hoplite_mp.node.ranges import Ranges
+from hoplite_mp.part_writer import WRITE_ROUND_BYTES
+from hoplite_mp.protocol.local import GroupCall, GroupWritten
 
 REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node
@@ -25,7 +28,7 @@ class Member(HostsMember):
         self.sent: list[Any] = []
         self.small: Any = SimpleNamespace(give=lambda *about: False)
         self._in_place: Any = SimpleNamespace(ref=lambda array, lends: REF)
-        self._channel: Any = SimpleNamespace(tell=self.sent.append)
+        self._channel: Any = SimpleNamespace(tell=lambda ask, sent: self.sent.append(ask))
         self._memory: Any = SimpleNamespace(local_id=lambda ref: 8)
         self._generation = self.rank = 0
         self._large_roots = set()
@@ -96,9 +99,11 @@ class Writer(HostsMember):
 
         return step
 
-    def tell(self, ask: Any) -> None:
+    def tell(self, ask: Any, sent: list[int] | None = None) -> None:
         self.step("before")()
-        self.sent.append(type(ask))
+        self.sent.append(ask)
+        if sent is not None:
+            sent.append(1)
         self.step("after")()
 
     def give_back(self, payload: int) -> None:
@@ -110,12 +115,15 @@ def give(member: HostsMember, nbytes: int) -> BaseException | None:
     return member.give(3, ("allreduce", "sum", 0, [np.ones(nbytes // 8)]), False, True, [])
 
 
-@pytest.mark.parametrize("at", ["write", "before", "after"])
-@pytest.mark.parametrize("nbytes", [1 << 20, 2 * WRITE_ROUND_BYTES])
-def test_a_block_is_the_nodes_or_given_back(at: str, nbytes: int) -> None:
-    """If the message may have been sent, the node is asked to give the block back if it was not."""
+@pytest.mark.parametrize("at", ["write", "before", "after", "clock"])
+@pytest.mark.parametrize("nbytes", [1 << 20, 3 * WRITE_ROUND_BYTES])
+def test_a_block_is_the_nodes_and_whole_or_given_back(
+    monkeypatch: pytest.MonkeyPatch, at: str, nbytes: int
+) -> None:
     member = Writer(at, KeyboardInterrupt())
-    if at == "write":
+    clock = member.step("clock")
+    monkeypatch.setattr("time.monotonic", lambda: clock() or 1.0)
+    if at in ("write", "before"):
         with pytest.raises(KeyboardInterrupt):
             give(member, nbytes)
         assert member.events == ["given back"]
@@ -123,8 +131,34 @@ def test_a_block_is_the_nodes_or_given_back(at: str, nbytes: int) -> None:
         return
     assert type(give(member, nbytes)) is KeyboardInterrupt
     assert member.events == []
-    assert GiveBlocks in member.sent
-    assert (GroupCall in member.sent) == (at == "after")
+    call, *rest = member.sent
+    assert type(call) is GroupCall
+    written = Ranges()
+    (payload, size, first) = call.parts[0]
+    written.add(0, first)
+    for one in rest:
+        assert (type(one), one.payload) == (GroupWritten, payload)
+        for begin, end in one.ranges:
+            written.add(begin, end)
+    assert written.reach(0, size) == size
+
+
+def test_what_is_raised_while_a_mistake_is_given_is_not_lost() -> None:
+    """The mistake may not have been sent, so nobody may wait for the end of the call."""
+    gives = [TypeError("cannot be written"), KeyboardInterrupt()]
+
+    def give(*_: Any) -> BaseException | None:
+        error = gives.pop(0)
+        if isinstance(error, TypeError):
+            raise error
+        return error
+
+    member: Any = SimpleNamespace(
+        _hosts=SimpleNamespace(give=give), _part=None, _lends=True, _gets=True, rank=0
+    )
+    member._mistake = lambda error: Calling._mistake(member, error)
+    with pytest.raises(KeyboardInterrupt):
+        Calling._publish(member, 3, ("allgather", "", 0, [1]))
 
 
 @pytest.mark.parametrize("error", [ValueError("it is too large"), NodeLostError("it has ended")])

@@ -6,14 +6,13 @@ from __future__ import annotations
 import functools
 import gc
 import signal
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hoplite_mp.interruptions import interruption_in
+from hoplite_mp.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,21 +60,65 @@ class Interrupting:
         return str, ("pickled",)
 
 
+def decorated(function: Any) -> Any:
+    def wrapper(*about: Any, **named: Any) -> Any:
+        return function(*about, **named)
+
+    return wrapper
+
+
+@decorated
+def decorated_handler(number: int, frame: Any) -> None:
+    raise Late
+
+
+@decorated
+def no_handler(value: Any) -> None:
+    raise Late
+
+
+def once(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Late
+
+
 @pytest.mark.parametrize(
     "handles",
-    [lambda *_: raises(Late()), functools.partial(raises, Late()), Handler(), Handler().method],
+    [
+        lambda *_: raises(Late()),
+        functools.partial(raises, Late()),
+        Handler(),
+        Handler().method,
+        decorated_handler,
+        once,
+    ],
 )
-def test_it_is_recognised_by_the_handlers_code(handler: Any, handles: Any) -> None:
+def test_it_is_recognised_by_the_handlers_arguments(handler: Any, handles: Any) -> None:
     handler(handles)
     with pytest.raises(Late) as caught:
         interrupt()
-    assert interruption_in(caught.value) is caught.value
-    chained = TypeError("cannot pickle")
-    chained.__cause__ = caught.value
-    assert interruption_in(chained) is caught.value
+    assert is_interruption(caught.value)
     with pytest.raises(Late) as caught:
-        raise Late
-    assert interruption_in(caught.value) is None
+        no_handler(3)
+    assert not is_interruption(caught.value)
+
+
+@pytest.mark.parametrize("op", ["nonsense", "max"])
+def test_a_mistake_while_an_earlier_interruption_is_handled(
+    cluster: Cluster, handler: Any, op: str
+) -> None:
+    """It has the interruption as its context, and is a mistake like any other."""
+    handler(Handler())
+    name, x = f"handled {op}", np.ones(9000)
+    with cluster.group(name, 2, 0) as g, cluster.group(name, 2, 1) as other:
+        waits = other.allreduce_async(x, "sum")
+        try:
+            interrupt()
+        except Late:
+            with pytest.raises(ValueError, match=r"nonsense|different calls"):
+                g.allreduce(x, op)
+        assert g.calls == 1
+        assert isinstance(waits.exception(20), ValueError)
 
 
 @pytest.mark.parametrize("error", [Late("too late"), TimeoutError("too late"), ValueError()])
@@ -145,15 +188,3 @@ def test_a_failed_call_leaves_no_reference_cycle(cluster: Cluster, handler: Any,
                 assert isinstance(waits.exception(20), ValueError)
     finally:
         gc.enable()
-
-
-def test_other_threads_are_not_asked(handler: Any) -> None:
-    """Python runs handlers in the main thread only."""
-    handler(Handler())
-    with pytest.raises(Late) as caught:
-        interrupt()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(interruption_in(caught.value)))
-    thread.start()
-    thread.join()
-    assert found == [None]

@@ -11,11 +11,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.headers import STATE
 from hoplite_mp.member import SPARE_BYTES_MAX, HostsMember
 from hoplite_mp.node.objects.leases import Leases
 from hoplite_mp.node.objects.store import HEAD
-from hoplite_mp.protocol.local import GiveBlocks
 from hoplite_mp.store.arena import Arena
 
 NBYTES = 1 << 20
@@ -135,15 +133,3 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     assert Leases._spare(leases, 1 << 20, 7) is store.lease.return_value
     store.has_room.side_effect, store.has_room.return_value = None, False
     assert Leases._spare(leases, 2 << 20, 7) is None  # cold
-
-
-def test_blocks_that_a_process_gives_back_unless_they_are_the_nodes() -> None:
-    with hoplite_mp.Cluster(workers=0, memory="64MiB") as c:
-        memory = c._runtime.memory
-        mine, lease = memory.allocate(NBYTES).detach(), memory.allocate(NBYTES)
-        sealed, hold = lease.payload, memory.client.put(lease, NBYTES, False)
-        before = c.stats()["bytes_used"]
-        for _ in range(2):  # the second one finds nothing
-            memory.channel.tell(GiveBlocks([mine, sealed]))
-        assert c.stats()["bytes_used"] <= before - NBYTES
-        assert memory.client.state(hold.oid) == STATE["SEALED"]

@@ -161,7 +161,7 @@ def test_nothing_stays_open(cluster: Cluster) -> None:
     (manager,) = until(lambda: named("hoplite manager"), "there is no manager")
     supervisor = manager.parent()
     assert supervisor is not None
-    (node,) = named("hoplite node")
+    (node,) = until(lambda: named("hoplite node"), "there is no node")
 
     def descriptors() -> tuple[int, int]:
         return supervisor.num_fds(), node.num_fds()

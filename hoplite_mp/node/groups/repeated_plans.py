@@ -141,8 +141,8 @@ class RepeatedPlans:
     @property
     def is_led(self) -> bool:
         """Is a call in the form of the last one the leading node's to decide, because the engines
-        have committed so many? It is that call if `next` was asked for it, and else the one after
-        it."""
+        have committed so many? After `next` this is about the call that `next` was asked for, and
+        after `committed` about the one that follows."""
         form = self._last_given[1]
         return form is None or self._by_engines.get(form, 0) >= LED_EVERY - 1
 

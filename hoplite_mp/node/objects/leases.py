@@ -14,7 +14,6 @@ from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
     SPILLED_PIECE_BYTES,
-    GiveBlocks,
     GiveSpans,
     Lease,
     LeaseSpan,
@@ -71,7 +70,6 @@ class Leases:
             Restore: self.restore,
             ReadSpilled: self.read_spilled,
             GiveSpans: self.give_spans,
-            GiveBlocks: self.give_blocks,
         }
 
     def lease(self, slot: int, request: Request) -> None:
@@ -183,10 +181,6 @@ class Leases:
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]
             self.store.give_span(offset, slot)
-
-    def give_blocks(self, slot: int, request: Request) -> None:
-        for payload in request.ask.payloads:  # type: ignore[union-attr]
-            self.store.free_unused(payload, slot)
 
 
 def _nothing() -> None:
