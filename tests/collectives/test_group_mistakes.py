@@ -254,8 +254,8 @@ class InterruptedAfter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.channel, name)
 
-    def tell(self, ask: Any) -> None:
-        self.channel.tell(ask)
+    def tell(self, ask: Any, sent: list[int] | None = None) -> None:
+        self.channel.tell(ask, sent)
         if isinstance(ask, GroupCall) and self.left:
             self.left = 0
             raise KeyboardInterrupt

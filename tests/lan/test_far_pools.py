@@ -131,8 +131,8 @@ def peer(rank, size):
         g.barrier()
         if rank == 1:
             tell, told = g._hosts._channel.tell, []
-            def tell_and_die(ask):
-                tell(ask)
+            def tell_and_die(ask, sent=None):
+                tell(ask, sent)
                 told.append(ask)
                 if len(told) == 4:
                     time.sleep(0.1)
