@@ -214,9 +214,12 @@ class Calling(Member):
             wrong = self._mistake(error)
             if self._hosts is not None:
                 raised = self._hosts.give(call, wrong, False, False, [])
-                if raised is not None:
-                    raise raised from error
-                return error
+                try:
+                    if raised is not None:
+                        raise raised from error
+                    return error
+                finally:
+                    del raised  # no reference cycle through its traceback
             self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))
             return error

@@ -10,11 +10,14 @@ It must never know: what was running.
 from __future__ import annotations
 
 import inspect
+import os
 from itertools import pairwise
 from types import FrameType
 from typing import Any
 
 __all__ = ["is_interruption"]
+
+PACKAGE = os.path.dirname(__file__) + os.sep  # no handler of its own raises an Exception
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -36,11 +39,11 @@ def _arguments(frame: FrameType) -> list[Any]:
     has_more = bool(code.co_flags & inspect.CO_VARARGS)
     if code.co_argcount + 2 * has_more < 2:
         return []
+    if code.co_filename.startswith(PACKAGE):
+        return []  # the frame would keep a copy of its variables, perhaps of the error: a cycle
     found = frame.f_locals
     arguments = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
     if has_more:
         more = found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
         arguments += more if isinstance(more, tuple) else ()
-    if isinstance(found, dict):
-        found.clear()  # a copy, which the frame keeps; with the error in it, it would be a cycle
     return arguments

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILURES_MAX", "WRITE_ROUND_BYTES", "PartWriter", "is_node_lost"]
 
-FAILURES_MAX = 100  # how often signal handlers may raise during one write; it is none then
+# How often signal handlers may raise during one write. What is raised more often than that is taken
+# for a failure of the write, and ends it.
+FAILURES_MAX = 100
 # Bytes of an array that are copied into the store before the first message to the node about them.
 # Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
 # because copying is ahead of the network by then, and each message costs the node and its engine
@@ -119,5 +121,6 @@ class PartWriter:
 
 
 def is_node_lost(error: BaseException) -> bool:
-    """Is it no signal handler's, but says that there is no node to write for?"""
+    """Does the error say that there is no node any more for which to write? A signal handler may
+    raise the same, which does not."""
     return isinstance(error, HopliteError) and not is_interruption(error)

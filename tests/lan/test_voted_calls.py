@@ -66,6 +66,7 @@ print("right", flush=True)
 # Members are interrupted again and again in calls whose parts are objects of the store, or blocks.
 INTERRUPTED = """
 import gc
+gc.disable()  # so that reference cycles count as what stays
 x = np.full({items}, rank, np.float64)
 armed = False
 def interrupt(*_):
@@ -93,7 +94,6 @@ for call in range({calls}):
 signal.setitimer(signal.ITIMER_REAL, 0)
 print(made > {calls}, flush=True)
 got = None
-gc.disable()
 g.barrier()
 g.allgather(1)
 until = time.monotonic() + 20
