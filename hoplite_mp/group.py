@@ -16,7 +16,7 @@ import numpy as np
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.option_checks import check_name
-from hoplite_mp.errors import PeerLostError
+from hoplite_mp.errors import NodeLostError, PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.splitting import peers_of, split_name
@@ -236,7 +236,11 @@ class Group(PeerCalls):
         self._end_messages()
         self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
         if self._memory.client.usable:
-            self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+            try:
+                self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+            except NodeLostError:
+                if not failed:
+                    raise  # otherwise the exception of the block or task goes on, and not this one
         leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._result = self._part = None

@@ -236,3 +236,24 @@ def test_strict_members_learn_of_a_death(cluster: Cluster, tmp_path: Path) -> No
     tasks = [run.submit(member, rank, tmp_path) for rank in range(3)]
     os.kill(pid_of(tmp_path, "strict", 1), signal.SIGKILL)
     assert [tasks[rank].result(timeout=30) for rank in (0, 2)] == [(0, 2)] * 2
+
+
+def test_a_block_that_an_exception_ends_raises_that_although_the_node_has_ended() -> None:
+    def end_the_node(cluster: Cluster) -> None:
+        host = cluster._host
+        assert host is not None
+        for process in [host.process, *psutil.Process(host.process.pid).children()]:
+            process.kill()
+        host.process.wait()
+
+    for fails in (True, False):
+        cluster = hoplite_mp.Cluster(workers=0)
+        found = pytest.raises(KeyError if fails else hoplite_mp.NodeLostError)
+        with found as raised, cluster.group("ends", 1) as group:
+            group.barrier()
+            end_the_node(cluster)
+            if fails:
+                raise KeyError("the block's own")
+        assert raised.value.__context__ is None or not fails
+        with suppress(hoplite_mp.NodeLostError):
+            cluster.shutdown()

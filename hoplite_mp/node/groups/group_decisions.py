@@ -16,7 +16,7 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
 from hoplite_mp.node.groups.attempts import is_repeated
-from hoplite_mp.node.objects.layouts import can_fold, parse_layout
+from hoplite_mp.node.objects.layouts import can_fold, layout_words, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.program import participants, waits_for
@@ -256,8 +256,8 @@ def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
         if piece.layout != first.layout:
             outcome.fail(
                 "value",
-                f"rank {first.source} has {first.layout.decode()}, rank {piece.source} has "
-                f"{piece.layout.decode()}",
+                f"rank {first.source} has {layout_words(first.layout)}, rank {piece.source} has "
+                f"{layout_words(piece.layout)}",
             )
             return False
     shape, name = parse_layout(first.layout)

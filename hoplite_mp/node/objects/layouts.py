@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
 
-__all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
+__all__ = ["can_fold", "layout_of", "layout_words", "parse_layout", "payload_layout"]
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
@@ -44,6 +44,15 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
     if found is None:
         raise ValueError(f"this is no layout: {layout!r}")
     return tuple(map(int, found[1].split(", "))) if found[1] else (), found[2]
+
+
+def layout_words(layout: bytes) -> str:
+    """A layout as errors show it, with the dtype's name in NumPy, as errors of one host have it."""
+    try:
+        shape, name = parse_layout(layout)
+        return f"shape {shape}{_BETWEEN}{serial.named_dtype(name)}"
+    except (ImportError, ValueError):  # ml_dtypes is missing here, or another host sent nonsense
+        return layout.decode(errors="replace")
 
 
 def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> bytes:
