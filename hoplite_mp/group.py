@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp import errors
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.option_checks import check_name
-from hoplite_mp.errors import NodeLostError, PeerLostError
+from hoplite_mp.errors import PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.splitting import peers_of, split_name
@@ -238,7 +239,7 @@ class Group(PeerCalls):
         if self._memory.client.usable:
             try:
                 self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
-            except NodeLostError:
+            except errors.NodeLostError:  # made at its first use
                 if not failed:
                     raise  # otherwise the exception of the block or task goes on, and not this one
         leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one

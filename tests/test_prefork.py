@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 NOT_SEEN = {"COLUMNS", "LINES"}
 
 
+def open_files() -> list[str]:
+    """What this process has open, without the numbers of pipes, sockets and processes."""
+    found = []
+    for link in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the folder itself
+            found.append(re.sub(r"\d+", "", os.readlink(link.path)))
+    return sorted(found)
+
+
 def of_worker() -> dict[str, object]:
     """What a worker has from the process that its supervisor was started by."""
     return {
@@ -33,7 +44,7 @@ def of_worker() -> dict[str, object]:
         "interrupt": signal.getsignal(signal.SIGINT),
         "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         "cores": os.sched_getaffinity(0),
-        "files": sum(link.is_symlink() for link in os.scandir("/proc/self/fd")),
+        "files": open_files(),
         "stdin": os.readlink("/proc/self/fd/0"),
         "umask": [os.umask(0o22), os.umask(0o22)],
     }
