@@ -171,6 +171,7 @@ int main(void) {
         node->control = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         check(node->engine && node->control != MAP_FAILED, "no engine or no memory");
+        STORE(&board_of(node->control, BOARD)->generation, GROUP);
         small_request *asked = asking(SMALL_ASK_ADD);
         asked->size = RANKS;
         asked->node = (uint32_t)i;
