@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from hoplite_mp.client.thread_futures import ThreadFuture
+from hoplite_mp.call_order import CallFuture, CallOrder
 from hoplite_mp.contributions import NOTHING
 from hoplite_mp.messaging import Messages
 
@@ -40,7 +40,9 @@ Returns
 concurrent.futures.Future
     Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
     does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
-    left one out would give each later part to another call.
+    left one out would give each later part to another call. If a call was not over in time, those
+    that were begun before the error of its Future was read are not made, and raise
+    HopliteTimeoutError as well: make all of them again, in their order.
 """
 
 
@@ -63,10 +65,10 @@ def _marked(group: PeerCalls, job: list[Any]) -> None:
 
 def _in_background(
     call: Callable[Concatenate[PeerCalls, P], R],
-) -> Callable[Concatenate[PeerCalls, P], ThreadFuture[R]]:
+) -> Callable[Concatenate[PeerCalls, P], CallFuture[R]]:
     """The form of a call that returns a Future."""
 
-    def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> ThreadFuture[R]:
+    def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
         return me._background(functools.partial(call, me), args, kwargs)
 
     name = call.__name__
@@ -86,6 +88,7 @@ class PeerCalls(Messages):
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._order = CallOrder(name)
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Reduces x of every living rank, and returns the result on every rank.
@@ -419,16 +422,18 @@ class PeerCalls(Messages):
     exscan_async = _in_background(exscan)
     barrier_async = _in_background(barrier)
 
-    def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> ThreadFuture[Any]:
+    def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture[Any]:
         """Makes a call in the background. Calls are matched by their order, so one thread makes all
         of them, in the context of the task that has begun it."""
         self._check_member()
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        future: ThreadFuture[Any] = ThreadFuture()  # that thread itself counts as blocked
+        future: CallFuture[Any] = CallFuture(self._order)
         future.set_running_or_notify_cancel()
         run = contextvars.copy_context().run
-        self._thread.submit(run, _marked, self, [future, call, args, kwargs])
+        bound = functools.partial(call, *args, **kwargs)
+        about = future.number, lambda: self.calls, bound
+        self._thread.submit(run, _marked, self, [future, self._order.make, about, {}])
         return future
 
     def _is_inside(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,68 @@ def _again(group: Group, results: list[Any]) -> bool:
     except HopliteTimeoutError:
         return False
     return True
+
+
+def _by_result(futures: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for future in futures:
+        try:
+            found.append(future.result(60))
+        except HopliteTimeoutError as error:
+            found.append(error)
+    return found
+
+
+def _by_exception(futures: list[Any]) -> list[Any]:
+    return [future.exception(60) or future.result() for future in futures]
+
+
+def _by_await(futures: list[Any]) -> list[Any]:
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("read", [_by_result, _by_exception, _by_await])
+def test_no_call_of_the_background_is_made_in_place_of_one_that_timed_out(
+    cluster: Cluster, read: Callable[[list[Any]], list[Any]]
+) -> None:
+    first = cluster.group(f"in order {read.__name__}", 2, 0, timeout=0.05)
+    second = cluster.group(f"in order {read.__name__}", 2, 1, timeout=60)
+    thread = threading.Thread(target=second.barrier)
+    thread.start()
+    first.barrier()
+    thread.join(20)
+    with pytest.raises(HopliteTimeoutError, match="call 1 still misses"):
+        first.allreduce_async(np.array([1])).result()
+    futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
+    eventually(lambda: futures[0].done(), "the first one times out")
+    with pytest.raises(HopliteTimeoutError, match="was not made, because an earlier one"):
+        first.allreduce(np.array([1]))  # the error of futures[0] was not read yet
+    *others, earliest = reversed(read(futures))
+    assert "call 1 still misses" in str(earliest)
+    assert all("was not made" in str(other) for other in others)
+
+    totals: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: totals.extend(second.allreduce(np.array([10**k])) for k in range(3))
+    )
+    thread.start()
+    found: dict[int, Any] = {}
+
+    def are_all_made() -> bool:
+        left = [k for k in range(3) if k not in found]
+        again = read([first.allreduce_async(np.array([10**k])) for k in left])
+        found.update({k: x for k, x in zip(left, again, strict=True) if isinstance(x, np.ndarray)})
+        return len(found) == 3
+
+    eventually(are_all_made, "all calls are made again")
+    thread.join(20)
+    assert [int(found[k][0]) for k in range(3)] == [2, 20, 200]
+    assert [int(total[0]) for total in totals] == [2, 20, 200]
+    first.close()
+    second.close()
 
 
 def test_what_a_member_can_see(cluster: Cluster) -> None:
