@@ -13,10 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-# Those of the first sixty that spread an object to several hosts; others, should that change.
-SEEDS = (4, 15, 19, 47, 52, 54, 58)
-SECONDS_MAX = 110.0
+# Short ones of the first 150 in which trees are packed; others, should that change.
+SEEDS = (5, 11, 16, 36, 46, 49, 60, 71, 82, 85, 125, 132)
+PACKED_MIN = 8
+pytestmark = pytest.mark.timeout(300)
+SECONDS_MAX = 280.0
 PLAY = """
 import json, logging
 from hoplite_mp.planner import packing, trees
@@ -51,4 +55,4 @@ def test_random_faults_along_packed_trees() -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     packed, failed = json.loads(ended.stdout)
     assert not failed
-    assert packed
+    assert packed >= PACKED_MIN
