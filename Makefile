@@ -180,8 +180,8 @@ clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so
 	rm -f $(VENV)/.installed-*
 
-# In CI an environment is used once, for a tenth of what is in it, so Python compiles each module when
-# it is imported first: that saves a minute. Elsewhere pip compiles all of them.
+# In CI an environment is used once, and little of it, so Python compiles each module when it is
+# imported first, which takes less than to compile all of them, as pip does elsewhere.
 LAZILY := $(if $(CI),--no-compile)
 
 # editable_mode=compat installs the package as a path. Without it pip installs a module that finds the

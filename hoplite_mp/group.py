@@ -47,7 +47,9 @@ class Group(PeerCalls):
     Raises
     ------
     ValueError
-        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes.
+        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes. On
+        one rank: its `out` does not fit. Then the call is over, its result is gone on that rank,
+        and the next call is good.
     TypeError
         On every rank: something that cannot be reduced, or does not pickle.
     StoreFullError
@@ -160,7 +162,8 @@ class Group(PeerCalls):
         Reductions read such an array where it lies, and a call that fills one as its `out` finds
         its pages in memory. The same is true of arrays of `Cluster.empty` and of large results of
         earlier calls. Arrays that `Cluster.get` has returned are read where they lie by every call.
-        Only whole arrays are: a part of one is copied, as are arrays that lie elsewhere.
+        Only whole arrays are: a part of one is copied, as are arrays that lie elsewhere. As with
+        `Cluster.empty`, an array that `put` has taken is read-only from then on, and no `out`.
 
         Parameters
         ----------

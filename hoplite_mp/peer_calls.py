@@ -12,6 +12,7 @@ import contextvars
 import functools
 import inspect
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -432,7 +433,7 @@ class PeerCalls(Messages):
         future.set_running_or_notify_cancel()
         run = contextvars.copy_context().run
         bound = functools.partial(call, *args, **kwargs)
-        about = future.number, lambda: self.calls, bound
+        about = future.number, weakref.ref(future), lambda: self.calls, bound
         self._thread.submit(run, _marked, self, [future, self._order.make, about, {}])
         return future
 

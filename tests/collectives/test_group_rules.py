@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,6 +208,33 @@ def test_no_call_of_the_background_is_made_in_place_of_one_that_timed_out(
     thread.join(20)
     assert [int(found[k][0]) for k in range(3)] == [2, 20, 200]
     assert [int(total[0]) for total in totals] == [2, 20, 200]
+    first.close()
+    second.close()
+
+
+def test_a_program_that_does_not_read_every_future_gets_on_after_a_time_out(
+    cluster: Cluster,
+) -> None:
+    """It reads only the last one, or has dropped the one that failed."""
+    first = cluster.group("unread", 2, 0, timeout=0.05)
+    second = cluster.group("unread", 2, 1, timeout=60)
+    thread = threading.Thread(target=second.barrier)
+    thread.start()
+    first.barrier()
+    thread.join(20)
+    failed = weakref.ref(first.allreduce_async(np.array([0])))
+    eventually(lambda: failed() is None, "the call times out, and nobody has its Future")
+    thread = threading.Thread(target=lambda: [second.allreduce(np.array([k])) for k in range(3)])
+    thread.start()
+    kept: list[Any] = []
+
+    def are_all_made() -> bool:
+        kept[:] = [first.allreduce_async(np.array([k])) for k in range(3)]
+        return kept[-1].exception(60) is None
+
+    eventually(are_all_made, "all calls are made again")
+    thread.join(20)
+    assert [int(future.result()[0]) for future in kept] == [0, 2, 4]
     first.close()
     second.close()
 
