@@ -54,7 +54,8 @@ class CallOrder:
             if self._known_at is None or number < self._known_at:
                 raise HopliteTimeoutError(
                     f"group {self._name!r}: this call was not made, because an earlier one in "
-                    "the background was not over in time: make that one again, and then this one"
+                    "the background was not over in time: read the error of its Future, make that "
+                    "one again, and then this one"
                 )
             self._late = None
         before = made()

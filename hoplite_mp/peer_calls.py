@@ -43,7 +43,7 @@ concurrent.futures.Future
     does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
     left one out would give each later part to another call. If a call was not over in time, those
     that were begun before the error of its Future was read are not made, and raise
-    HopliteTimeoutError as well: make all of them again, in their order.
+    HopliteTimeoutError as well: make those that have failed again, in their order.
 """
 
 
