@@ -3,9 +3,8 @@
 Why it exists: calls of a Group are matched by their order. If one of them was not over in time, its
 rank has to make it again before any other. A program that has begun several calls does not know of
 the failure before it reads a Future, so what it has begun until then must not be made in place of
-the call that failed: it would be matched with another call of the other ranks. If that Future is
-gone, because the program has dropped it, the program knows as soon as it reads that a later call
-was not made.
+the call that failed: it would be matched with another call of the other ranks. If the program
+has dropped that Future, it is taken to know as soon as it reads that a later call was not made.
 It must never know: what a call is, how it is made, which thread makes it.
 """
 
@@ -44,12 +43,12 @@ class CallOrder:
         self,
         number: int,
         future: Callable[[], Any],
-        made: Callable[[], int | None],
+        calls_over: Callable[[], int | None],
         call: Callable[[], T],
     ) -> T:
         """Makes a call when its turn has come. future: the call's, None if nobody has it any more.
-        made: tells how many calls of the Group are over. HopliteTimeoutError: the call was not over
-        in time, or must not be made."""
+        calls_over: tells how many calls of the Group are over. HopliteTimeoutError: the call was
+        not over in time, or must not be made."""
         if self._late is not None:
             if self._known_at is None or number < self._known_at:
                 raise HopliteTimeoutError(
@@ -58,11 +57,13 @@ class CallOrder:
                     "one again, and then this one"
                 )
             self._late = None
-        before = made()
+        before = calls_over()
         try:
             return call()
         except HopliteTimeoutError:
-            if before is None or made() == before:  # otherwise what was received has raised it
+            if (
+                before is None or calls_over() == before
+            ):  # otherwise what was received has raised it
                 self._late, self._future, self._known_at = number, future, None
             raise
 

@@ -123,13 +123,27 @@ def test_a_group_that_does_not_fill_says_how_many_came(came: int) -> None:
                 members[0].barrier()
 
 
-def test_a_timeout_names_who_is_missing_and_the_call_can_be_made_again(cluster: Cluster) -> None:
-    first = cluster.group("slow", 2, 0, timeout=0.1)
-    second = cluster.group("slow", 2, 1, timeout=20)
+def _impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
+    """The two members of a Group after call 0; those that follow soon time out for the first."""
+    first = cluster.group(name, 2, 0, timeout=0.1)
+    second = cluster.group(name, 2, 1, timeout=60)
     thread = threading.Thread(target=second.barrier)
     thread.start()
-    first.barrier()
+
+    def is_over() -> bool:
+        try:
+            first.barrier()
+        except HopliteTimeoutError:  # the thread has not called yet
+            return False
+        return True
+
+    eventually(is_over, "the first call")
     thread.join(20)
+    return first, second
+
+
+def test_a_timeout_names_who_is_missing_and_the_call_can_be_made_again(cluster: Cluster) -> None:
+    first, second = _impatient_and_patient(cluster, "slow")
     with pytest.raises(HopliteTimeoutError, match=r"call 1 .* ranks \[1\]"):
         first.allreduce(np.ones(1))
     results: list[Any] = []
@@ -175,12 +189,7 @@ def _by_await(futures: list[Any]) -> list[Any]:
 def test_no_call_of_the_background_is_made_in_place_of_one_that_timed_out(
     cluster: Cluster, read: Callable[[list[Any]], list[Any]]
 ) -> None:
-    first = cluster.group(f"in order {read.__name__}", 2, 0, timeout=0.05)
-    second = cluster.group(f"in order {read.__name__}", 2, 1, timeout=60)
-    thread = threading.Thread(target=second.barrier)
-    thread.start()
-    first.barrier()
-    thread.join(20)
+    first, second = _impatient_and_patient(cluster, f"in order {read.__name__}")
     with pytest.raises(HopliteTimeoutError, match="call 1 still misses"):
         first.allreduce_async(np.array([1])).result()
     futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
@@ -213,12 +222,7 @@ def test_no_call_of_the_background_is_made_in_place_of_one_that_timed_out(
 
 
 def test_a_program_that_has_dropped_the_future_that_failed_gets_on(cluster: Cluster) -> None:
-    first = cluster.group("unread", 2, 0, timeout=0.05)
-    second = cluster.group("unread", 2, 1, timeout=60)
-    thread = threading.Thread(target=second.barrier)
-    thread.start()
-    first.barrier()
-    thread.join(20)
+    first, second = _impatient_and_patient(cluster, "unread")
     failed = weakref.ref(first.allreduce_async(np.array([1])))
     eventually(lambda: failed() is None, "the call times out, and nobody has its Future")
     thread = threading.Thread(target=lambda: second.allreduce(np.array([1])))
