@@ -174,73 +174,66 @@ print(*{f.result(60) for f in [gpu.submit(alone) for _ in range(20)]})
 def test_hosts_that_have_it_come_and_go(lan: Lan, begin: Begin) -> None:
     cluster = begin(workers=1, joins=0, HOPLITE_MP_RESOURCE_WAIT_S="1.5")
     first = cluster.join(lan[1], 1, ["--resources", "gpu=1"])
-    driver = lan[0].popen(
-        cluster.program(
-            BEGIN
-            + """
-def long(path):
-    print("begun on", where(), flush=True)
+    with Driver(
+        cluster,
+        lan[0],
+        BEGIN
+        + """
+def say(*words):  # one write, because the thread that prints lines of workers shares stdout
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+def long(word, path):
+    say(word, "on", where())
     while not os.path.exists(path):
         time.sleep(0.01)
     return where()
 import tempfile
-def said(word):
-    print("driver:", word, flush=True)
 path = os.path.join(tempfile.mkdtemp(), "gate")  # hosts share the disk
 have(1)
-running, waiting = gpu.submit(long, path), gpu.submit(where)
-said("sent")
-print("waiting on", waiting.result(60), flush=True)  # on the host that comes later
+running, waiting = gpu.submit(long, "begun", path), gpu.submit(where)
+say("waiting on", waiting.result(60))  # on the host that comes later
 open(path, "w").close()
 c.wait(running)
 have(1)
-said(running.result(60))
-print("now", gpu.submit(where).result(60), flush=True)
+say("driver:", running.result(60))
+say("now", gpu.submit(where).result(60))
 shut = os.path.join(tempfile.mkdtemp(), "gate")
-lost = [gpu.options(retries=0).submit(long, shut), gpu.submit(where)]
-said("again")
+lost = [gpu.options(retries=0).submit(long, "again", shut), gpu.submit(where)]
 for one in lost:
     try:
         one.result(60)
     except NodeLostError as error:
-        print(error, flush=True)
+        say(error)
 have(0)
 try:
     gpu.submit(where)
 except ValueError as error:
-    print(str(error).partition(":")[0], flush=True)
-"""
-        ),
-        env=cluster.driver_env(lan[0]),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert driver.stdout is not None
+    say(str(error).partition(":")[0])
+""",
+    ) as driver:
 
-    def until(text: str) -> str:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            if text in line:
-                return line.strip()
-        raise AssertionError(f"{text!r} was not printed")
+        def until(text: str) -> str:
+            assert driver.process.stdout is not None
+            for line in driver.process.stdout:
+                if text in line:
+                    return line.strip()
+            raise AssertionError(f"{text!r} was not printed")
 
-    until("begun on h2")
-    second = cluster.join(lan[2], 1, ["--resources", "gpu=1"])
-    assert until("waiting on") == "waiting on h3"
-    lan[1].signal(first, 9)
-    first.wait(PATIENCE_S)
-    until("driver: h")  # it had ended on one host, or has run again on the other
-    assert until("now") == "now h3"
-    until("begun on h3")
-    lan[2].signal(second, 9)
-    second.wait(PATIENCE_S)
-    assert "was lost while it ran long()" in until("was lost")
-    line = until("no worker can run")
-    assert "no node has gpu 1 any more" in line
-    assert "within 1.5 s (resource_wait_s)" in line
-    assert until("no node of this cluster") == "no node of this cluster has gpu 1"
-    assert driver.wait(PATIENCE_S) == 0
-    driver.stdout.close()
+        until("begun on h2")
+        second = cluster.join(lan[2], 1, ["--resources", "gpu=1"])
+        assert until("waiting on") == "waiting on h3"
+        lan[1].signal(first, 9)
+        first.wait(PATIENCE_S)
+        until("driver: h")  # it had ended on one host, or has run again on the other
+        assert until("now") == "now h3"
+        until("again on h3")
+        lan[2].signal(second, 9)
+        second.wait(PATIENCE_S)
+        assert "was lost while it ran long()" in until("was lost")
+        line = until("no worker can run")
+        assert "no node has gpu 1 any more" in line
+        assert "within 1.5 s (resource_wait_s)" in line
+        assert until("no node of this cluster") == "no node of this cluster has gpu 1"
     assert cluster.end() == [0]
 
 
