@@ -43,6 +43,7 @@ class Member:
         self.size = size
         self._timeout = timeout
         self.calls = None
+        self._has_thread = False  # which makes all calls, and lets none of them time out
         self._first = threading.Lock()  # guards the change of `calls` from None
         # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
         self._spins = not hosts
@@ -62,17 +63,25 @@ class Member:
             "actor that needs it for all its calls makes it in its constructor"
         )
 
+    def _is_withdrawn(self) -> bool:
+        """Whether the call that the Group's thread makes is to end instead of waiting."""
+        return False
+
     # -- the first call ---------------------------------------------------------------------------
 
-    def _begin(self, timeout: float | None = None) -> int:
+    def _begin(self, timeout: float | None = None, *, calls: bool = False) -> int:
         """The number of the next call. The first call waits until the group is whole, or has
-        admitted this member."""
+        admitted this member. calls: this is for a call, and not for a message."""
         if self.calls is not None:
             return self.calls
         wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
         limit = self._whole_limit() if timeout is None else f"timeout={timeout:.3g} s"
+        if calls and self._has_thread and self._timeout is not None:
+            wait_s = self._runtime.config.group_wait_s
+            if self._timeout < wait_s:
+                wait_ns, limit = int(wait_s * 1e9), f"group_wait_s={wait_s:g} s"
         until = time.monotonic_ns() + wait_ns
-        self._wait(self._admitted, until, lambda: self._not_full(limit))
+        self._wait(self._admitted, until, lambda: self._not_full(limit), calls=calls)
         first = self._admitted() - 1
         with self._first:
             if self.calls is None:  # else another thread has made the first call meanwhile
@@ -131,9 +140,11 @@ class Member:
         deadline: int,
         why: Callable[[], str],
         counts: bool = True,
+        calls: bool = False,
     ) -> None:
         """Waits until the condition holds. A worker that waits long counts as blocked, unless
-        `counts` is False because its task goes on in another thread."""
+        `counts` is False because its task goes on in another thread. calls: this wait is part of a
+        call, and ends if that is withdrawn."""
         blocked = False
         in_worker = counts and self._runtime.submitter.waiting.run_in_place is not None
         blocked_at = time.monotonic_ns() + BLOCKED_AFTER_NS
@@ -145,7 +156,7 @@ class Member:
                 self._check_member()  # its task has failed, while this call is made in a thread
                 self._memory.check()
                 now = time.monotonic_ns()
-                if now >= deadline:
+                if now >= deadline or (calls and self._is_withdrawn()):
                     raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
                 if in_worker and not blocked and now >= blocked_at:
                     blocked = True

@@ -118,8 +118,8 @@ class Calling(Member):
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         self._check_member()
         self._memory.check()
-        deadline = deadline_ns(self._timeout)
-        call = self._begin()
+        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
+        call = self._begin(calls=True)
         mistake: Exception | None = None
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
@@ -310,7 +310,7 @@ class Calling(Member):
                 return True
             return False
 
-        self._wait(look, deadline, lambda: self._late(call))
+        self._wait(look, deadline, lambda: self._late(call), calls=True)
         return found[0]
 
     def _late(self, call: int) -> str:

@@ -58,7 +58,8 @@ class Group(PeerCalls):
         The root is dead or, with `strict=True`, any rank is.
     HopliteTimeoutError
         The call took longer than `timeout` seconds, or the Group did not fill within
-        `Config.group_wait_s`.
+        `Config.group_wait_s`. It is to be made again. In the background: only the wait for the
+        Future has ended, and the call goes on.
 
     Examples
     --------
@@ -131,7 +132,7 @@ class Group(PeerCalls):
         return self._here(self._split, color, key)  # type: ignore[no-any-return]
 
     def _split(self, color: Any, key: Any) -> Group | None:
-        call = self._begin()
+        call = self._begin(calls=True)
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
@@ -191,8 +192,9 @@ class Group(PeerCalls):
         belong to the call. If one is written meanwhile, each byte of the change may be in the
         result or not, and between hosts the call may fail, because a block that was written while
         it was sent does not match its checksum. No other call is harmed. When the call has
-        returned, no other rank reads the array any more. If a call fails with a HopliteTimeoutError
-        or is interrupted, others may read the array until this rank has made its next call.
+        returned, no other rank reads the array any more. If a plain call fails with a
+        HopliteTimeoutError or is interrupted, others may read the array until this rank has made
+        its next call.
 
         Examples
         --------
@@ -231,11 +233,9 @@ class Group(PeerCalls):
             return
         self._ended_with_task = with_task
         if failed:
-            self._closed = True
-            if self._memory.client.usable:
-                self._tasks.wake(self._runtime.client.slot)
-        if self._thread is not None:  # not waited for by one of its own calls' done-callbacks
-            self._thread.shutdown(wait=not self._is_inside())
+            self._give_up()
+        if self._background is not None:  # not waited for by one of its own calls' done-callbacks
+            self._background.end(self._give_up, wait=not self._background.is_here())
         self._closed = True
         self._end_messages()
         self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
@@ -250,6 +250,11 @@ class Group(PeerCalls):
         self._result = self._part = None
         if self._hosts is not None:
             self._hosts.close()
+
+    def _give_up(self) -> None:
+        """Fails the calls in the background that are not over."""
+        self._closed = True
+        self._wake_all()
 
     def __enter__(self) -> Group:
         return self

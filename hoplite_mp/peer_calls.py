@@ -7,17 +7,13 @@ It must never know: how a call is made, how a member joins or leaves.
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextvars
 import functools
 import inspect
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from hoplite_mp.call_order import CallFuture, CallOrder
+from hoplite_mp.background import Background, CallFuture
 from hoplite_mp.contributions import NOTHING
 from hoplite_mp.messaging import Messages
 
@@ -41,27 +37,10 @@ Returns
 concurrent.futures.Future
     Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
     does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
-    left one out would give each later part to another call. If a call was not over in time, those
-    that were begun before the error of its Future was read are not made, and raise
-    HopliteTimeoutError as well: make those that have failed again, in their order.
+    left one out would give each later part to another call. A wait without a
+    timeout of its own raises HopliteTimeoutError after the Group's `timeout`, and the call goes on:
+    wait for the same Future again, and do not make the call again.
 """
-
-
-_inside = threading.local()  # .group: the Group whose calls this thread makes in the background
-
-
-def _marked(group: PeerCalls, job: list[Any]) -> None:
-    """job: (Future, function, its arguments, those by name). It is emptied, because the traceback
-    of an error keeps this thread's frames, and their arguments, which would refer to the Future
-    that has the error."""
-    future, *about = job
-    job.clear()
-    _inside.group = group
-    try:
-        future.fill(*about)
-    finally:
-        _inside.group = None
-        del future, about
 
 
 def _in_background(
@@ -70,7 +49,7 @@ def _in_background(
     """The form of a call that returns a Future."""
 
     def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
-        return me._background(functools.partial(call, me), args, kwargs)
+        return me._begun(functools.partial(call, me, *args, **kwargs))
 
     name = call.__name__
     later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
@@ -88,8 +67,7 @@ class PeerCalls(Messages):
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._order = CallOrder(name)
+        self._background: Background | None = None
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Reduces x of every living rank, and returns the result on every rank.
@@ -423,25 +401,31 @@ class PeerCalls(Messages):
     exscan_async = _in_background(exscan)
     barrier_async = _in_background(barrier)
 
-    def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture[Any]:
-        """Makes a call in the background. Calls are matched by their order, so one thread makes all
-        of them, in the context of the task that has begun it."""
+    def _begun(self, call: Callable[[], R]) -> CallFuture[R]:
+        """Makes a call in the background."""
         self._check_member()
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        future: CallFuture[Any] = CallFuture(self._order)
-        future.set_running_or_notify_cancel()
-        run = contextvars.copy_context().run
-        bound = functools.partial(call, *args, **kwargs)
-        about = future.number, weakref.ref(future), lambda: self.calls, bound
-        self._thread.submit(run, _marked, self, [future, self._order.make, about, {}])
-        return future
+        if self._background is None:
+            about = self.name, self._timeout, self._what_is_late, lambda: self.calls is not None
+            self._background = Background(*about, self._wake_all)
+            self._has_thread = True
+        return self._background.begin(call)
 
-    def _is_inside(self) -> bool:
-        """Is this the thread that makes this Group's calls in the background?"""
-        return getattr(_inside, "group", None) is self
+    def _what_is_late(self) -> str:
+        """What the call under way waits for."""
+        if self.calls is None:
+            return self._not_full(self._whole_limit())
+        return self._late(self.calls)
+
+    def _wake_all(self) -> None:
+        """Makes all threads of this process look at what they wait for."""
+        if self._memory.client.usable:
+            self._tasks.wake(self._runtime.client.slot)
+
+    def _is_withdrawn(self) -> bool:
+        return self._background is not None and self._background.is_withdrawn
 
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
-        if self._thread is not None and not self._is_inside():
-            return self._background(call, args, {}).result()
+        if self._background is not None and not self._background.is_here():
+            self._check_member()
+            return self._background.make(call, *args)
         return call(*args)

@@ -38,7 +38,7 @@ FLOORS = [
     {"executor", "collectives", "leading", "ending"},
     {"streaming", "everywhere", "actor_method", "pools"},
     {"actor", "nesting", "small_calls", "part_writer"},
-    {"member", "inbox", "splitting", "board_calls", "being_member", "call_order"},
+    {"member", "inbox", "splitting", "board_calls", "being_member", "background"},
     {"calling"},
     {"messaging"},
     {"peer_calls"},

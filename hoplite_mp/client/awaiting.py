@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -180,21 +181,29 @@ async def result_of(future: Awaited[T]) -> T:
         del future  # no reference cycle through its error's traceback
 
 
-async def result_of_thread(future: concurrent.futures.Future[T], blocks: Waits | None) -> T:
+async def result_of_thread(
+    future: concurrent.futures.Future[T],
+    blocks: Waits | None,
+    patience_s: Callable[[float], float | None],
+) -> T:
     """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
-    its waits, so that the task counts as blocked meanwhile."""
+    its waits, so that the task counts as blocked meanwhile. patience_s: as of ThreadFuture."""
     try:
         if not future.done():
             inbox = inbox_here()
             waiter: asyncio.Future[None] = inbox.loop.create_future()
             future.add_done_callback(lambda _: inbox.hand_over(waiter))
+            since, left = time.monotonic(), patience_s(time.monotonic())
             with contextlib.nullcontext() if blocks is None else counted(blocks):
+                while left is not None and not waiter.done():
+                    await asyncio.wait([waiter], timeout=left)
+                    left = left if waiter.done() else patience_s(since)
                 await waiter
         if future.cancelled():
             raise asyncio.CancelledError("the call was cancelled")
         return future.result()
     finally:
-        del future  # as above
+        del future, patience_s  # as above
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:

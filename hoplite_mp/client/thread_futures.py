@@ -70,6 +70,11 @@ class ThreadFuture(concurrent.futures.Future[T]):
             super().exception(timeout)
         return self.done()
 
+    def patience_s(self, since: float) -> float | None:
+        """How many seconds an `await` that has begun at that time, on the monotonic clock, may go
+        on before it asks again; None: for ever. HopliteTimeoutError: no longer."""
+        return None
+
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
         """Makes the call, and stores its result or error. The Future must be running already, so
         that it cannot be cancelled."""
@@ -86,4 +91,4 @@ class ThreadFuture(concurrent.futures.Future[T]):
         else."""
         from hoplite_mp.client.awaiting import result_of_thread
 
-        return result_of_thread(self, self._blocks).__await__()
+        return result_of_thread(self, self._blocks, self.patience_s).__await__()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,14 +168,20 @@ def _by_result(futures: list[Any]) -> list[Any]:
     found: list[Any] = []
     for future in futures:
         try:
-            found.append(future.result(60))
+            found.append(future.result())
         except HopliteTimeoutError as error:
             found.append(error)
     return found
 
 
 def _by_exception(futures: list[Any]) -> list[Any]:
-    return [future.exception(60) or future.result() for future in futures]
+    found: list[Any] = []
+    for future in futures:
+        try:
+            found.append(future.exception() or future.result())
+        except HopliteTimeoutError as error:
+            found.append(error)
+    return found
 
 
 def _by_await(futures: list[Any]) -> list[Any]:
@@ -185,59 +191,148 @@ def _by_await(futures: list[Any]) -> list[Any]:
     return asyncio.run(all_of_them())
 
 
+def _patiently(call: Callable[[], Any]) -> Any:
+    """What a plain call returns, which is made again until it is over."""
+    found: list[Any] = []
+
+    def is_over() -> bool:
+        try:
+            found.append(call())
+        except HopliteTimeoutError:
+            return False
+        return True
+
+    eventually(is_over, "a call is over")
+    return found[0]
+
+
+def _begun_in_thread(group: Group, parts: list[int]) -> tuple[threading.Thread, list[int]]:
+    """A thread that makes these plain calls, and their totals."""
+    totals: list[int] = []
+
+    def make() -> None:
+        totals.extend(int(group.allreduce(np.array([part]))[0]) for part in parts)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    return thread, totals
+
+
 @pytest.mark.parametrize("read", [_by_result, _by_exception, _by_await])
-def test_no_call_of_the_background_is_made_in_place_of_one_that_timed_out(
+def test_calls_in_the_background_keep_their_places_however_late_they_are(
     cluster: Cluster, read: Callable[[list[Any]], list[Any]]
 ) -> None:
+    """Only a wait for them times out, and a plain call behind them is not made."""
     first, second = _impatient_and_patient(cluster, f"in order {read.__name__}")
-    with pytest.raises(HopliteTimeoutError, match="call 1 still misses"):
-        first.allreduce_async(np.array([1])).result()
     futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
-    eventually(lambda: futures[0].done(), "the first one times out")
-    with pytest.raises(HopliteTimeoutError, match="was not made, because an earlier one"):
-        first.allreduce(np.array([1]))  # the error of futures[0] was not read yet
-    *others, earliest = reversed(read(futures))
-    assert "call 1 still misses" in str(earliest)
-    assert all("was not made" in str(other) for other in others)
+    for error in read(futures):
+        assert isinstance(error, HopliteTimeoutError)
+        assert re.search(
+            r"call 1 still misses ranks \[1\], after 0.1 s. The call goes on", str(error)
+        )
+    with pytest.raises(HopliteTimeoutError, match="this call was not made"):
+        first.allreduce(np.array([5]))
+    thread, totals = _begun_in_thread(second, [1, 10, 100, 1000])
+    assert int(_patiently(lambda: first.allreduce(np.array([1000])))[0]) == 2000
+    thread.join(20)
+    assert [int(found[0]) for found in read(futures)] == [2, 20, 200]
+    assert totals == [2, 20, 200, 2000]
+    assert (first.calls, second.calls) == (5, 5)
+    first.close()
+    second.close()
 
-    totals: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: totals.extend(second.allreduce(np.array([10**k])) for k in range(3))
+
+def test_a_program_that_has_dropped_a_late_future_makes_its_next_call_in_the_right_place(
+    cluster: Cluster,
+) -> None:
+    """Also if it was read by somebody else: a callback, or a task of an event loop that is gone."""
+    first, second = _impatient_and_patient(cluster, "dropped")
+    heard: list[Any] = []
+
+    async def awaited_for_a_moment() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.ensure_future(first.allreduce_async(np.array([1]))), 0.3)
+
+    asyncio.run(awaited_for_a_moment())
+    first.allreduce_async(np.array([10])).add_done_callback(
+        lambda done: heard.append(done.result())
     )
-    thread.start()
-    found: dict[int, Any] = {}
-
-    def are_all_made() -> bool:
-        left = [k for k in range(3) if k not in found]
-        again = read([first.allreduce_async(np.array([10**k])) for k in left])
-        found.update({k: x for k, x in zip(left, again, strict=True) if isinstance(x, np.ndarray)})
-        return len(found) == 3
-
-    eventually(are_all_made, "all calls are made again")
+    with pytest.raises(HopliteTimeoutError, match="The call goes on"):
+        first.allreduce_async(np.array([100])).result()
+    thread, totals = _begun_in_thread(second, [1, 10, 100, 1000, 10000])
+    last = first.allreduce_async(np.array([1000]))
+    assert _patiently(last.result).tolist() == [2000]
+    assert _patiently(lambda: first.allreduce(np.array([10000]))).tolist() == [20000]
     thread.join(20)
-    assert [int(found[k][0]) for k in range(3)] == [2, 20, 200]
-    assert [int(total[0]) for total in totals] == [2, 20, 200]
+    assert [int(one[0]) for one in heard] == [20]
+    assert totals == [2, 20, 200, 2000, 20000]
     first.close()
     second.close()
 
 
-def test_a_program_that_has_dropped_the_future_that_failed_gets_on(cluster: Cluster) -> None:
-    first, second = _impatient_and_patient(cluster, "unread")
-    failed = weakref.ref(first.allreduce_async(np.array([1])))
-    eventually(lambda: failed() is None, "the call times out, and nobody has its Future")
-    thread = threading.Thread(target=lambda: second.allreduce(np.array([1])))
-    thread.start()
-    kept: list[Any] = []
-
-    def is_made() -> bool:
-        kept[:] = [first.allreduce_async(np.array([1]))]
-        return kept[-1].exception(60) is None
-
-    eventually(is_made, "the call is made again")
+def test_a_plain_call_that_times_out_behind_the_thread_is_made_again(cluster: Cluster) -> None:
+    """Also with a timeout of 0, which looks once; and a call inside a callback waits."""
+    first, second = _impatient_and_patient(cluster, "plain")
+    first._timeout = 0.0
+    with pytest.raises(HopliteTimeoutError, match=r"call 1 still misses ranks \[1\]"):
+        first.allreduce(np.array([1]))
+    inside: list[Any] = []
+    future = first.allreduce_async(np.array([1]))  # the same call again
+    future.add_done_callback(lambda _: inside.append(first.allreduce(np.array([10]))))
+    with pytest.raises(HopliteTimeoutError, match="The call goes on"):
+        future.result()
+    thread, totals = _begun_in_thread(second, [1])
     thread.join(20)
-    assert kept[0].result().tolist() == [2]
+    assert totals == [2]
+    assert _patiently(future.result).tolist() == [2]
+    with pytest.raises(HopliteTimeoutError):
+        first.allreduce(np.array([100]))  # while the callback waits
+    thread, totals = _begun_in_thread(second, [10, 100])
+    assert _patiently(lambda: first.allreduce(np.array([100]))).tolist() == [200]
+    thread.join(20)
+    assert totals == [20, 200]
+    assert [int(one[0]) for one in inside] == [20]
     first.close()
     second.close()
+
+
+def test_close_gives_up_calls_in_the_background_that_are_late(cluster: Cluster) -> None:
+    first, second = _impatient_and_patient(cluster, "given up")
+    futures = [first.allreduce_async(np.ones(1)) for _ in range(3)]
+    first.close()
+    for future in futures:
+        with pytest.raises(ClosedError, match="this member has left"):
+            future.result()
+    assert second.allreduce(np.ones(1)).tolist() in ([1.0], [2.0])  # without it, or with its part
+    second.close()
+
+
+def test_calls_in_the_background_wait_for_a_group_that_is_not_whole_yet(cluster: Cluster) -> None:
+    alone = cluster.group("not whole yet", 2, 0, timeout=0.1)
+    future = alone.allgather_async(0)
+    with pytest.raises(HopliteTimeoutError, match=r"1 of 2 members came .* The call goes on"):
+        future.result()
+    other = cluster.group("not whole yet", 2, 1, timeout=60)
+    assert other.allgather(1) == [0, 1]
+    assert _patiently(future.result) == [0, 1]
+    alone.close()
+    other.close()
+
+
+def test_calls_in_the_background_of_a_group_that_never_is_whole_fail() -> None:
+    """All of them, because one that came later would take the place of an earlier one."""
+    config = hoplite_mp.Config(group_wait_s=0.3)
+    with hoplite_mp.Cluster(workers=0, config=config) as cluster:
+        alone = cluster.group("never whole", 2, 0, timeout=0.1)
+        futures = [alone.barrier_async() for _ in range(2)]
+        eventually(futures[1].done, "both have failed")
+        other = cluster.group("never whole", 2, 1)
+        for future in (*futures, alone.barrier_async()):
+            words = "came within group_wait_s=0.3 s.* close this Group, and join it again"
+            with pytest.raises(PeerLostError, match=words):
+                future.result(60)
+        alone.close()
+        other.close()
 
 
 def test_what_a_member_can_see(cluster: Cluster) -> None:

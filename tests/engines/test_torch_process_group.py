@@ -280,3 +280,22 @@ def test_a_death_is_an_error_on_all_others(cluster: Cluster, tmp_path: Path) -> 
         assert "ranks [1] are lost" in found[rank].result(60)
     with pytest.raises(hoplite_mp.WorkerLostError):
         found[1].result(60)
+
+
+def test_a_rank_whose_call_is_not_over_in_time_leaves(cluster: Cluster) -> None:
+    """Its next call would be matched with the one that is not over."""
+    groups = [cluster.group("late", 2, rank, strict=True) for rank in range(2)]
+    late, other = (ProcessGroup(group, datetime.timedelta(seconds=60)) for group in groups)
+    begun = [pg.barrier() for pg in (late, other)]
+    for work in begun:
+        work.wait()
+    groups[0]._timeout = 0.1
+    works = [late.allreduce([torch.full((2,), 10.0**k)]) for k in range(2)]
+    with pytest.raises(RuntimeError, match="Timed out waiting"):
+        works[0].wait()
+    with pytest.raises(hoplite_mp.ClosedError, match="this member has left"):
+        works[1].wait()
+    with pytest.raises(hoplite_mp.PeerLostError):
+        other.allreduce([torch.full((2,), 1.0)]).wait()
+    late.shutdown()
+    other.shutdown()

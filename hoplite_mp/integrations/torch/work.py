@@ -106,7 +106,9 @@ class Caller:
     """A thread that makes calls in the order in which it was given them."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
+        """at_end: leaves the Group; it may be called more than once."""
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._at_end = at_end
         self._thread = threading.Thread(
             target=_serve, args=(self._calls, at_end), name=name, daemon=True
         )
@@ -115,10 +117,12 @@ class Caller:
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any]) -> Work:
         """Has the thread make the call. A call that comes from a callback of an earlier one, which
         runs in that thread, is made at once, because a callback that waits for it would block the
-        thread."""
+        thread. If a call is not over in time, this rank leaves the Group, because the next call
+        would be made in its place, and would be matched with it by the other ranks; torch's own
+        backends, too, are not used again after that."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
-            work.finish(call)
+            _finish(work, call, self._at_end)
         else:
             self._calls.put((work, call))
         return work
@@ -133,7 +137,14 @@ class Caller:
 def _serve(calls: Any, at_end: Callable[[], object]) -> None:
     while (one := calls.get()) is not None:
         work, call = one
-        work.finish(call)
+        _finish(work, call, at_end)
         del one, work, call
     with contextlib.suppress(Exception):  # the cluster may be gone
         at_end()
+
+
+def _finish(work: Work, call: Callable[[], Any], leave: Callable[[], object]) -> None:
+    work.finish(call)
+    if isinstance(work.exception(), HopliteTimeoutError):
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            leave()

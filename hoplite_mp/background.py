@@ -1,0 +1,214 @@
+"""A Group's calls that a thread of the Group makes, one after the other, as they were begun.
+
+Why it exists: members match their calls by the order, so a call that was begun keeps its place
+until it is over, however long the other ranks take. It has no deadline. What may take too long is a
+wait for its Future: after the Group's `timeout` that wait raises HopliteTimeoutError, and the call
+goes on. Only a plain call, which its caller makes again after a HopliteTimeoutError, is withdrawn.
+It must never know: what a call is, how it is made, what its result is.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp.client.thread_futures import ThreadFuture
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Background", "CallFuture"]
+
+T = TypeVar("T")
+# The longest step of a wait whose limit is further away, because a wait of the operating system for
+# more than 2^63 ns fails.
+STEP_S = 1e6
+
+
+class CallFuture(ThreadFuture[T]):
+    """Of a call that the Group's thread makes. A wait without a timeout of its own ends after the
+    Group's."""
+
+    def __init__(self, background: Background) -> None:
+        super().__init__()  # the thread that makes the call counts as blocked itself
+        self._background = background
+        self.number = 0  # among the calls of the thread, in their order
+        self.withdrawn = False  # the call ends as soon as it would have to wait
+        self.dropped = False  # the call is not made
+        self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of `concurrent.futures.Future`, but without a timeout the Group's limits the wait: see
+        `Background.patience_s`."""
+        try:
+            if timeout is None:
+                self._wait_patiently()
+            return super().result(timeout)
+        finally:
+            self = None  # type: ignore[assignment]  # no reference cycle through the traceback
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `result`."""
+        if timeout is None:
+            self._wait_patiently()
+        return super().exception(timeout)
+
+    def _wait_patiently(self) -> None:
+        since = time.monotonic()
+        while not self.done():
+            left = self.patience_s(since)
+            if left is None:
+                return
+            self._settles(left)
+
+    def patience_s(self, since: float) -> float | None:
+        """As of `ThreadFuture`."""
+        return self._background.patience_s(since)
+
+
+class Background:
+    """The thread of one Group, and the calls that it was given."""
+
+    def __init__(
+        self,
+        name: str,
+        timeout: float | None,
+        late: Callable[[], str],
+        is_whole: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        """name, timeout: the Group's. late: says what the call under way waits for. is_whole: Have
+        all members come, so that calls can be made? wake: makes the thread look whether its call
+        was withdrawn."""
+        self._name = name
+        self._timeout = timeout
+        self._late = late
+        self._is_whole = is_whole
+        self._wake = wake
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
+        self._changed = threading.Condition()  # guards all that follows
+        self._begun = 0  # calls
+        self._ended = 0  # calls, in the same order
+        self._turn_at = 0.0  # when the call under way began, on the monotonic clock
+        self._under_way: CallFuture[Any] | None = None
+        self._broken = ""  # why no call can be made any more
+        self._ident: int | None = None  # of the thread
+
+    # -- the thread that makes calls ---------------------------------------------------------------
+
+    def _run(self, job: list[Any]) -> None:
+        """job: (Future, function, is it a plain call). It is emptied, because the traceback of an
+        error keeps this frame, and what that refers to would refer to the Future that has the
+        error."""
+        future, call, plain = job
+        job.clear()
+        with self._changed:
+            self._under_way, self._turn_at = future, time.monotonic()
+            self._ident = threading.get_ident()
+        try:
+            if not future.dropped:
+                future.fill(self._made, (call, plain), {})
+        finally:
+            with self._changed:
+                self._under_way = None
+                self._ended += 1
+                self._changed.notify_all()
+            del future, call
+
+    def _made(self, call: Callable[[], T], plain: bool) -> T:
+        """Makes a call. PeerLostError: the Group did not become whole, which nothing else would
+        end, so no call that was begun can keep its place."""
+        try:
+            if self._broken:
+                raise PeerLostError(self._broken)
+            try:
+                return call()
+            except HopliteTimeoutError as error:
+                if plain or self._is_whole():
+                    raise
+                self._broken = (
+                    f"{error}. The calls in the background are given up: close this Group, and "
+                    "join it again"
+                )
+                raise PeerLostError(self._broken) from None
+        finally:
+            del call  # no reference cycle through the traceback
+
+    def is_here(self) -> bool:
+        """Is it this thread that asks? Callbacks of the Futures run in it."""
+        return self._ident == threading.get_ident()
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the call under way is to end instead of waiting."""
+        future = self._under_way
+        return future is not None and future.withdrawn and not future.done()
+
+    # -- all other threads -------------------------------------------------------------------------
+
+    def begin(self, call: Callable[..., T], *args: Any, plain: bool = False) -> CallFuture[T]:
+        """Gives the thread a call, which it makes in the caller's context."""
+        future: CallFuture[T] = CallFuture(self)
+        run = functools.partial(contextvars.copy_context().run, call, *args)
+        with self._changed:  # so that numbers are in the order of the thread's queue
+            self._thread.submit(self._run, [future, run, plain])
+            future.number = self._begun
+            self._begun += 1
+        return future
+
+    def make(self, call: Callable[..., T], *args: Any) -> T:
+        """Has the thread make a plain call, and waits for it. HopliteTimeoutError: the Group's
+        timeout has passed, and the call is not over, and was withdrawn. Whatever else interrupts
+        this wait (Ctrl-C, say) leaves the call under way."""
+        future = self.begin(call, *args, plain=True)
+        try:
+            try:
+                future._wait_patiently()
+            except HopliteTimeoutError:
+                with self._changed:
+                    future.dropped = future.number > self._ended
+                    future.withdrawn = not future.dropped
+                if future.dropped:
+                    raise HopliteTimeoutError(
+                        f"group {self._name!r}: this call was not made, because one that was begun "
+                        f"in the background before it is not over: {self._late()}"
+                    ) from None
+                self._wake()
+            return concurrent.futures.Future.result(future)
+        finally:
+            del future, call, args  # no reference cycle through the traceback
+
+    def patience_s(self, since: float) -> float | None:
+        """How many seconds a wait that has begun at that time may go on before it asks again; None:
+        for ever. HopliteTimeoutError: it has taken longer than the Group's timeout, and so has the
+        call under way."""
+        if self._timeout is None:
+            return None
+        left = max(since, self._turn_at) + self._timeout - time.monotonic()
+        if left > 0:
+            return min(left, STEP_S)
+        raise HopliteTimeoutError(
+            f"group {self._name!r}: {self._late()}, after {self._timeout:g} s. The call goes on in "
+            "the background: wait for the same Future again, and do not make the call again"
+        )
+
+    def end(self, give_up: Callable[[], None], wait: bool) -> None:
+        """Takes no more calls, and waits for those that were begun. give_up: makes the thread fail
+        the calls that are left, and is called if one of them takes longer than the Group's
+        timeout."""
+        self._thread.shutdown(wait=False)
+        if not wait:
+            return
+        since = time.monotonic()
+        try:
+            with self._changed:
+                while self._ended < self._begun:
+                    self._changed.wait(self.patience_s(since))
+        except HopliteTimeoutError:
+            give_up()
+        self._thread.shutdown()
