@@ -12,12 +12,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import functools
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.thread_futures import ThreadFuture
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +39,8 @@ class CallFuture(ThreadFuture[T]):
         super().__init__()  # the thread that makes the call counts as blocked itself
         self._background = background
         self.number = 0  # among the calls of the thread, in their order
-        self.withdrawn = False  # the call ends as soon as it would have to wait
-        self.dropped = False  # the call is not made
+        self.withdrawn = False  # the call is to end as soon as it would have to wait
+        self.left = False  # it has ended so, or was not made
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
 
     def result(self, timeout: float | None = None) -> T:
@@ -90,16 +91,25 @@ class Background:
         self._late = late
         self._is_whole = is_whole
         self._wake = wake
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
+        self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards all that follows
         self._begun = 0  # calls
         self._ended = 0  # calls, in the same order
         self._turn_at = 0.0  # when the call under way began, on the monotonic clock
         self._under_way: CallFuture[Any] | None = None
         self._broken = ""  # why no call can be made any more
-        self._ident: int | None = None  # of the thread
+        self._ending = False  # takes no more calls
+        # A daemon, because otherwise Python would wait for it before it lets the cluster end, which
+        # gives up what is late.
+        self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
+        self._thread.start()
 
     # -- the thread that makes calls ---------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._run(job)
+            del job
 
     def _run(self, job: list[Any]) -> None:
         """job: (Future, function, is it a plain call). It is emptied, because the traceback of an
@@ -109,9 +119,8 @@ class Background:
         job.clear()
         with self._changed:
             self._under_way, self._turn_at = future, time.monotonic()
-            self._ident = threading.get_ident()
         try:
-            if not future.dropped:
+            if not future.left:
                 future.fill(self._made, (call, plain), {})
         finally:
             with self._changed:
@@ -141,13 +150,17 @@ class Background:
 
     def is_here(self) -> bool:
         """Is it this thread that asks? Callbacks of the Futures run in it."""
-        return self._ident == threading.get_ident()
+        return threading.current_thread() is self._thread
 
-    @property
-    def is_withdrawn(self) -> bool:
-        """Whether the call under way is to end instead of waiting."""
+    def ends_now(self) -> bool:
+        """Called by the call under way when it would have to wait. True: it was withdrawn, and has
+        to end."""
         future = self._under_way
-        return future is not None and future.withdrawn and not future.done()
+        if future is None or not future.withdrawn or future.done():
+            return False
+        with self._changed:
+            future.left = future.withdrawn
+            return future.left
 
     # -- all other threads -------------------------------------------------------------------------
 
@@ -156,7 +169,9 @@ class Background:
         future: CallFuture[T] = CallFuture(self)
         run = functools.partial(contextvars.copy_context().run, call, *args)
         with self._changed:  # so that numbers are in the order of the thread's queue
-            self._thread.submit(self._run, [future, run, plain])
+            if self._ending:  # a callback has begun this one, while `end` waits
+                raise ClosedError(f"group {self._name!r}: this member is leaving")
+            self._jobs.put([future, run, plain])
             future.number = self._begun
             self._begun += 1
         return future
@@ -170,18 +185,40 @@ class Background:
             try:
                 future._wait_patiently()
             except HopliteTimeoutError:
-                with self._changed:
-                    future.dropped = future.number > self._ended
-                    future.withdrawn = not future.dropped
-                if future.dropped:
-                    raise HopliteTimeoutError(
-                        f"group {self._name!r}: this call was not made, because one that was begun "
-                        f"in the background before it is not over: {self._late()}"
-                    ) from None
-                self._wake()
+                self._withdraw(future)
             return concurrent.futures.Future.result(future)
+        except HopliteTimeoutError:
+            raise
+        except BaseException:
+            if not future.done() or future.left:  # something has interrupted this wait
+                self._resume(future, call, *args)
+            raise
         finally:
             del future, call, args  # no reference cycle through the traceback
+
+    def _withdraw(self, future: CallFuture[Any]) -> None:
+        """Makes the call end as soon as it would have to wait. HopliteTimeoutError: it has not
+        begun, and is not made."""
+        with self._changed:
+            if future.number > self._ended:
+                future.left = True
+            else:
+                future.withdrawn = True
+        if future.left:
+            raise HopliteTimeoutError(
+                f"group {self._name!r}: this call was not made, because one that was begun in the "
+                f"background before it is not over: {self._late()}"
+            )
+        self._wake()
+
+    def _resume(self, future: CallFuture[Any], call: Callable[..., Any], *args: Any) -> None:
+        """Leaves a plain call under way, although it may have been withdrawn: its caller will not
+        make it again."""
+        with self._changed:
+            future.withdrawn = False
+            has_left = future.left
+        if has_left:
+            self.begin(call, *args, plain=True)
 
     def patience_s(self, since: float) -> float | None:
         """How many seconds a wait that has begun at that time may go on before it asks again; None:
@@ -201,7 +238,9 @@ class Background:
         """Takes no more calls, and waits for those that were begun. give_up: makes the thread fail
         the calls that are left, and is called if one of them takes longer than the Group's
         timeout."""
-        self._thread.shutdown(wait=False)
+        with self._changed:
+            self._ending = True
+        self._jobs.put(None)
         if not wait:
             return
         since = time.monotonic()
@@ -211,4 +250,4 @@ class Background:
                     self._changed.wait(self.patience_s(since))
         except HopliteTimeoutError:
             give_up()
-        self._thread.shutdown()
+        self._thread.join()

@@ -15,6 +15,7 @@ import numpy as np
 
 from hoplite_mp.background import Background, CallFuture
 from hoplite_mp.contributions import NOTHING
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.messaging import Messages
 
 if TYPE_CHECKING:
@@ -412,9 +413,12 @@ class PeerCalls(Messages):
 
     def _what_is_late(self) -> str:
         """What the call under way waits for."""
-        if self.calls is None:
-            return self._not_full(self._whole_limit())
-        return self._late(self.calls)
+        try:
+            if self.calls is None:
+                return self._not_full(self._whole_limit())
+            return self._late(self.calls)
+        except HopliteError:  # which the call itself will raise
+            return f"call {self.calls or 0} is not over"
 
     def _wake_all(self) -> None:
         """Makes all threads of this process look at what they wait for."""
@@ -422,7 +426,7 @@ class PeerCalls(Messages):
             self._tasks.wake(self._runtime.client.slot)
 
     def _is_withdrawn(self) -> bool:
-        return self._background is not None and self._background.is_withdrawn
+        return self._background is not None and self._background.ends_now()
 
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
         if self._background is not None and not self._background.is_here():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -294,6 +296,68 @@ def test_a_plain_call_that_times_out_behind_the_thread_is_made_again(cluster: Cl
     assert [int(one[0]) for one in inside] == [20]
     first.close()
     second.close()
+
+
+class Interrupted(Exception):
+    """As a signal handler may raise."""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_plain_call_whose_wait_is_interrupted_goes_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Also if it was withdrawn just before, because its time was over: its caller does not make it
+    again."""
+    first, second = _impatient_and_patient(cluster, f"goes on {late}")
+    with pytest.raises(HopliteTimeoutError):
+        first.allreduce_async(np.array([1])).result()
+    background = first._background
+    assert background is not None
+
+    def interrupted(future: Any) -> None:
+        if late:
+            type(background)._withdraw(background, future)
+            with pytest.raises(HopliteTimeoutError):
+                future.result(60)
+        raise Interrupted
+
+    if late:
+        thread, totals = _begun_in_thread(second, [1])
+        thread.join(20)  # so that the next call is under way when its time is over
+        assert totals == [2]
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "_withdraw", interrupted)
+        with pytest.raises(Interrupted):
+            first.allreduce(np.array([10]))
+    last = first.allreduce_async(np.array([100]))
+    thread, totals = _begun_in_thread(second, [10, 100] if late else [1, 10, 100])
+    assert _patiently(last.result).tolist() == [200]
+    thread.join(20)
+    assert totals[-2:] == [20, 200]
+    first.close()
+    second.close()
+
+
+def test_a_program_that_ends_by_an_error_does_not_wait_for_calls_in_the_background() -> None:
+    program = """
+import time
+import hoplite_mp
+def peer():
+    g = hoplite_mp.current().group("left", 2, 1)
+    g.barrier()
+    time.sleep(600)
+c = hoplite_mp.Cluster(workers=1)
+c.submit(peer)
+g = c.group("left", 2, 0)
+g.barrier_async().result(60)
+late = g.barrier_async()
+raise SystemError("of the program")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=100
+    )
+    assert done.returncode == 1
+    assert "SystemError: of the program" in done.stderr
 
 
 def test_close_gives_up_calls_in_the_background_that_are_late(cluster: Cluster) -> None:
