@@ -291,7 +291,7 @@ def test_a_rank_whose_call_is_not_over_in_time_leaves(cluster: Cluster) -> None:
         work.wait()
     groups[0]._timeout = 0.1
     works = [late.allreduce([torch.full((2,), 10.0**k)]) for k in range(2)]
-    with pytest.raises(RuntimeError, match="Timed out waiting"):
+    with pytest.raises(hoplite_mp.HopliteTimeoutError, match="Timed out waiting"):
         works[0].wait()
     with pytest.raises(hoplite_mp.ClosedError, match="this member has left"):
         works[1].wait()
