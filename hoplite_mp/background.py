@@ -4,6 +4,8 @@ Why it exists: members match their calls by the order, so a call that was begun 
 until it is over, however long the other ranks take. It has no deadline. What may take too long is a
 wait for its Future: after the Group's `timeout` that wait raises HopliteTimeoutError, and the call
 goes on. Only a plain call, which its caller makes again after a HopliteTimeoutError, is withdrawn.
+A signal handler may raise an exception between any two steps of the threads that wait. So one step
+begins a call (`put` of the queue), and what is counted is counted by the Group's thread.
 It must never know: what a call is, how it is made, what its result is.
 """
 
@@ -12,11 +14,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import functools
+import itertools
+import logging
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp.being_member import NotWholeError
 from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 
@@ -29,16 +34,17 @@ T = TypeVar("T")
 # The longest step of a wait whose limit is further away, because a wait of the operating system for
 # more than 2^63 ns fails.
 STEP_S = 1e6
+_log = logging.getLogger("hoplite_mp")
 
 
 class CallFuture(ThreadFuture[T]):
     """Of a call that the Group's thread makes. A wait without a timeout of its own ends after the
     Group's."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: Background, number: int) -> None:
         super().__init__()  # the thread that makes the call counts as blocked itself
         self._background = background
-        self.number = 0  # among the calls of the thread, in their order
+        self.number = number  # in the order of the calls; a number may be missing
         self.withdrawn = False  # the call is to end as soon as it would have to wait
         self.left = False  # it has ended so, or was not made
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
@@ -48,7 +54,7 @@ class CallFuture(ThreadFuture[T]):
         `Background.patience_s`."""
         try:
             if timeout is None:
-                self._wait_patiently()
+                self.wait_patiently()
             return super().result(timeout)
         finally:
             self = None  # type: ignore[assignment]  # no reference cycle through the traceback
@@ -56,12 +62,13 @@ class CallFuture(ThreadFuture[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `result`."""
         if timeout is None:
-            self._wait_patiently()
+            self.wait_patiently()
         return super().exception(timeout)
 
-    def _wait_patiently(self) -> None:
+    def wait_patiently(self) -> None:
+        """Waits until the call is over, but not longer than the Group's timeout allows."""
         since = time.monotonic()
-        while not self.done():
+        while not self.is_settled:
             left = self.patience_s(since)
             if left is None:
                 return
@@ -76,27 +83,21 @@ class Background:
     """The thread of one Group, and the calls that it was given."""
 
     def __init__(
-        self,
-        name: str,
-        timeout: float | None,
-        late: Callable[[], str],
-        is_whole: Callable[[], bool],
-        wake: Callable[[], None],
+        self, name: str, timeout: float | None, late: Callable[[], str], wake: Callable[[], None]
     ) -> None:
-        """name, timeout: the Group's. late: says what the call under way waits for. is_whole: Have
-        all members come, so that calls can be made? wake: makes the thread look whether its call
-        was withdrawn."""
+        """name, timeout: the Group's. late: says what the call under way waits for. wake: makes the
+        thread look whether its call was withdrawn. Neither may keep the Group alive, because each
+        Future keeps this object."""
         self._name = name
         self._timeout = timeout
         self._late = late
-        self._is_whole = is_whole
         self._wake = wake
         self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # guards all that follows
-        self._begun = 0  # calls
-        self._ended = 0  # calls, in the same order
+        self._numbers = itertools.count()
+        self._ended = 0  # all calls with lower numbers are over
         self._turn_at = 0.0  # when the call under way began, on the monotonic clock
         self._under_way: CallFuture[Any] | None = None
+        self._leaving = threading.Lock()  # guards `withdrawn` and `left` of the Futures
         self._broken = ""  # why no call can be made any more
         self._ending = False  # takes no more calls
         # A daemon, because otherwise Python would wait for it before it lets the cluster end, which
@@ -108,7 +109,10 @@ class Background:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._run(job)
+            try:
+                self._run(job)
+            except BaseException:  # what a callback of a Future raises ends nothing else
+                _log.exception("group %r: a callback of a call in the background", self._name)
             del job
 
     def _run(self, job: list[Any]) -> None:
@@ -117,36 +121,37 @@ class Background:
         error."""
         future, call, plain = job
         job.clear()
-        with self._changed:
-            self._under_way, self._turn_at = future, time.monotonic()
+        with self._leaving:
+            self._turn_at, self._under_way = time.monotonic(), future
+            is_wanted = not future.left
         try:
-            if not future.left:
+            if is_wanted:
                 future.fill(self._made, (call, plain), {})
         finally:
-            with self._changed:
-                self._under_way = None
-                self._ended += 1
-                self._changed.notify_all()
+            self._ended = future.number + 1
+            self._under_way = None
             del future, call
 
     def _made(self, call: Callable[[], T], plain: bool) -> T:
-        """Makes a call. PeerLostError: the Group did not become whole, which nothing else would
+        """Makes a call. PeerLostError: the Group has not become whole, which nothing else would
         end, so no call that was begun can keep its place."""
+        text = ""
         try:
-            if self._broken:
-                raise PeerLostError(self._broken)
-            try:
-                return call()
-            except HopliteTimeoutError as error:
-                if plain or self._is_whole():
-                    raise
-                self._broken = (
-                    f"{error}. The calls in the background are given up: close this Group, and "
-                    "join it again"
-                )
-                raise PeerLostError(self._broken) from None
+            if not self._broken:
+                try:
+                    return call()
+                except NotWholeError as error:
+                    text = str(error)
         finally:
             del call  # no reference cycle through the traceback
+        if not self._broken:
+            if plain:
+                raise HopliteTimeoutError(text)
+            self._broken = (
+                f"{text}. The calls in the background are given up: close this Group, and join it "
+                "again"
+            )
+        raise PeerLostError(self._broken)
 
     def is_here(self) -> bool:
         """Is it this thread that asks? Callbacks of the Futures run in it."""
@@ -156,9 +161,9 @@ class Background:
         """Called by the call under way when it would have to wait. True: it was withdrawn, and has
         to end."""
         future = self._under_way
-        if future is None or not future.withdrawn or future.done():
+        if future is None or not future.withdrawn or future.is_settled:
             return False
-        with self._changed:
+        with self._leaving:
             future.left = future.withdrawn
             return future.left
 
@@ -166,14 +171,11 @@ class Background:
 
     def begin(self, call: Callable[..., T], *args: Any, plain: bool = False) -> CallFuture[T]:
         """Gives the thread a call, which it makes in the caller's context."""
-        future: CallFuture[T] = CallFuture(self)
+        future: CallFuture[T] = CallFuture(self, next(self._numbers))
         run = functools.partial(contextvars.copy_context().run, call, *args)
-        with self._changed:  # so that numbers are in the order of the thread's queue
-            if self._ending:  # a callback has begun this one, while `end` waits
-                raise ClosedError(f"group {self._name!r}: this member is leaving")
-            self._jobs.put([future, run, plain])
-            future.number = self._begun
-            self._begun += 1
+        if self._ending:  # a callback has begun this one, while `end` waits
+            raise ClosedError(f"group {self._name!r}: this member is leaving")
+        self._jobs.put([future, run, plain])
         return future
 
     def make(self, call: Callable[..., T], *args: Any) -> T:
@@ -183,14 +185,14 @@ class Background:
         future = self.begin(call, *args, plain=True)
         try:
             try:
-                future._wait_patiently()
+                future.wait_patiently()
             except HopliteTimeoutError:
                 self._withdraw(future)
             return concurrent.futures.Future.result(future)
         except HopliteTimeoutError:
             raise
         except BaseException:
-            if not future.done() or future.left:  # something has interrupted this wait
+            if not future.is_settled or future.left:  # something has interrupted this wait
                 self._resume(future, call, *args)
             raise
         finally:
@@ -199,8 +201,8 @@ class Background:
     def _withdraw(self, future: CallFuture[Any]) -> None:
         """Makes the call end as soon as it would have to wait. HopliteTimeoutError: it has not
         begun, and is not made."""
-        with self._changed:
-            if future.number > self._ended:
+        with self._leaving:
+            if future.number > self._ended and self._under_way is not future:
                 future.left = True
             else:
                 future.withdrawn = True
@@ -214,7 +216,7 @@ class Background:
     def _resume(self, future: CallFuture[Any], call: Callable[..., Any], *args: Any) -> None:
         """Leaves a plain call under way, although it may have been withdrawn: its caller will not
         make it again."""
-        with self._changed:
+        with self._leaving:
             future.withdrawn = False
             has_left = future.left
         if has_left:
@@ -238,16 +240,18 @@ class Background:
         """Takes no more calls, and waits for those that were begun. give_up: makes the thread fail
         the calls that are left, and is called if one of them takes longer than the Group's
         timeout."""
-        with self._changed:
-            self._ending = True
-        self._jobs.put(None)
+        self._ending = True
+        self.stop()
         if not wait:
             return
         since = time.monotonic()
         try:
-            with self._changed:
-                while self._ended < self._begun:
-                    self._changed.wait(self.patience_s(since))
+            while self._thread.is_alive():
+                self._thread.join(self.patience_s(since))
         except HopliteTimeoutError:
             give_up()
         self._thread.join()
+
+    def stop(self) -> None:
+        """Ends the thread after the calls that were begun."""
+        self._jobs.put(None)

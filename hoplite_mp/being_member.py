@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Member"]
+__all__ = ["Member", "NotWholeError"]
 
 BLOCKED_AFTER_NS = 2_000_000
+
+
+class NotWholeError(HopliteTimeoutError):
+    """The Group has not become whole in time. No user gets it: `background` raises another."""
 
 
 class Member:
@@ -76,12 +80,18 @@ class Member:
             return self.calls
         wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
         limit = self._whole_limit() if timeout is None else f"timeout={timeout:.3g} s"
-        if calls and self._has_thread and self._timeout is not None:
-            wait_s = self._runtime.config.group_wait_s
-            if self._timeout < wait_s:
-                wait_ns, limit = int(wait_s * 1e9), f"group_wait_s={wait_s:g} s"
+        in_thread = calls and self._has_thread
+        wait_s = self._runtime.config.group_wait_s
+        if in_thread and self._timeout is not None and self._timeout < wait_s:
+            wait_ns, limit = int(min(wait_s, 1e9) * 1e9), f"group_wait_s={wait_s:g} s"
         until = time.monotonic_ns() + wait_ns
-        self._wait(self._admitted, until, lambda: self._not_full(limit), calls=calls)
+        try:
+            self._wait(self._admitted, until, lambda: self._not_full(limit), calls=calls)
+        except HopliteTimeoutError as error:
+            if not in_thread:
+                raise
+            if not self._admitted():  # otherwise it became whole while the error was made
+                raise NotWholeError(str(error)) from None
         first = self._admitted() - 1
         with self._first:
             if self.calls is None:  # else another thread has made the first call meanwhile

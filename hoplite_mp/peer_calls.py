@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -59,6 +60,10 @@ def _in_background(
     result = f"concurrent.futures.Future[{form.return_annotation}]"
     later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
     return later
+
+
+def _nothing() -> None:
+    """In place of a Group that is gone."""
 
 
 class PeerCalls(Messages):
@@ -406,9 +411,15 @@ class PeerCalls(Messages):
         """Makes a call in the background."""
         self._check_member()
         if self._background is None:
-            about = self.name, self._timeout, self._what_is_late, lambda: self.calls is not None
-            self._background = Background(*about, self._wake_all)
-            self._has_thread = True
+            late, wake = weakref.WeakMethod(self._what_is_late), weakref.WeakMethod(self._wake_all)
+            background = Background(
+                self.name,
+                self._timeout,
+                lambda: (late() or str)(),
+                lambda: (wake() or _nothing)(),
+            )
+            weakref.finalize(self, background.stop).atexit = False
+            self._background, self._has_thread = background, True
         return self._background.begin(call)
 
     def _what_is_late(self) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.ports import Submitting, Waits
+    from hoplite_mp.client.thread_futures import ThreadFuture
     from hoplite_mp.ref import ObjectRef
 
 __all__ = [
@@ -181,29 +182,32 @@ async def result_of(future: Awaited[T]) -> T:
         del future  # no reference cycle through its error's traceback
 
 
-async def result_of_thread(
-    future: concurrent.futures.Future[T],
-    blocks: Waits | None,
-    patience_s: Callable[[float], float | None],
-) -> T:
+async def result_of_thread(future: ThreadFuture[T], blocks: Waits | None) -> T:
     """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
-    its waits, so that the task counts as blocked meanwhile. patience_s: as of ThreadFuture."""
+    its waits, so that the task counts as blocked meanwhile."""
     try:
         if not future.done():
             inbox = inbox_here()
             waiter: asyncio.Future[None] = inbox.loop.create_future()
-            future.add_done_callback(lambda _: inbox.hand_over(waiter))
-            since, left = time.monotonic(), patience_s(time.monotonic())
-            with contextlib.nullcontext() if blocks is None else counted(blocks):
-                while left is not None and not waiter.done():
-                    await asyncio.wait([waiter], timeout=left)
-                    left = left if waiter.done() else patience_s(since)
-                await waiter
+            since = time.monotonic()
+
+            def settled(_: object) -> None:
+                inbox.hand_over(waiter)
+
+            future.add_done_callback(settled)
+            try:
+                with contextlib.nullcontext() if blocks is None else counted(blocks):
+                    await asyncio.sleep(0)  # a limit of 0 must not hold up the loop either
+                    while not waiter.done():
+                        await asyncio.wait([waiter], timeout=future.patience_s(since))
+            finally:
+                if not waiter.done() or waiter.cancelled():
+                    future.forget(settled)
         if future.cancelled():
             raise asyncio.CancelledError("the call was cancelled")
         return future.result()
     finally:
-        del future, patience_s  # as above
+        del future  # as above
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:

@@ -21,6 +21,7 @@ __all__ = ["ThreadFuture"]
 
 T = TypeVar("T")
 BLOCKED_AFTER_NS = 2_000_000
+_PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
 
 
 class ThreadFuture(concurrent.futures.Future[T]):
@@ -32,6 +33,16 @@ class ThreadFuture(concurrent.futures.Future[T]):
         for this Future, if the thread that settles it does not count itself as blocked."""
         super().__init__()
         self._blocks = blocks
+
+    @property
+    def is_settled(self) -> bool:
+        """As `done`, but without a lock that an exception of a signal handler could leave held."""
+        return self._state not in (_PENDING, _RUNNING)
+
+    def forget(self, callback: Callable[[Any], object]) -> None:
+        """Removes a done-callback that nobody needs any more."""
+        with self._condition, contextlib.suppress(ValueError):
+            self._done_callbacks.remove(callback)  # type: ignore[attr-defined]
 
     def result(self, timeout: float | None = None) -> T:
         """As of `concurrent.futures.Future`."""
@@ -91,4 +102,4 @@ class ThreadFuture(concurrent.futures.Future[T]):
         else."""
         from hoplite_mp.client.awaiting import result_of_thread
 
-        return result_of_thread(self, self._blocks, self.patience_s).__await__()
+        return result_of_thread(self, self._blocks).__await__()

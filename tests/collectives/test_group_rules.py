@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -358,6 +359,83 @@ raise SystemError("of the program")
     )
     assert done.returncode == 1
     assert "SystemError: of the program" in done.stderr
+
+
+def test_what_a_callback_raises_ends_no_later_call(cluster: Cluster) -> None:
+    def raises(_: Any) -> None:
+        raise SystemExit(3)
+
+    with cluster.group("callback raises", 1) as group:
+        group.barrier_async().add_done_callback(raises)
+        assert group.allreduce_async(np.ones(1)).result(60).tolist() == [1.0]
+
+
+def test_a_future_that_is_kept_keeps_no_group(cluster: Cluster) -> None:
+    group = cluster.group("kept future", 1)
+    kept = group.barrier_async()
+    kept.result(60)
+    group.close()
+    gone = weakref.ref(group)
+    del group
+    eventually(lambda: gone() is None, "the Group is freed, without the garbage collector")
+    assert kept.done()
+
+
+def test_waits_that_have_ended_leave_nothing_in_the_future(cluster: Cluster) -> None:
+    first, second = _impatient_and_patient(cluster, "many waits")
+    future = first.allreduce_async(np.array([1]))
+    first._background._timeout = 0.001  # type: ignore[union-attr]
+
+    async def wait() -> int:
+        late = 0
+        for _ in range(20):
+            try:
+                await future
+            except HopliteTimeoutError:
+                late += 1
+        return late
+
+    assert asyncio.run(wait()) == 20
+    assert future._done_callbacks == []  # type: ignore[attr-defined]
+    assert int(second.allreduce(np.array([1]))[0]) == 2
+    assert _patiently(future.result).tolist() == [2]
+    first.close()
+    second.close()
+
+
+def test_a_group_that_becomes_whole_at_the_last_moment_loses_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the end of the wait for the others and the making of its error."""
+    config = hoplite_mp.Config(group_wait_s=0.2)
+    with hoplite_mp.Cluster(workers=0, config=config) as cluster:
+        first = cluster.group("last moment", 2, 0)
+        others: list[Group] = []
+
+        def joins_now(limit: str) -> str:
+            if not others:
+                others.append(cluster.group("last moment", 2, 1))
+                eventually(first._admitted, "the Group is whole")
+            return f"late within {limit}"
+
+        monkeypatch.setattr(first, "_not_full", joins_now)
+        futures = [first.allreduce_async(np.array([part])) for part in (1, 10)]
+        eventually(lambda: bool(others), "the other one joins")
+        thread, totals = _begun_in_thread(others[0], [1, 10])
+        assert [int(future.result(60)[0]) for future in futures] == [2, 20]
+        thread.join(20)
+        assert totals == [2, 20]
+        first.close()
+        others[0].close()
+
+
+def test_the_longest_wait_for_a_group() -> None:
+    config = hoplite_mp.Config(group_wait_s=1e300)
+    with (
+        hoplite_mp.Cluster(workers=0, config=config) as cluster,
+        cluster.group("long", 1, timeout=5) as group,
+    ):
+        assert group.allgather_async("x").result(60) == ["x"]
 
 
 def test_close_gives_up_calls_in_the_background_that_are_late(cluster: Cluster) -> None:

@@ -291,10 +291,14 @@ def test_a_rank_whose_call_is_not_over_in_time_leaves(cluster: Cluster) -> None:
         work.wait()
     groups[0]._timeout = 0.1
     works = [late.allreduce([torch.full((2,), 10.0**k)]) for k in range(2)]
+    inside: list[Any] = []
+    works[0].get_future().then(lambda _: inside.append(late.allreduce([torch.ones(2)])))
     with pytest.raises(hoplite_mp.HopliteTimeoutError, match="Timed out waiting"):
         works[0].wait()
     with pytest.raises(hoplite_mp.ClosedError, match="this member has left"):
         works[1].wait()
+    with pytest.raises(hoplite_mp.ClosedError, match="this member has left"):
+        inside[0].wait()
     with pytest.raises(hoplite_mp.PeerLostError):
         other.allreduce([torch.full((2,), 1.0)]).wait()
     late.shutdown()

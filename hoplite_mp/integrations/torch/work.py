@@ -78,13 +78,19 @@ class Work(dist.Work):
                 self._done.add_done_callback(self._settle)
             return self._future
 
-    def finish(self, call: Callable[[], int | None]) -> None:
-        """Makes the call in this thread, and completes this Work with its outcome."""
+    def finish(
+        self, call: Callable[[], int | None], leave: Callable[[], object] | None = None
+    ) -> None:
+        """Makes the call in this thread, and completes this Work with its outcome. leave: called
+        first if the call was not over in time."""
         try:
             source = call()
         except HopliteTimeoutError as error:  # programs for torch look for torch's text
             made = HopliteTimeoutError(f"torch.distributed: Timed out waiting: {error}")
             made.__cause__ = error
+            if leave is not None:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    leave()
             self._done.set_exception(made)
             return
         except BaseException as error:
@@ -122,7 +128,7 @@ class Caller:
         backends, too, are not used again after that."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
-            _finish(work, call, self._at_end)
+            work.finish(call, self._at_end)
         else:
             self._calls.put((work, call))
         return work
@@ -137,14 +143,7 @@ class Caller:
 def _serve(calls: Any, at_end: Callable[[], object]) -> None:
     while (one := calls.get()) is not None:
         work, call = one
-        _finish(work, call, at_end)
+        work.finish(call, at_end)
         del one, work, call
     with contextlib.suppress(Exception):  # the cluster may be gone
         at_end()
-
-
-def _finish(work: Work, call: Callable[[], Any], leave: Callable[[], object]) -> None:
-    work.finish(call)
-    if isinstance(work.exception(), HopliteTimeoutError):
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            leave()
