@@ -11,7 +11,6 @@ It must never know: what a call is, how it is made, what its result is.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import functools
 import itertools
@@ -31,15 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["Background", "CallFuture"]
 
 T = TypeVar("T")
-# The longest step of a wait whose limit is further away, because a wait of the operating system for
-# more than 2^63 ns fails.
-STEP_S = 1e6
+FOREVER_S = 1e9
+# The longest step of a wait. Another thread that was interrupted just after it had passed the
+# turnstile of the Future holds others up for so long.
+SLICE_S = 0.5
 _log = logging.getLogger("hoplite_mp")
 
 
 class CallFuture(ThreadFuture[T]):
     """Of a call that the Group's thread makes. A wait without a timeout of its own ends after the
-    Group's."""
+    Group's. No wait takes the condition of the standard library's Future, which an exception of a
+    signal handler can leave held, so that the Group's thread could not settle the Future."""
 
     def __init__(self, background: Background, number: int) -> None:
         super().__init__()  # the thread that makes the call counts as blocked itself
@@ -47,32 +48,53 @@ class CallFuture(ThreadFuture[T]):
         self.number = number  # in the order of the calls; a number may be missing
         self.withdrawn = False  # the call is to end as soon as it would have to wait
         self.left = False  # it has ended so, or was not made
+        self._turnstile = turnstile = threading.Lock()  # held until the call is over
+        turnstile.acquire()
+
+        def over(_: object) -> None:
+            turnstile.release()
+
+        self.add_done_callback(over)  # the first one, so that others hold up no wait
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
 
     def result(self, timeout: float | None = None) -> T:
         """As of `concurrent.futures.Future`, but without a timeout the Group's limits the wait: see
         `Background.patience_s`."""
         try:
-            if timeout is None:
-                self.wait_patiently()
-            return super().result(timeout)
+            self.wait(timeout)
+            return self.outcome()
         finally:
             self = None  # type: ignore[assignment]  # no reference cycle through the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `result`."""
-        if timeout is None:
-            self.wait_patiently()
-        return super().exception(timeout)
+        self.wait(timeout)
+        return self._exception
 
-    def wait_patiently(self) -> None:
-        """Waits until the call is over, but not longer than the Group's timeout allows."""
+    def outcome(self) -> T:
+        """What the call, which is over, has returned or raised."""
+        error = self._exception
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # no reference cycle through the traceback
+        return self._result  # type: ignore[return-value]
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the call is over. TimeoutError: `timeout` seconds were not enough;
+        HopliteTimeoutError: no timeout was given, and the Group's has passed."""
         since = time.monotonic()
         while not self.is_settled:
-            left = self.patience_s(since)
-            if left is None:
-                return
-            self._settles(left)
+            if timeout is None:
+                left = self.patience_s(since)
+            else:
+                left = since + timeout - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+            step = SLICE_S if left is None else min(left, SLICE_S)
+            if self._turnstile.acquire(timeout=step):
+                self._turnstile.release()
 
     def patience_s(self, since: float) -> float | None:
         """As of `ThreadFuture`."""
@@ -185,10 +207,11 @@ class Background:
         future = self.begin(call, *args, plain=True)
         try:
             try:
-                future.wait_patiently()
+                future.wait()
             except HopliteTimeoutError:
                 self._withdraw(future)
-            return concurrent.futures.Future.result(future)
+            future.wait(FOREVER_S)  # a call that was withdrawn ends at once
+            return future.outcome()
         except HopliteTimeoutError:
             raise
         except BaseException:
@@ -230,7 +253,7 @@ class Background:
             return None
         left = max(since, self._turn_at) + self._timeout - time.monotonic()
         if left > 0:
-            return min(left, STEP_S)
+            return min(left, FOREVER_S)
         raise HopliteTimeoutError(
             f"group {self._name!r}: {self._late()}, after {self._timeout:g} s. The call goes on in "
             "the background: wait for the same Future again, and do not make the call again"
@@ -247,7 +270,8 @@ class Background:
         since = time.monotonic()
         try:
             while self._thread.is_alive():
-                self._thread.join(self.patience_s(since))
+                left = self.patience_s(since)
+                self._thread.join(SLICE_S if left is None else min(left, SLICE_S))
         except HopliteTimeoutError:
             give_up()
         self._thread.join()
