@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import signal
+import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -188,3 +191,44 @@ def test_a_failed_call_leaves_no_reference_cycle(cluster: Cluster, handler: Any,
                 assert isinstance(waits.exception(20), ValueError)
     finally:
         gc.enable()
+
+
+def test_waits_that_are_interrupted_at_any_moment_leave_the_groups_thread_running(
+    cluster: Cluster, handler: Any
+) -> None:
+    """The condition of a standard Future stays held if the exception comes while it is taken."""
+    chance, main = random.Random(1), threading.get_ident()
+    armed = False
+
+    def handles(*_: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Late
+
+    def sends() -> None:
+        while not over.wait(chance.random() * 2e-4):
+            signal.pthread_kill(main, signal.SIGUSR2)
+
+    handler(handles)
+    over, interrupted = threading.Event(), 0
+    sender = threading.Thread(target=sends)
+    sender.start()
+    try:
+        with cluster.group("interrupted waits", 1) as group:
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                future = group.allgather_async(7)
+                try:
+                    try:
+                        armed = True
+                        future.result()
+                    finally:
+                        armed = False
+                except Late:
+                    interrupted += 1
+                assert future.result(60) == [7]
+    finally:
+        over.set()
+        sender.join()
+    assert interrupted
