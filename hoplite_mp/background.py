@@ -83,8 +83,11 @@ class CallFuture(ThreadFuture[T]):
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the call is over. TimeoutError: `timeout` seconds were not enough;
-        HopliteTimeoutError: no timeout was given, and the Group's has passed."""
+        HopliteTimeoutError: no timeout was given, and the Group's has passed. RuntimeError: the
+        thread that makes the call would wait for itself."""
         since = time.monotonic()
+        if not self.is_settled and timeout != 0 and self._background.is_here():
+            raise RuntimeError(self._background.waits_for_itself)
         while not self.is_settled:
             if timeout is None:
                 left = self.patience_s(since)
@@ -179,6 +182,14 @@ class Background:
         """Is it this thread that asks? Callbacks of the Futures run in it."""
         return threading.current_thread() is self._thread
 
+    @property
+    def waits_for_itself(self) -> str:
+        """The text of the error of a callback that would wait for ever."""
+        return (
+            f"group {self._name!r}: a callback of its Futures runs in the thread that makes its "
+            "calls, so it cannot wait for one that is not over; it may make a plain call"
+        )
+
     def ends_now(self) -> bool:
         """Called by the call under way when it would have to wait. True: it was withdrawn, and has
         to end."""
@@ -259,10 +270,10 @@ class Background:
             "the background: wait for the same Future again, and do not make the call again"
         )
 
-    def end(self, give_up: Callable[[], None], wait: bool) -> None:
+    def end(self, give_up: Callable[[str], None], wait: bool) -> None:
         """Takes no more calls, and waits for those that were begun. give_up: makes the thread fail
-        the calls that are left, and is called if one of them takes longer than the Group's
-        timeout."""
+        the calls that are left, and is called with the reason if one of them takes longer than the
+        Group's timeout."""
         self._ending = True
         self.stop()
         if not wait:
@@ -273,7 +284,7 @@ class Background:
                 left = self.patience_s(since)
                 self._thread.join(SLICE_S if left is None else min(left, SLICE_S))
         except HopliteTimeoutError:
-            give_up()
+            give_up(f", and its calls in the background were not over within {self._timeout:g} s")
         self._thread.join()
 
     def stop(self) -> None:

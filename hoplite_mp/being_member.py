@@ -52,6 +52,7 @@ class Member:
         # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
         self._spins = not hosts
         self._closed = False
+        self._gave_up = ""  # why calls were given up when this member left
         self._ended_with_task = False  # the task that has made it has ended
 
     def _check_member(self) -> None:
@@ -60,6 +61,8 @@ class Member:
 
     @property
     def _why_left(self) -> str:
+        if self._gave_up:
+            return self._gave_up
         if not self._ended_with_task:
             return ""
         return (

@@ -310,7 +310,11 @@ class Calling(Member):
                 return True
             return False
 
-        self._wait(look, deadline, lambda: self._late(call), calls=True)
+        def late() -> str:
+            limit = "" if self._timeout is None else f", after {self._timeout:g} s"
+            return f"{self._late(call)}{limit}. It is not over for this rank: make it again"
+
+        self._wait(look, deadline, late, calls=True)
         return found[0]
 
     def _late(self, call: int) -> str:
@@ -319,6 +323,8 @@ class Calling(Member):
             return f"call {call} is not decided yet: a member has not made it, or its host is slow"
         missing = self._board.missing(alive | joining, call)
         ranks = [rank for rank in range(self.size) if missing >> rank & 1]
+        if not ranks:
+            return f"call {call} is not decided yet, although all ranks have made it"
         return f"call {call} still misses ranks {ranks}"
 
     def _participants(self, mask: int, call: int) -> list[int]:

@@ -251,9 +251,9 @@ class Group(PeerCalls):
         if self._hosts is not None:
             self._hosts.close()
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: str = "") -> None:
         """Fails the calls in the background that are not over."""
-        self._closed = True
+        self._gave_up, self._closed = why, True
         self._wake_all()
 
     def __enter__(self) -> Group:

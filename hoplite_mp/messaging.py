@@ -70,6 +70,8 @@ class Messages(Calling):
             That rank has left or died.
         StoreFullError
             There is no room for the message.
+        HopliteTimeoutError
+            The Group is not whole yet. Nothing was sent.
 
         Examples
         --------
@@ -393,7 +395,8 @@ class Messages(Calling):
         done before. Receives whose time is over meanwhile fail."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
-        limit = "timeout= of a receive" if first.deadline == deadline else self._whole_limit()
+        own = first.timeout is not None and first.deadline == deadline
+        limit = f"timeout={first.timeout:g} s" if own else self._whole_limit()
 
         def look() -> bool:
             self._check()

@@ -86,6 +86,9 @@ class ThreadFuture(concurrent.futures.Future[T]):
         on before it asks again; None: for ever. HopliteTimeoutError: no longer."""
         return None
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future of a Group does not pickle, and is no object; send its result()")
+
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
         """Makes the call, and stores its result or error. The Future must be running already, so
         that it cannot be cancelled."""
