@@ -89,6 +89,7 @@ FOUND = {
     7412180: "a host that crawls is given up while it leaves, so what only it had is lost",
     8322309: "results that were read after a full store had refused their source to the asker",
     8354417: "a host that leads although a manager had given it up, and the next one died at once",
+    8491157: "an actor's name that a leaving node frees while its maker claims it for another node",
     1871176: "an actor whose second host died as a new manager was asked about the first",
 }
 # Mistakes that are seen soon.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.node.actors.actors import ended_calls
+from hoplite_mp.node.actors.actor_records import ended_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,10 +16,11 @@ from hoplite_mp.protocol.local import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp import _shm
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted"]
+__all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted", "ended_calls", "taken_words"]
 
 ENDED = "its actor has ended"  # why a pool starts no process
 
@@ -132,3 +133,19 @@ class Opening:
     identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None
+    refusal: str = ""  # why the actor did not begin; told once the manager has freed its name
+    gone: bool = False  # it did not begin because this node leaves
+
+
+def taken_words(name: str) -> str:
+    """The text of the error if another actor has that name."""
+    return (
+        f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
+        "or use options(get_if_exists=True)"
+    )
+
+
+def ended_calls(client: _shm.NodeClient, slot: int) -> int:
+    """How many calls the process in that slot has finished."""
+    info = client.client_info(slot)
+    return int(info["tasks_done"] + info["tasks_failed"])

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
-from hoplite_mp.node.actors.actor_records import ENDED, Actor, Asker, Client, Opening, Wanted
+from hoplite_mp.node.actors.actor_records import (
+    ENDED,
+    Actor,
+    Asker,
+    Client,
+    Opening,
+    Wanted,
+    ended_calls,
+    taken_words,
+)
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.actors import BACKLOG_CALLS_MAX
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
@@ -30,7 +39,6 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp import _shm
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.pools import WorkerInfo
@@ -40,7 +48,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.messages import NodeToManager
 
-__all__ = ["POOL_ENDED", "Actors", "ended_calls"]
+__all__ = ["POOL_ENDED", "Actors"]
 
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
@@ -156,16 +164,8 @@ class Actors:
         opening = Opening(asker, wanted, identity)
         opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
         if wanted.name:
-            self._ask_manager(
-                opening,
-                lambda number: ActorNameClaimed(
-                    number,
-                    self.client.number,
-                    wanted.name,
-                    self.public(identity),
-                    wanted.restarts > 0,
-                ),
-            )
+            about = self.client.number, wanted.name, self.public(identity), wanted.restarts > 0
+            self._ask_manager(opening, lambda number: ActorNameClaimed(number, *about))
         else:
             self._start(opening, wanted)
 
@@ -195,16 +195,18 @@ class Actors:
         if opening is None:
             return True
         wanted, holder = opening.wanted, message.identity
-        if wanted is not None and holder == self.public(opening.identity):
+        if opening.refusal:
+            opening.asker.refused(opening.refusal, opening.gone)
+        elif wanted is not None and holder == self.public(opening.identity):
             self._start(opening, wanted)
-            return True
-        self._discard(opening)
-        if holder is None:
-            opening.asker.refused("")
-        elif wanted is None or wanted.get_if_exists:
-            self._grant(opening.asker, holder)
         else:
-            opening.asker.refused(_taken(wanted.name))
+            self._discard(opening)
+            if holder is None:
+                opening.asker.refused("")
+            elif wanted is None or wanted.get_if_exists:
+                self._grant(opening.asker, holder)
+            else:
+                opening.asker.refused(taken_words(wanted.name))
         return True
 
     def _discard(self, opening: Opening) -> None:
@@ -228,10 +230,7 @@ class Actors:
         about = wanted.audience, wanted.env, wanted.demand
         opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
         if self.leaving or not workers.open(opened):
-            self._release_name(wanted.name, identity)
-            self._discard(opening)
-            why = self._why_leaving() if self.leaving else workers.why_none
-            opening.asker.refused(why, self.leaving)
+            self._refuse(opening, wanted)
             return
         pool = opened.number
         known = serial.encode((pool, wanted.about, self.public(identity)))
@@ -243,6 +242,18 @@ class Actors:
             actor.hold = self.client.hold(identity)
         opening.asker.granted(self.client.hold(identity))
         self.keep(actor)
+
+    def _refuse(self, opening: Opening, wanted: Wanted) -> None:
+        """Tells the asker why its actor does not begin. If it has a name, the manager frees that
+        first: the asker's next claim, by way of another node, could overtake the release."""
+        name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
+        self._release_name(name, opening.identity)
+        self._discard(opening)
+        if name:
+            later = Opening(opening.asker, None, refusal=why, gone=self.leaving)
+            self._ask_manager(later, lambda n: ActorNameAsked(n, self.client.number, name))
+        else:
+            opening.asker.refused(why, self.leaving)
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
         """Updates the actor's spare; `done`: see Spares.keep."""
@@ -485,16 +496,3 @@ class Actors:
         if name:
             released = ActorNameReleased(self.client.number, name, self.public(identity))
             self.send_manager(released)
-
-
-def _taken(name: str) -> str:
-    return (
-        f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
-        "or use options(get_if_exists=True)"
-    )
-
-
-def ended_calls(client: _shm.NodeClient, slot: int) -> int:
-    """How many calls the process in that slot has finished."""
-    info = client.client_info(slot)
-    return int(info["tasks_done"] + info["tasks_failed"])
