@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.ports import Submitting, Waits
-    from hoplite_mp.client.thread_futures import ThreadFuture
     from hoplite_mp.ref import ObjectRef
 
 __all__ = [
@@ -63,6 +62,17 @@ class Awaited(Protocol[T_co]):
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def result(self) -> T_co: ...
+
+
+class OfThread(Protocol[T_co]):
+    """A ThreadFuture."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def result(self) -> T_co: ...
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None: ...
+    def forget(self, callback: Callable[[Any], object]) -> None: ...
+    def patience_s(self, since: float) -> float | None: ...
 
 
 class Inbox:
@@ -182,7 +192,7 @@ async def result_of(future: Awaited[T]) -> T:
         del future  # no reference cycle through its error's traceback
 
 
-async def result_of_thread(future: ThreadFuture[T], blocks: Waits | None) -> T:
+async def result_of_thread(future: OfThread[T], blocks: Waits | None) -> T:
     """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
     its waits, so that the task counts as blocked meanwhile."""
     try:
