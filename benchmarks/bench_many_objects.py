@@ -121,8 +121,8 @@ def bench_turns_beside_objects_of_other_hosts(benchmark, record):
         for _ in range(count):
             oid = side.party.new(kind_task, STATE["CLAIMED"], node_slot, 0)
             assert side.node.finish_elsewhere(oid, 1000, False)
-            side.places.add(oid, ids.pack_id(side.host_id, oid), 1000, (1,))
-        return side.places.purge
+            side.remote_objects.add(oid, ids.pack_id(side.host_id, oid), 1000, (1,), b"")
+        return side.remote_objects.purge
 
     def call():
         networks = [Network(2), Network(2)]
