@@ -148,7 +148,8 @@ class Calling(Member):
             finally:
                 del part, result
                 if self._in_place.lends:
-                    self._take_back(deadline)
+                    # A call in the background has no deadline, but its result is there already.
+                    self._take_back(deadline_ns(self._timeout) if self._has_thread else deadline)
         finally:
             mistake = None  # no reference cycle through its traceback
 

@@ -39,9 +39,9 @@ Returns
 concurrent.futures.Future
     Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
     does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
-    left one out would give each later part to another call. A wait without a
-    timeout of its own raises HopliteTimeoutError after the Group's `timeout`, and the call goes on:
-    wait for the same Future again, and do not make the call again.
+    left one out would give each later part to another call. A wait without a timeout of its own
+    raises HopliteTimeoutError after the Group's `timeout`, and the call goes on: wait for the same
+    Future again, and do not make the call again.
 """
 
 
@@ -51,7 +51,7 @@ def _in_background(
     """The form of a call that returns a Future."""
 
     def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
-        return me._begun(functools.partial(call, me, *args, **kwargs))
+        return me._begin_in_background(functools.partial(call, me, *args, **kwargs))
 
     name = call.__name__
     later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
@@ -407,8 +407,8 @@ class PeerCalls(Messages):
     exscan_async = _in_background(exscan)
     barrier_async = _in_background(barrier)
 
-    def _begun(self, call: Callable[[], R]) -> CallFuture[R]:
-        """Makes a call in the background."""
+    def _begin_in_background(self, call: Callable[[], R]) -> CallFuture[R]:
+        """Gives the call to the Group's thread, which is started with its first call."""
         self._check_member()
         if self._background is None:
             late, wake = weakref.WeakMethod(self._what_is_late), weakref.WeakMethod(self._wake_all)

@@ -222,9 +222,15 @@ def test_what_a_callback_raises_ends_no_later_call(cluster: Cluster) -> None:
     def raises(_: Any) -> None:
         raise SystemExit(3)
 
-    with cluster.group("callback raises", 1) as group:
-        group.barrier_async().add_done_callback(raises)
-        assert group.allreduce_async(np.ones(1)).result(60).tolist() == [1.0]
+    first, second = impatient_and_patient(cluster, "callback raises")
+    first.allreduce_async(np.array([1])).add_done_callback(raises)  # before that call is over
+    later = first.allreduce_async(np.array([10]))
+    thread, totals = _begun_in_thread(second, [1, 10])
+    assert later.result(60).tolist() == [20]
+    thread.join(20)
+    assert totals == [2, 20]
+    first.close()
+    second.close()
 
 
 def test_a_callback_that_waits_for_a_later_call_is_told_so(cluster: Cluster) -> None:

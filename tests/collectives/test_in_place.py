@@ -156,15 +156,19 @@ def test_what_is_recognised(cluster: Cluster) -> None:
         assert cluster.get(again)[0] == result[0] - 1
 
 
+@pytest.mark.parametrize("background", [False, True])
 def test_whoever_holds_a_part_after_the_deadline_takes_no_result(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
     """All parts have been read by then: the call is over for everybody, the giver included."""
     with cluster.group("held", 1, timeout=0.2) as group:
         x = made(cluster, group, np.arange(LENGTH, dtype=np.float32))
         with monkeypatch.context() as patch:
             patch.setattr(group._in_place, "take_back", lambda: False)
-            assert np.array_equal(group.allreduce(x), x)
+            if background:
+                assert np.array_equal(group.allreduce_async(x).result(60), x)
+            else:
+                assert np.array_equal(group.allreduce(x), x)
         assert group._in_place.lends
         x += 1
         assert np.array_equal(group.allreduce(x), x)

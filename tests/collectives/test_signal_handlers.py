@@ -193,7 +193,7 @@ def test_a_failed_call_leaves_no_reference_cycle(cluster: Cluster, handler: Any,
 
 
 INTERRUPTED = """
-import random, signal, threading, time
+import random, signal, time
 import numpy as np, hoplite_mp
 class Late(Exception): pass
 def handles(*_):
