@@ -27,7 +27,6 @@ WRITTEN = Path(__file__).with_name("ratchets.json")
 # Outside the shell a room has no way to the operating system but the node's ports.
 SYSTEM = {"time", "socket", "select", "threading", "os", "signal"}
 HALLS = {"node", "lan"}  # objects through which rooms reach into other rooms
-LINES_MAX = 500
 PROCESS = "main.py"  # what makes the ports, and runs the loop: as much shell as the folder of it
 
 
@@ -108,16 +107,13 @@ def figures() -> dict[str, dict[str, int]]:
         "system calls outside the shell": Counter(),
         "reaches through a hall object": Counter(),
         "callbacks that do nothing": Counter(),
-        "lines beyond the limit": Counter(),
     }
     for path in modules("node"):
-        name, text = str(path.relative_to(PACKAGE)), path.read_text()
-        tree = ast.parse(text)
+        name, tree = str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
         if "shell" not in path.parts and path.name != PROCESS:
             found["system calls outside the shell"][name] = system_uses(tree)
             found["reaches through a hall object"][name] = reaches(tree)
         found["callbacks that do nothing"][name] = empty_callbacks(tree)
-        found["lines beyond the limit"][name] = max(0, text.count("\n") - LINES_MAX)
     return {
         kind: {name: count for name, count in sorted(counts.items()) if count}
         for kind, counts in {**found, "files in circles of imports": in_circles()}.items()
