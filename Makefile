@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
         test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
-        test-wheel files clean
+        test-wheel test-python files clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -49,7 +49,8 @@ help:
 	@echo "make mutation-sample  small changes at 300 places that chance chooses, each of which a test has to see"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
 	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
-	@echo "make clean     remove everything that was built, keep $(VENV), $(PEERS), $(ENGINES)"
+	@echo "make test-python VERSION=3.15  the whole suite under another version of Python"
+	@echo "make clean     remove everything that was built, keep $(VENV), $(PEERS), $(ENGINES), .pythons"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hoplite-mp demo
@@ -175,6 +176,11 @@ mutation-sample: $(VENV)/.installed-dev
 
 test-wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/wheel.py
+
+# A Python that is not on this machine comes from Debian's unstable suite, into .pythons/, as root.
+test-python:
+	@[ -n "$(VERSION)" ] || { echo "Name a version: make test-python VERSION=3.15"; exit 1; }
+	$(PYTHON) tests/python_version.py $(VERSION)
 
 clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so
