@@ -202,9 +202,6 @@ def take_place(asked: dict[str, Any], received: list[int]) -> None:
 
 def supervise(asked: dict[str, Any], received: list[int]) -> None:
     """What supervisor/boot.py does. Does not return."""
-    import msgspec
-
-    from hoplite_mp.protocol.local import Start
     from hoplite_mp.supervisor import boot, main
 
     take_place(asked, received)
@@ -212,7 +209,7 @@ def supervise(asked: dict[str, Any], received: list[int]) -> None:
         module, _, constant = name.rpartition(".")
         assert hasattr(importlib.import_module(module), constant), name
         setattr(importlib.import_module(module), constant, value)
-    main.main(msgspec.msgpack.decode(boot.read(asked["fds"][-1]), type=Start))
+    main.main(boot.decode(boot.read(asked["fds"][-1])))
 
 
 def import_all(modules: Iterable[str]) -> None:

@@ -40,6 +40,7 @@ from hoplite_mp.transport.stream import TcpStream
 if TYPE_CHECKING:
     from hoplite_mp.client.network import Network
     from hoplite_mp.config import Config
+    from hoplite_mp.protocol.secret import Secret
 
 __all__ = ["AttachedHost", "attach"]
 
@@ -101,7 +102,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
 
 
 def _prove(
-    sock: socket.socket, key: bytes, mine: Introduction, cluster: bytes, timeout_s: float
+    sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
     """Performs the handshake. Afterwards the socket is blocking, with that timeout."""
     deadline = time.monotonic() + timeout_s

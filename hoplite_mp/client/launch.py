@@ -41,6 +41,7 @@ from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLos
 from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.secret import encode_secret
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
@@ -335,7 +336,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
     path = [p if p else os.getcwd() for p in sys.path if isinstance(p, str)]  # as imports do
     start = msgspec.structs.replace(start, sys_path=[])
-    body = dump(start)
+    body = msgspec.msgpack.encode(start, enc_hook=encode_secret)
     listed = json.dumps([*path, *([] if root in path else [root])]).encode()
     info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
     os.write(info, len(listed).to_bytes(8, "little") + listed + body)

@@ -26,7 +26,6 @@ This module must never know sockets, TLS, files, nor what time it is: `deadline`
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.protocol.greetings import Greeting
+    from hoplite_mp.protocol.secret import Secret
 
 __all__ = ["PLAIN", "ClientHandshake", "Outcome", "ServerHandshake", "transcript"]
 
@@ -85,15 +85,15 @@ def transcript(
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _mac(key: bytes, label: bytes, seen: bytes) -> bytes:
-    return hmac.digest(key, LENGTH.pack(len(label)) + label + seen, hashlib.sha256)
+def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
+    return key.mac(LENGTH.pack(len(label)) + label + seen)
 
 
 class _Handshake:
     """The common part of both sides: turns bytes into messages, one at a time, and keeps the
     outcome."""
 
-    def __init__(self, key: bytes, mine: Introduction, sees: bytes, deadline: float) -> None:
+    def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
         self.deadline = deadline
         self.result: Outcome | None = None
         self.failure: HopliteError | None = None
@@ -194,7 +194,7 @@ class ServerHandshake(_Handshake):
 
     def __init__(
         self,
-        key: bytes,
+        key: Secret,
         service: str,
         cluster: bytes,
         mine: Introduction,
@@ -261,7 +261,7 @@ class ClientHandshake(_Handshake):
 
     def __init__(
         self,
-        key: bytes,
+        key: Secret,
         role: str,
         mine: Introduction,
         *,

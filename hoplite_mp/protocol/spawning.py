@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.birth import Birth, Environment
+from hoplite_mp.protocol.secret import Secret
 
 __all__ = [
     "GIVEN_UP",
@@ -33,7 +34,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     """The data that a host of a LAN is started with. It is never in argv, because `key` and
     `certificate` are secrets."""
 
-    key: bytes
+    key: Secret
     host_id: int
     host: str
     peer_fd: int  # listening socket of the node

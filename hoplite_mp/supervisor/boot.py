@@ -12,6 +12,11 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.local import Start
 
 PACKAGE = "hoplite_mp"
 
@@ -26,16 +31,33 @@ def import_package(folder: str) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the program has shown them at its own import
+        spec.loader.exec_module(module)
 
 
-def read(fd: int) -> bytes:
+def read(fd: int) -> bytearray:
     """Reads the start file, which holds the length and the JSON of sys.path and then the start
     message. Sets sys.path and returns the message."""
-    with open(fd, "rb") as info:
+    with open(fd, "rb", buffering=0) as info:  # memory: a read is never short
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
-        return info.read()
+        message = bytearray(os.fstat(fd).st_size - info.tell())
+        info.readinto(message)
+        return message
+
+
+def decode(body: bytearray) -> Start:
+    """Decodes the start message, and overwrites its bytes: the key of a LAN is among them, and
+    every child would inherit this copy."""
+    import msgspec
+
+    from hoplite_mp.protocol.local import Start
+    from hoplite_mp.protocol.secret import decode_secret
+
+    start = msgspec.msgpack.decode(body, type=Start, dec_hook=decode_secret)
+    body[:] = bytes(len(body))
+    return start
 
 
 def boot(fd: int, fresh: bool) -> None:
@@ -49,12 +71,9 @@ def boot(fd: int, fresh: bool) -> None:
 
         begin(body)
         return
-    import msgspec
-
-    from hoplite_mp.protocol.local import Start
     from hoplite_mp.supervisor.main import main
 
-    main(msgspec.msgpack.decode(body, type=Start))
+    main(decode(body))
 
 
 if __name__ == "__main__":

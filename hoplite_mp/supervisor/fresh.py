@@ -104,7 +104,7 @@ def become_fresh(
     )
 
 
-def begin(body: bytes) -> None:
+def begin(body: bytearray) -> None:
     """Runs the worker in the new interpreter."""
     arguments = msgspec.msgpack.decode(body, type=_Arguments)
     for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.handshake import Outcome
+    from hoplite_mp.protocol.secret import Secret
     from hoplite_mp.transport.addresses import Endpoint
 
 __all__ = ["Caller"]
@@ -52,7 +53,7 @@ class Caller:
         self,
         endpoints: Sequence[Endpoint],
         *,
-        key: bytes,
+        key: Secret,
         role: str,
         mine: Introduction,
         tls: bool,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import ssl
 
     from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.secret import Secret
     from hoplite_mp.transport.certificates import Certificate
 
 __all__ = ["Door"]
@@ -82,7 +83,7 @@ class Door:
         self,
         listener: socket.socket,
         *,
-        key: bytes,
+        key: Secret,
         service: str,
         cluster: bytes,
         mine: Introduction,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hoplite_mp.errors import AuthError
+from hoplite_mp.protocol.secret import Secret
 
 __all__ = ["Token", "default_path", "load_token", "token_path"]
 
@@ -48,7 +49,7 @@ _KEY_LABEL = b"hoplite_mp handshake key"
 class Token:
     """A secret, its key for handshakes, and the file it came from, if any. Shows neither."""
 
-    __slots__ = ("_text", "file", "key")
+    __slots__ = ("_secret", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
         """`source`, where the text was found, is for the error message. AuthError if it cannot be a
@@ -59,15 +60,15 @@ class Token:
                 f"the token in {source} has {len(text)} characters; {TOKEN_CHARS_MIN} to "
                 f"{TOKEN_CHARS_MAX} are allowed. Make a random one: {MAKE_ONE}"
             )
-        self._text = text
-        self.file = file
         # Invalid UTF-8 has become lone surrogates, in a file and in a variable alike.
         secret = text.encode("utf-8", "surrogatepass")
-        self.key = hmac.digest(_KEY_LABEL, secret, hashlib.sha256)
+        self._secret = Secret(secret)
+        self.key = Secret(hmac.digest(_KEY_LABEL, secret, hashlib.sha256))
+        self.file = file
 
     def reveal(self) -> str:
         """The secret itself: only for the standard input of a process that is to join."""
-        return self._text
+        return self._secret.reveal().decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
         return f"<Token of {self.file}>" if self.file else "<Token>"

@@ -41,6 +41,8 @@ def _values(info: Any) -> list[Any]:
         return [tuple(map(_one, info.item_types))]
     if isinstance(info, look.ListType | look.VarTupleType):
         return [[_one(info.item_type)]]
+    if isinstance(info, look.CustomType):  # made of bytes, as all of ours
+        return [info.cls(bytes(16))]
     raise TypeError(f"no sample of {info}")
 
 

@@ -53,6 +53,7 @@ from hoplite_mp.protocol import codec, greetings, local
 from hoplite_mp.protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp.protocol.looking import EVENT, TraceDocument
 from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.protocol.secret import Secret, decode_secret, encode_secret
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.transport.addresses import parse_address, parse_ports
 from hoplite_mp.transport.certificates import Certificate
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SOURCES", "TARGETS", "Target"]
 
-KEY, CLUSTER, NONCES = b"k" * 32, b"c" * 16, (b"1" * 32, b"2" * 32)
+KEY, CLUSTER, NONCES = Secret(b"k" * 32), b"c" * 16, (b"1" * 32, b"2" * 32)
 MINE = greetings.Introduction(11, {"python": "3.11.7", "numpy": "2.4.6"})
 HOST_ID = 0x1122334455667788
 
@@ -239,8 +240,8 @@ def _address(data: bytes) -> None:
 
 
 def _packets(name: str, kind: Any) -> Target:
-    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
-    samples = tuple(map(msgspec.msgpack.encode, legal(kind)))
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind, dec_hook=decode_secret)
+    samples = tuple(map(msgspec.msgpack.Encoder(enc_hook=encode_secret).encode, legal(kind)))
     return Target(
         f"local: {name}", decoder.decode, (msgspec.MsgspecError, ValueError), samples, packed=True
     )
@@ -257,7 +258,8 @@ LOCAL = {
 }
 GREETINGS = (
     greetings.Hello("node", NONCES[0], CLUSTER), greetings.Challenge("manager", NONCES[1], CLUSTER),
-    greetings.Proof(KEY), greetings.Welcome(KEY), greetings.Refused("token", "why"), MINE,
+    greetings.Proof(b"k" * 32), greetings.Welcome(b"k" * 32), greetings.Refused("token", "why"),
+    MINE,
 )  # fmt: skip
 
 TARGETS = (

@@ -25,11 +25,12 @@ print(json.dumps(advertised_addresses(sys.argv[1], manager)))
 DOOR = """
 import select, sys, time
 from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.certificates import Certificate
 from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.listen import listen
 pem = sys.stdin.buffer.read()
-door = Door(listen("::", [7000]), key=b"k" * 32, service="node", cluster=b"c" * 16,
+door = Door(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
     mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
     unauthenticated_max=8)
 print("up", flush=True)
@@ -47,12 +48,13 @@ while stream.read() is not None:
 CALL = """
 import select, sys, time
 from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.addresses import *
 from hoplite_mp.transport.caller import Caller
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]
 began = time.monotonic()
-admission = Caller(endpoints, key=b"k" * 32, role="data", mine=Introduction(1, {}), tls=True,
-    host_id=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
+admission = Caller(endpoints, key=Secret(b"k" * 32), role="data", mine=Introduction(1, {}),
+    tls=True, host_id=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
 seconds = time.monotonic() - began
 sock = admission.stream.detach()
 sock.setblocking(True)

@@ -18,6 +18,7 @@ from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart
 from hoplite_mp.protocol.messages import GivenUp, Member, NodeJoined, NodeLeaving
 from hoplite_mp.protocol.reports import NodeReturned
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SILENCE_S, BEAT_S = 1.5, 0.2
 LEASE_US = int(SILENCE_S * 1e6)
 LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)),)
 LAN = LanStart(
-    key=b"k",
+    key=Secret(b"k"),
     host_id=5,
     host="h",
     peer_fd=-1,

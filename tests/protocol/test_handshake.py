@@ -16,23 +16,24 @@ from hypothesis import strategies as st
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
 from hoplite_mp.protocol import greetings as g
 from hoplite_mp.protocol.handshake import PLAIN, ClientHandshake, Outcome, ServerHandshake
+from hoplite_mp.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEY, CLUSTER = b"k" * 32, b"c" * 16
+KEY, CLUSTER = Secret(b"k" * 32), b"c" * 16
 VERSIONS = {"python": "3.11.7", "numpy": "2.4.6"}
 CERTIFICATE = b"S" * 32  # the hash of the server's own
 CLIENT = g.Introduction(11, VERSIONS)
 SERVER = g.Introduction(22, VERSIONS, 0)
 
 
-def client(key: bytes = KEY, role: str = "node", **more: Any) -> ClientHandshake:
+def client(key: Secret = KEY, role: str = "node", **more: Any) -> ClientHandshake:
     more.setdefault("certificate_sha256", CERTIFICATE)
     return ClientHandshake(key, role, more.pop("mine", CLIENT), **more)
 
 
-def server(key: bytes = KEY, service: str = "manager", **more: Any) -> ServerHandshake:
+def server(key: Secret = KEY, service: str = "manager", **more: Any) -> ServerHandshake:
     more.setdefault("certificate_sha256", CERTIFICATE)
     mine = more.pop("mine", SERVER)
     return ServerHandshake(key, service, more.pop("cluster", CLUSTER), mine, **more)
@@ -89,7 +90,7 @@ def test_every_role_has_its_service(role: str, service: str) -> None:
 def test_no_secret_and_no_reuse_in_what_is_said() -> None:
     first, second = Run(client(), server()), Run(client(), server())
     for run in (first, second):
-        assert KEY not in run.by("client") + run.by("server")
+        assert KEY.reveal() not in run.by("client") + run.by("server")
     for who in ("client", "server"):
         assert first.by(who) != second.by(who)
 
@@ -187,12 +188,12 @@ def refused(run: Run, code_text: str, kind: type[HopliteError]) -> None:
 
 
 def test_a_wrong_token() -> None:
-    refused(Run(client(key=b"x" * 32), server()), "token is not the cluster's", AuthError)
+    refused(Run(client(key=Secret(b"x" * 32)), server()), "token is not the cluster's", AuthError)
 
 
 def test_a_server_without_the_token_is_not_believed() -> None:
     """One that accepts whatever the client proves still cannot prove itself."""
-    impostor = server(key=b"x" * 32)
+    impostor = server(key=Secret(b"x" * 32))
     victim = client()
     impostor.feed(victim.outgoing())
     victim.feed(impostor.outgoing())
@@ -207,7 +208,7 @@ def test_a_role_that_is_not_served_now() -> None:
     """Only who has the token hears so; other roles are let in."""
     now = {"not_now": frozenset({"node"})}
     refused(Run(client(), server(**now)), "does not lead the cluster", ProtocolError)
-    refused(Run(client(b"x" * 32), server(**now)), "token", AuthError)
+    refused(Run(client(Secret(b"x" * 32)), server(**now)), "token", AuthError)
     assert not Run(client(role="voter"), server(**now)).errors
 
 

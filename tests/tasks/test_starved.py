@@ -21,6 +21,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp.node.core.management import MANAGER_ABSENT_S
 from hoplite_mp.protocol.local import LanStart, StartStandby
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.supervisor import managing
 from tests.prefork import preforked
 from tests.tasks.helpers import PATIENCE_S, add, at_rest, eventually, host_of
@@ -35,7 +36,7 @@ WAITS = (
     "hoplite_mp.node.core.management.MANAGER_ABSENT_S",
 )
 LAN = LanStart(
-    key=b"k",
+    key=Secret(b"k"),
     host_id=5,
     host="h",
     peer_fd=-1,

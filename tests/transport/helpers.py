@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.addresses import Endpoint
 from hoplite_mp.transport.caller import Caller
 from hoplite_mp.transport.certificates import Certificate, make_certificate
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.conversation import Admission
 
 PATIENCE_S = 20.0
-KEY, CLUSTER = b"k" * 32, b"c" * 16
+KEY, CLUSTER = Secret(b"k" * 32), b"c" * 16
 VERSIONS = {"python": "3.11.7"}
 CLIENT, SERVER = Introduction(11, VERSIONS), Introduction(22, VERSIONS, 0)
 KINDS = ("memory", "tcp", "tls")

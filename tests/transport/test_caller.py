@@ -12,6 +12,7 @@ import pytest
 
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
 from hoplite_mp.protocol import greetings as g
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.addresses import Endpoint
 from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.listen import listen
@@ -131,7 +132,7 @@ def test_a_refusal_is_final_once_all_addresses_were_tried(opened: list[Any]) -> 
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()
     endpoints = [endpoint(door.address), endpoint(nobody)]
-    caller = make_caller((), False, endpoints=endpoints, key=b"x" * 32)
+    caller = make_caller((), False, endpoints=endpoints, key=Secret(b"x" * 32))
     with pytest.raises(AuthError):
         meet(door, caller)
 

@@ -17,6 +17,7 @@ from hoplite_mp.protocol.handshake import (
     Outcome,
     ServerHandshake,
 )
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.conversation import Conversation
 from hoplite_mp.transport.memory import MemoryStream, pair
 from tests.transport.helpers import CLIENT, CLUSTER, KEY, SERVER
@@ -24,14 +25,14 @@ from tests.transport.helpers import CLIENT, CLUSTER, KEY, SERVER
 CERTIFICATE = b"S" * 32
 
 
-def client_on(stream: MemoryStream, key: bytes = KEY, **more: Any) -> Conversation:
+def client_on(stream: MemoryStream, key: Secret = KEY, **more: Any) -> Conversation:
     return Conversation(
         stream,
         lambda sees: ClientHandshake(key, "node", CLIENT, certificate_sha256=sees, **more),
     )
 
 
-def server_on(stream: MemoryStream, key: bytes = KEY, **more: Any) -> Conversation:
+def server_on(stream: MemoryStream, key: Secret = KEY, **more: Any) -> Conversation:
     make = partial(ServerHandshake, key, "manager", CLUSTER, SERVER, **more)
     return Conversation(stream, lambda sees: make(certificate_sha256=sees))
 
@@ -113,8 +114,8 @@ def test_a_cut_anywhere_lets_nobody_in_who_was_not_in(side: str, cut: int) -> No
 @pytest.mark.parametrize(
     ("talk", "error"),
     [
-        (good(client=b"x" * 32), AuthError),
-        (good(server=b"x" * 32), AuthError),
+        (good(client=Secret(b"x" * 32)), AuthError),
+        (good(server=Secret(b"x" * 32)), AuthError),
         (good(client_sees=b"M" * 32), AuthError),
         (good(client_sees=PLAIN), AuthError),
     ],

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp.errors import AuthError, ProtocolError
 from hoplite_mp.protocol import greetings as g
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.caller import Caller
 from hoplite_mp.transport.listen import listen
 from hoplite_mp.transport.tls import TlsStream, client_context, server_context
@@ -50,7 +51,10 @@ def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFi
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "hoplite_mp"):
         refused(
-            door, make_caller(door.address, tls, key=b"x" * 32), AuthError, "manager at 127.0.0.1:"
+            door,
+            make_caller(door.address, tls, key=Secret(b"x" * 32)),
+            AuthError,
+            "manager at 127.0.0.1:",
         )
     assert time.monotonic() - began < 5.0
     (record,) = caplog.records
@@ -63,14 +67,14 @@ def test_warnings_do_not_fill_the_log(opened: list[Any], caplog: pytest.LogCaptu
     opened.append(door)
     with caplog.at_level(logging.WARNING, "hoplite_mp"):
         for _ in range(5):
-            caller = make_caller(door.address, False, key=b"x" * 32)
+            caller = make_caller(door.address, False, key=Secret(b"x" * 32))
             with pytest.raises(AuthError):
                 until(
                     lambda: False,
                     lambda caller=caller: (door.turn(1000.0), caller.turn(time.monotonic())),
                 )
         assert len(caplog.records) == 1
-        caller = make_caller(door.address, False, key=b"x" * 32)
+        caller = make_caller(door.address, False, key=Secret(b"x" * 32))
         with pytest.raises(AuthError):
             until(lambda: False, lambda: (door.turn(1001.5), caller.turn(time.monotonic())))
     assert "and 4 more" in caplog.records[-1].getMessage()

@@ -24,6 +24,7 @@ from hoplite_mp.node.output.output import Output
 from hoplite_mp.node.ports import NodePorts
 from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.local import SETUP_FAILED, Start
+from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.protocol.spawning import LanStart, Spawn
 from hoplite_mp.simulation.cluster.channel import VirtualChannel
 from hoplite_mp.simulation.cluster.collectors import VirtualCollector
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-KEY = b"k" * 32
+KEY = Secret(b"k" * 32)
 FIRST_PID = 10_000  # pids of programs begin here
 LEAVE_S = 0.001  # between the end of a program's line and its process's end
 
