@@ -5,6 +5,7 @@ clear line instead of a failure deep inside.
 """
 
 import sys
+import warnings
 
 __version__ = "0.1.0"
 
@@ -16,3 +17,25 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip checks it too, a copied sour
     raise ImportError(
         f"hoplite_mp needs Python 3.11 or newer; this is Python {sys.version.split()[0]}."
     )
+
+
+def _check_gil() -> None:
+    """Warns, or refuses, where the interpreter runs without a GIL. CPython turns the GIL on again
+    when it loads the first compiled module that needs it; `PYTHON_GIL=0` prevents that."""
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        return
+    if getattr(sys.flags, "gil", None) == 0:
+        raise ImportError(
+            "hoplite_mp cannot run without the GIL: unset PYTHON_GIL=0 (or -X gil=0), which keeps "
+            "it off."
+        )
+    warnings.warn(
+        "hoplite_mp turns the GIL on for this whole process, because its compiled modules rely on "
+        "it; set PYTHON_GIL=1 to start with the GIL and without this warning, or use a standard "
+        "build of Python.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+_check_gil()
