@@ -54,10 +54,12 @@ class _Explained(type):
     `__doc__` is read, as by `help`, so they cost nothing at import."""
 
     @property
-    def __doc__(cls) -> str:  # type: ignore[override]
-        own = cls.__dict__.get("__doc__") or ""
+    def __doc__(cls) -> str | None:  # type: ignore[override]
+        own = cls.__dict__.get("__doc__")
         if not hasattr(cls, "__match_args__"):  # read by `dataclass`, which is still at work
-            return own
+            return own or cls.__name__  # an empty text would make `dataclass` write one
+        if own is None:  # python -OO
+            return None
         import ast
         import inspect
         import textwrap

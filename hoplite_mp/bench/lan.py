@@ -65,7 +65,8 @@ def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
                 start = time.perf_counter()
                 result = view.submit(tasks.echo, number).result(WAIT_S_MAX)
                 into.append(time.perf_counter() - start)
-                assert result == number
+                if result != number:
+                    raise AssertionError(f"task {number} returned {result!r}")
             return time.perf_counter() - began
 
         return block

@@ -341,9 +341,10 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
     os.write(info, len(listed).to_bytes(8, "little") + listed + body)
     os.lseek(info, 0, os.SEEK_SET)
-    options: list[str] = [f"-W{w}" for w in sys.warnoptions]
+    # As processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
-        return run_boot([sys.executable, *options, boot, str(info)], [*fds, info])
+        return run_boot([sys.executable, *flags, boot, str(info)], [*fds, info])
     finally:
         os.close(info)
 

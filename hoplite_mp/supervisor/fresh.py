@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -96,10 +97,10 @@ def become_fresh(
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
         os.set_inheritable(fd, True)
     boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
-    warnings = [f"-W{option}" for option in sys.warnoptions]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     os.execve(
         sys.executable,
-        [sys.executable, *warnings, boot, str(info), "worker"],
+        [sys.executable, *flags, boot, str(info), "worker"],
         environment_of(dict(os.environ), own, ask.env),
     )
 

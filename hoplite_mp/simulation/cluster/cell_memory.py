@@ -59,7 +59,8 @@ class CellMemory:
         for source in sources:
             memory = self._cells.get(source)
             if memory is not None:
-                assert not memory.freed, f"cell {source} is folded, but its memory is freed"
+                if memory.freed:
+                    raise AssertionError(f"cell {source} is folded, but its memory is freed")
                 memory.folds.add(cell)
 
     def fold_is_over(self, cell: int) -> None:
@@ -90,5 +91,6 @@ class CellMemory:
         """These addresses are freed. AssertionError if the engine still uses any of them."""
         for cell, memory in self._cells.items():
             if begin < memory.end and memory.begin < end:
-                assert not memory.is_used, f"memory of cell {cell} is freed"
+                if memory.is_used:
+                    raise AssertionError(f"memory of cell {cell} is freed")
                 memory.freed = True

@@ -189,7 +189,8 @@ class World:
         that steps down."""
         if self.manager is not None and self.standby is not None:
             both = self.manager.decides and self.standby.decides
-            assert not both, "the manager and the standby both decide"
+            if both:
+                raise AssertionError("the manager and the standby both decide")
         if self.manager is not None and self.manager.is_out:
             self.end(self.lives[0], "its manager steps down")
         elif self.standby is not None and self.standby.is_out:
