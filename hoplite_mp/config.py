@@ -268,8 +268,9 @@ class Config(metaclass=_Explained):
     much for it are free for others sooner."""
 
     blas_threads: int | None = None
-    """BLAS threads in each worker; None: as the BLAS's own variables say, else cores / workers.
-    Higher: a single large product is faster. Lower: workers do not fight for the cores."""
+    """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: as
+    OMP_NUM_THREADS and its kin say, else cores / processes of the pool, and 1 in an actor.
+    Higher: a single large product is faster. Lower: processes do not compete for the cores."""
 
     await_read_bytes_max: int = 256 * KIB
     """What `await` reads in the event loop; larger values go through a thread, unless they are

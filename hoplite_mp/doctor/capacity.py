@@ -20,7 +20,7 @@ from hoplite_mp._engine import crc32c
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.store.limits import cpu_count, cpu_quota, pids_headroom
-from hoplite_mp.supervisor.blas import BLAS_VARIABLES
+from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment
 from hoplite_mp.supervisor.processes import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
@@ -99,24 +99,30 @@ def _bytes_per_s(call: Callable[[], object]) -> float:
 
 
 def _blas() -> Iterator[Finding]:
-    """BLAS threads of all workers together, compared with the number of CPUs."""
+    """Threads of the numerical libraries in a worker of a pool with one process for each CPU, as
+    the supervisor decides it, compared with the number of CPUs."""
     cpus = cpu_count()
     given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
-    config = limits()
-    if config.blas_threads is not None:
-        threads, source = config.blas_threads, "HOPLITE_MP_BLAS_THREADS"
+    chosen = limits().blas_threads
+    if chosen is not None:
+        source = f"HOPLITE_MP_BLAS_THREADS={chosen}"
     else:
-        numbers = [int(text) for text in given.values() if text.isdecimal()]
-        threads, source = max(numbers, default=1), ", ".join(f"{k}={v}" for k, v in given.items())
+        source = ", ".join(f"{name}={value}" for name, value in given.items())
+    decided = blas_environment(chosen, cpus, cpus, given)
+    firsts = [decided[name].split(",")[0].strip() for name in BLAS_VARIABLES]
+    threads = max((int(text) for text in firsts if text.isdecimal()), default=1)
     if threads > 1:
         yield warning(
             "BLAS threads",
-            f"{threads} in each worker ({source}): with {cpus} workers {threads * cpus} threads "
-            f"fight for {cpus} CPUs",
+            f"{threads} in each process ({source}): {cpus} workers with {threads * cpus} threads "
+            f"compete for {cpus} CPUs",
             "unset it, or start fewer workers",
         )
+    elif source:
+        yield ok("BLAS threads", f"{threads} in each process ({source})")
     else:
-        yield ok("BLAS threads", f"{threads} in each worker" + (f" ({source})" if source else ""))
+        seen = f"{cpus} CPUs / processes of a pool, at least 1, and 1 in an actor"
+        yield ok("BLAS threads", seen)
 
 
 def _descriptors() -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from hoplite_mp.doctor.network import shown
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import by_ref
 from hoplite_mp.store.limits import total_bytes
+from hoplite_mp.supervisor.blas import blas_threads_here
 from hoplite_mp.transport.tokens import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
@@ -135,6 +136,11 @@ def _pid(_: int = 0) -> int:
     return os.getpid()
 
 
+def _threads(_: int = 0) -> tuple[int | None, str]:
+    """The threads of OpenBLAS, and of other libraries, in this process."""
+    return blas_threads_here(), os.environ["OMP_NUM_THREADS"]
+
+
 def _get_and_read(ref: Any) -> tuple[int, float, int]:
     """(pid of this process, seconds of the get, xor of all words)."""
     began = time.perf_counter()
@@ -167,6 +173,10 @@ def _host() -> None:
             _tell(warning("tasks", seen, "that is slow: is the host busy with something else?"))
         else:
             _tell(ok("tasks", seen))
+        _say(step="counting threads")
+        blas, others = cluster.submit(_threads).result(STEP_S_MAX)
+        measured = others if blas is None else f"{blas} (BLAS), {others} (others)"
+        _tell(ok("threads", f"in each of {WORKERS} workers: {measured}"))
         _objects(cluster)
         _say(step="ending the cluster")
 

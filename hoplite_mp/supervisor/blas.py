@@ -1,28 +1,31 @@
-"""How many threads the BLAS library of each process uses.
+"""How many threads the numerical libraries of each process use: BLAS, OpenMP, Numba, torch.
 
-Why it exists: workers would compete for the cores if the BLAS of each used all of them, and the
-template from which workers are forked must not have any threads.
-It must never know: when workers start, what they compute.
+The processes of a pool share the cores of their host: each library gets cores / processes of the
+pool on this host, at least 1. The process of an actor is alone in its pool, but a program usually
+has several actors, so it gets one thread unless the user asks for more. The template from which
+workers are forked must not have any threads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.local import Start
+    from collections.abc import Iterator
 
 __all__ = [
     "BLAS_VARIABLES",
     "TBB_SHARES",
     "blas_environment",
+    "blas_threads_here",
     "limit_blas",
     "note_given",
     "set_blas_threads",
 ]
 
+# torch reads the first and the third, Numba the last, also for its TBB and OpenMP layers.
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -41,12 +44,14 @@ def note_given() -> None:
     _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
 
 
-def blas_environment(start: Start) -> dict[str, str]:
-    """Variables for each worker's BLAS: as many threads as Config.blas_threads says; else what the
-    user has set; else cores / workers."""
-    chosen = start.config.get("blas_threads")
-    count = str(chosen or max(1, start.cores // max(1, start.workers)))
-    given = _given_blas
+def blas_environment(
+    chosen: int | None, cores: int, processes: int, given: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Variables for each process of a pool: as many threads as Config.blas_threads (`chosen`) says;
+    else what the user has set; else cores / processes. processes: of the pool on this host; 0: each
+    has one thread. given: the user's variables; None: those that note_given() has found."""
+    count = str(chosen or max(1, cores // processes if processes else 1))
+    given = _given_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
     if chosen:
         return {**dict.fromkeys(BLAS_VARIABLES, count), **shares}
@@ -66,15 +71,29 @@ def limit_blas(environment: dict[str, str]) -> None:
 def set_blas_threads(threads: int) -> None:
     """Sets the number of threads of each OpenBLAS that this process has loaded. Libraries that are
     loaded later read their environment variables."""
-    with open("/proc/self/maps") as maps:  # the sixth field is the path, which may have spaces
-        libraries = {line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line}
-    for path in libraries:
+    for setter in _functions_of_openblas("set_num_threads"):
+        setter(threads)
+
+
+def blas_threads_here() -> int | None:
+    """The number of threads that OpenBLAS uses in this process; None if it is not loaded."""
+    return max((getter() for getter in _functions_of_openblas("get_num_threads")), default=None)
+
+
+def _functions_of_openblas(name: str) -> Iterator[Any]:
+    """That function of each OpenBLAS that this process has loaded."""
+    try:
+        with open("/proc/self/maps") as maps:  # the sixth field is the path, which may have spaces
+            paths = {line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line}
+    except OSError:  # no /proc is mounted here
+        return
+    for path in paths:
         try:  # found by the name by which it was loaded, also if the file was replaced since
             library = ctypes.CDLL(path.removesuffix(" (deleted)"), os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:  # a number of threads is no reason to end a worker
             continue
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
-                setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
-                if setter is not None:
-                    setter(threads)
+                function = getattr(library, f"{prefix}_{name}{suffix}", None)
+                if function is not None:
+                    yield function

@@ -162,7 +162,7 @@ class Supervisor:
     def spawn_first(self) -> None:
         while self.first:
             slot, fds = self.first.pop(0)
-            self.spawn(Spawn(slot, 0, 0, 0), fds)
+            self.spawn(Spawn(slot, 0, 0, 0, processes=self.start.workers), fds)
 
     def spawn(self, ask: Spawn, fds: list[int]) -> None:
         s = self.start
@@ -172,7 +172,8 @@ class Supervisor:
         rpc_fd, out_fd, err_fd, *inherited = fds
         sys.stdout.flush()
         sys.stderr.flush()
-        environment = {**blas_environment(s), **device_environment(ask.assigned)}
+        blas = blas_environment(s.config.get("blas_threads"), s.cores, ask.processes)
+        environment = {**blas, **device_environment(ask.assigned)}
 
         def run() -> int:
             os.dup2(out_fd, 1)

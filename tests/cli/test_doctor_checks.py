@@ -163,7 +163,11 @@ def test_blas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     patch(monkeypatch, capacity, cpu_count=4)
     for name in capacity.BLAS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert only(capacity._blas()).level == "ok"
+    fine = only(capacity._blas())
+    assert fine.level == "ok"
+    assert "1 in an actor" in fine.words
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3,2")  # OpenMP allows a list
+    assert "12 threads" in only(capacity._blas()).words
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     many = only(capacity._blas())
     assert many.level == "warning"

@@ -204,3 +204,31 @@ print(c.options(node=there).actor(type("A", (), {"send": lambda self: send()})).
 """,
     )
     assert out.splitlines() == ["['h1', 'h2', 'h3']"] * 3
+
+
+def test_threads_of_processes_on_another_host_are_its_cores_divided_by_them(
+    cluster: UpCluster, lan: Lan
+) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+from hoplite_mp.supervisor.blas import blas_threads_here
+for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+    raise SystemExit(f"{name} is set here")
+cores = c.submit(lambda: len(os.sched_getaffinity(0))).result()
+def threads(*_):
+    return {blas_threads_here(), int(os.environ["OMP_NUM_THREADS"])}
+class Where:
+    def threads(self):
+        return threads()
+found = []
+for size in (1, 2):
+    with c.executor(size, node=there) as e:
+        found.append(e.submit(threads).result() == {max(1, cores // size)})
+found.append({*c.spmd(threads, 1, node=there)[0].result()} == {cores})
+found.append(c.options(node=there).actor(Where).threads().result() == {1})
+print(found)
+""",
+    )
+    assert out.strip() == str([True] * 4)

@@ -250,7 +250,14 @@ class Workers(hints.Hints):
         if slot < 0:
             return -1  # every client slot of the host is taken
         ask = Spawn(
-            slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env, assigned
+            slot,
+            pool.number,
+            pool.max_tasks,
+            pool.setup,
+            pool.audience,
+            pool.env,
+            assigned,
+            0 if pool.actor else pool.target,
         )
         why = self.processes.spawn(ask, pool.descriptors)
         if why:
