@@ -27,6 +27,7 @@ from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.client.store_size import check_room_to_attach
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.handshake import ClientHandshake
@@ -146,6 +147,12 @@ class AttachedHost(Host):
         self, told: Attached, fds: list[int], life: socket.socket, config: Config, address: str
     ) -> None:
         control_fd, store_fd, event_fd, rpc_fd, output_fd = fds
+        try:
+            check_room_to_attach(control_fd, store_fd)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
         self.workers = 0  # the host's workers are shared, and their number may change
         self.limit = told.memory_bytes
         # Settings that must be equal in all clients of a node are taken from the node.

@@ -36,13 +36,14 @@ from hoplite_mp.client.descriptors import (
 from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.spreading import WORKERS_MAX
+from hoplite_mp.client.store_size import store_size
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.protocol.secret import encode_secret
-from hoplite_mp.store.limits import cpu_count, total_bytes
+from hoplite_mp.store.limits import cpu_count
 
 if TYPE_CHECKING:
     from hoplite_mp.client.network import Network
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-STORE_BYTES_MIN, STORE_BYTES_MAX = 64 << 30, 32 << 40  # address space, not memory
-MEMORY_MAX = STORE_BYTES_MAX // 2
-STORE_FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
 SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
 # Descriptors in the process that starts a host: for each worker both ends of its line and of its
@@ -80,9 +78,7 @@ class Host:
     ) -> None:
         cores = cpu_count()
         self.workers = min(cores, WORKERS_MAX) if workers is None else workers
-        limit = memory or config.memory_bytes or total_bytes() // 3
-        if limit > MEMORY_MAX:
-            raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")
+        limit, length = store_size(memory or config.memory_bytes)
         config = _with_spans_that_fit(config, limit, self.workers)
         _check_descriptors(self.workers)
         _check_spill_dir(config)
@@ -91,7 +87,6 @@ class Host:
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        length = min(max(STORE_BYTES_MIN, STORE_FACTOR * limit), STORE_BYTES_MAX)
         host_id = ids.random_host_id()
         _shm.create(
             control_fd,

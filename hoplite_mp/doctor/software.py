@@ -17,11 +17,12 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
-from hoplite_mp.client.launch import STORE_BYTES_MIN, STORE_FACTOR
 from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.client.store_size import store_size
 from hoplite_mp.doctor.findings import ok, problem
+from hoplite_mp.doctor.settings import limits
+from hoplite_mp.errors import ConfigError
 from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.store.limits import total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,14 +113,18 @@ def _kernel() -> Iterator[Finding]:
 def _address_space() -> Iterator[Finding]:
     """Makes a sparse file of the store's size, maps all of it and writes to it, as the store
     does."""
-    length = max(STORE_BYTES_MIN, STORE_FACTOR * (total_bytes() // 3))
+    try:
+        _, length = store_size(limits().memory_bytes)
+    except ConfigError as error:
+        yield problem("address space", str(error), "raise it, or lower HOPLITE_MP_MEMORY_BYTES")
+        return
     fd = os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, length)
         with mmap.mmap(fd, length) as mapped:
             mapped[length - 1] = 1
     except (OSError, ValueError) as error:
-        limits = [
+        found = [
             f"{name} {format_bytes(soft)}"
             for name, kind in (("-v", resource.RLIMIT_AS), ("-f", resource.RLIMIT_FSIZE))
             if (soft := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
@@ -127,7 +132,7 @@ def _address_space() -> Iterator[Finding]:
         yield problem(
             "address space",
             f"{format_bytes(length)} of it cannot be mapped: {error}",
-            f"lift ulimit {', '.join(limits)}" if limits else "allow sparse memory files",
+            f"lift ulimit {', '.join(found)}" if found else "allow sparse memory files",
         )
     else:
         yield ok("address space", f"{format_bytes(length)} can be mapped (it costs no memory)")

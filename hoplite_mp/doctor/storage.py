@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.client.store_size import store_size
 from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
+from hoplite_mp.errors import ConfigError
 from hoplite_mp.node.shell.spill_file import SpillFile, default_directory, is_tmpfs
 from hoplite_mp.store.limits import available_bytes, cgroup_limit, total_bytes
 
@@ -34,7 +36,10 @@ WRITTEN = b"hoplite_mp doctor"
 
 
 def _store_bytes(config: Config) -> int:
-    return config.memory_bytes or total_bytes() // 3
+    try:
+        return store_size(config.memory_bytes)[0]
+    except ConfigError:  # the check of the address space reports it
+        return config.memory_bytes or total_bytes() // 3
 
 
 def _memory() -> Iterator[Finding]:
@@ -43,6 +48,8 @@ def _memory() -> Iterator[Finding]:
     store, total, free = _store_bytes(config), total_bytes(), available_bytes()
     reserve = min(config.memory_reserve_bytes, total // 8)
     source = "HOPLITE_MP_MEMORY_BYTES" if config.memory_bytes else "a third"
+    if not config.memory_bytes and store < total // 3:
+        source = "what ulimit allows"
     seen = f"{format_bytes(psutil.virtual_memory().total)} of RAM"
     if cgroup_limit() < psutil.virtual_memory().total:
         seen += f", {format_bytes(cgroup_limit())} for this control group"

@@ -25,12 +25,11 @@ import numpy as np
 
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.cluster import ApartCluster, Cluster, current
-from hoplite_mp.config import MIB, Config
+from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import Finding, ok, problem, warning
 from hoplite_mp.doctor.network import shown
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import by_ref
-from hoplite_mp.store.limits import total_bytes
 from hoplite_mp.supervisor.blas import blas_threads_here
 from hoplite_mp.transport.tokens import FILE_VARIABLE, VARIABLE
 
@@ -182,7 +181,7 @@ def _host() -> None:
 
 
 def _objects(cluster: Cluster) -> None:
-    store = Config.from_environment().memory_bytes or total_bytes() // 3
+    store = cluster.nodes[0].memory_total
     nbytes = min(OBJECT_BYTES, store // STORE_PART)
     array = np.arange(nbytes // 8, dtype=np.uint64) * np.uint64(2654435761)
     wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)

@@ -1,4 +1,5 @@
-"""What this process tree may use: RAM, MemAvailable, CPUs, and the limits of all enclosing cgroups.
+"""What this process tree may use: RAM, MemAvailable, CPUs, the limits of all enclosing cgroups, and
+those of the process itself (ulimit).
 
 Why it exists: a memfd has no limit of its own, so if a store grew too far, the kernel's
 out-of-memory killer would end processes. Therefore the node asks here before the store grows. Both
@@ -10,14 +11,17 @@ It must never know: the store, its objects, what the numbers are for.
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 __all__ = [
+    "address_space_left",
     "available_bytes",
     "cgroup_headroom",
     "cgroup_limit",
     "cpu_count",
     "cpu_quota",
+    "file_size_limit",
     "pids_headroom",
     "total_bytes",
 ]
@@ -140,6 +144,26 @@ def available_bytes() -> int:
     group, in bytes. A file that cannot be read, for example because no descriptor is left, counts
     as no limit."""
     return min(_meminfo("MemAvailable"), cgroup_headroom())
+
+
+def address_space_left() -> int:
+    """How much more address space this process may use (ulimit -v), in bytes; 2**60 if unlimited.
+    Without /proc, what is in use already counts as nothing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return UNLIMITED
+    try:
+        pages = int((PROC / "self" / "statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return max(0, soft - pages * resource.getpagesize())
+
+
+def file_size_limit() -> int:
+    """How long a file that this process makes may be (ulimit -f), in bytes; 2**60 if unlimited. It
+    also applies to files in memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED)
 
 
 def cpu_quota() -> float:

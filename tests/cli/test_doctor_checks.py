@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._version import __version__
+from hoplite_mp.client import store_size
 from hoplite_mp.config import GIB, MIB
 from hoplite_mp.doctor import capacity, network, settings, software, storage, trial
 from hoplite_mp.doctor.findings import Finding, ok, problem, run, show, summary, warning
@@ -223,6 +224,7 @@ def test_memory(
     monkeypatch: pytest.MonkeyPatch, total: int, free: int, asked: int | None, level: str
 ) -> None:
     patch(monkeypatch, storage, total_bytes=total, available_bytes=free, cgroup_limit=total)
+    patch(monkeypatch, store_size, total_bytes=total)
     if asked is not None:
         monkeypatch.setenv("HOPLITE_MP_MEMORY_BYTES", str(asked))
     assert only(storage._memory()).level == level
@@ -230,6 +232,7 @@ def test_memory(
 
 def test_spilling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patch(monkeypatch, storage, total_bytes=1 * MIB)
+    patch(monkeypatch, store_size, total_bytes=1 * MIB)
     monkeypatch.setattr(storage, "is_tmpfs", lambda _: False)
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path))
     good = only(storage._spilling())
@@ -237,6 +240,7 @@ def test_spilling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert str(tmp_path) in good.words
     assert list(tmp_path.iterdir()) == []
     patch(monkeypatch, storage, total_bytes=1 << 60)
+    patch(monkeypatch, store_size, total_bytes=1 << 60)
     assert only(storage._spilling()).level == "warning"
     monkeypatch.setenv("HOPLITE_MP_SPILL_BYTES_MAX", "0")
     assert "switched off" in only(storage._spilling()).words

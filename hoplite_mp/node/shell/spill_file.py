@@ -12,6 +12,7 @@ import os
 import tempfile
 
 from hoplite_mp.store.arena import Arena
+from hoplite_mp.store.limits import file_size_limit
 
 __all__ = ["SpillFile", "default_directory"]
 
@@ -42,9 +43,8 @@ class SpillFile:
 
     def __init__(self, directory: str | None, bytes_max: int | None) -> None:
         self.directory = directory
-        self.arena = Arena(
-            FILE_BYTES_MAX if bytes_max is None else min(bytes_max, FILE_BYTES_MAX), start=0
-        )
+        longest = min(FILE_BYTES_MAX, file_size_limit())
+        self.arena = Arena(longest if bytes_max is None else min(bytes_max, longest), start=0)
         self._fd = -1
 
     @property
