@@ -126,6 +126,7 @@ class Cluster(
 
     _attaches = True  # attach to this host's node of the cluster at address=, if any
     _joins = True  # join with a node of its own, if this host has none there
+    _hidden = False  # True: `current()` never returns it
     _stays = False  # True: this process exists for its node, so drivers may rely on it
     _standby: tuple[str, ...] = ()  # where another manager may be: see hosting.py
 
@@ -220,6 +221,7 @@ class Cluster(
         self._options = Options()
         self._pool = runtime.own_pool
         runtime.face = weakref.ref(self)
+        runtime.hidden = self._hidden
 
     @property
     def address(self) -> str | None:
@@ -356,6 +358,12 @@ class ApartCluster(Cluster):
     _attaches = False
 
 
+class HiddenCluster(Cluster):
+    """A Cluster inside another object, such as `Executor`, which users do not see."""
+
+    _hidden = True
+
+
 class _View(Cluster):
     """What options() returns. Its `shutdown` is that of its cluster."""
 
@@ -386,7 +394,8 @@ def current() -> Cluster:
     -------
     Cluster
         Inside a task, the cluster that runs the task; elsewhere the one that was opened last, of
-        those that are still open.
+        those that are still open. The clusters inside `hoplite_mp.Executor` and inside the
+        joblib backend do not count.
 
     Raises
     ------

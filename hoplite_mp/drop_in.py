@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.spreading import refusal
-from hoplite_mp.cluster import Cluster
+from hoplite_mp.cluster import HiddenCluster
 from hoplite_mp.executor import Options, TaskExecutor
 from hoplite_mp.nodes import WORKERS_MAX
 from hoplite_mp.pools import open_pool
@@ -81,7 +81,7 @@ class Executor(TaskExecutor):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         plain = initializer is None and max_tasks_per_child is None
-        self._cluster = Cluster(count if plain else 0)
+        self._cluster = HiddenCluster(count if plain else 0)
         self._runtime = self._cluster._runtime
         self._options = Options(copy=True)
         self._pool = self._cluster._pool

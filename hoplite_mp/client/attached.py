@@ -167,7 +167,14 @@ class AttachedHost(Host):
         channel = Channel(socket.socket(fileno=rpc_fd), told.generation << GENERATION_SHIFT)
         try:
             self.runtime = Runtime(
-                control_fd, store_fd, event_fd, told.slot, channel, self._config, "driver"
+                control_fd,
+                store_fd,
+                event_fd,
+                told.slot,
+                channel,
+                self._config,
+                "driver",
+                hidden=True,  # until its Cluster is complete
             )
         finally:
             for fd in (control_fd, store_fd):

@@ -132,8 +132,8 @@ class Host:
         self.supervisor, self.output = lift_socket(self.supervisor), lift_socket(self.output)
         event_fd = lift(event_fd)
         self.runtime = Runtime(
-            control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
-        )
+            control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver", hidden=True
+        )  # until its Cluster is complete
         # The node starts by leasing exactly this span to the driver, so the driver need not ask for
         # it.
         self.runtime.client.add_span(config.span_bytes)

@@ -53,7 +53,10 @@ class Runtime:
         channel: Channel,
         config: Config,
         label: str,
+        hidden: bool = False,
     ) -> None:
+        """hidden: `current_runtime()` never returns it."""
+        self.hidden = hidden
         self.client = _shm.Client(control_fd, store_fd, slot, event_fd)
         self.tasks = _tasks.Tasks(self.client)
         self.channel = channel
@@ -96,6 +99,13 @@ class Runtime:
         a while, because another engine carries the bytes. passes_on: see ForeignRefs."""
         if self.foreign is None:
             self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
+
+    def replace(self, former: Runtime) -> None:
+        """Gives this runtime the former one's position in the order of opening."""
+        with _stack_lock:
+            if former in _stack:
+                _stack.remove(self)
+                _stack.insert(_stack.index(former), self)
 
     @property
     def is_over(self) -> bool:
@@ -233,11 +243,11 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """The innermost Runtime that takes part in its cluster; if there is none, the innermost one
-    that an engine may bring back."""
+    """The innermost Runtime that takes part in its cluster, apart from hidden ones; if there is
+    none, the innermost one that an engine may bring back."""
     over = None
     for runtime in reversed(_stack):
-        if runtime.client.usable and not runtime.dropped:
+        if runtime.client.usable and not runtime.dropped and not runtime.hidden:
             if not runtime.is_over:
                 return runtime
             over = over or runtime
@@ -274,9 +284,9 @@ def _owner(object_id: bytes) -> Memory | None:
     for runtime in usable:
         if runtime.client.host_id == host_id:
             return runtime.memory
-    of_others = [runtime for runtime in usable if not runtime.is_over] or usable
-    # If the ref is valid, its object belongs to another host.
-    return of_others[0].memory if of_others else None
+    # If the ref is valid, its object belongs to another host. A hidden cluster has no other hosts.
+    usable.sort(key=lambda runtime: (runtime.is_over, runtime.hidden))
+    return usable[0].memory if usable else None
 
 
 def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:

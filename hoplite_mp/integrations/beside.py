@@ -202,6 +202,7 @@ class Member:
             with self._changed, _lock:
                 left = _members.get(self.place.name) is not self
                 if not left:
+                    found._runtime.replace(self.cluster._runtime)
                     self.cluster = found
                 self._changed.notify_all()
             if left:

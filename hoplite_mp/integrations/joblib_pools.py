@@ -14,7 +14,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.cluster import Cluster, HiddenCluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, list_nodes, node_id
 from hoplite_mp.protocol.local import POOL_BROKEN
@@ -240,7 +240,7 @@ class _Own:
     def __init__(self, wanted: Wanted) -> None:
         self.pid = os.getpid()
         common = wanted.plain and wanted.environment == _of_common_workers(wanted.count)
-        self.cluster = Cluster(workers=wanted.count if common else 0)
+        self.cluster = HiddenCluster(workers=wanted.count if common else 0)
         self.pools = _Pools(self.cluster)
         if common:
             self.pools.add_common(wanted, self.cluster)

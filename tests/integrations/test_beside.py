@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hoplite_mp
 from hoplite_mp.integrations import beside
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,7 @@ PATIENCE_S = 60.0
 # A process whose node is killed while the system has no memory for another process.
 MEMBER = """
 import os, pickle, signal, subprocess, sys, time
+import hoplite_mp
 from hoplite_mp.integrations import beside
 place = pickle.loads(sys.stdin.buffer.read())
 member = beside.take_part(place)
@@ -68,5 +70,23 @@ def test_a_process_enters_again_after_the_system_has_refused_one(
             check=True,
         )
         assert ran.stdout.decode().splitlines() == ["1 None False", "7"]
+    finally:
+        member.end()
+
+
+def test_current_after_a_member_enters_again_stays_the_cluster_opened_later(
+    place: beside.Place,
+) -> None:
+    """The membership that returns keeps its position in the order of opening."""
+    member = beside.member_of(place)
+    assert member is not None
+    try:
+        with hoplite_mp.Cluster(workers=1) as later:
+            again = beside._Attached(address=place.address, **place.options)
+            assert hoplite_mp.current() is again
+            again._runtime.replace(member.cluster._runtime)
+            assert hoplite_mp.current() is later
+            again.shutdown()
+        assert hoplite_mp.current() is member.cluster
     finally:
         member.end()

@@ -473,3 +473,23 @@ def test_workers_begin_on_the_nodes_of_the_moment(monkeypatch: pytest.MonkeyPatc
             with pytest.raises((ValueError, NodeLostError), match="h7"):
                 Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3))
         assert Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]
+
+
+def test_current_after_a_call_without_cluster_stays_the_users_cluster() -> None:
+    out = run(
+        """
+        import hoplite_mp
+        with hoplite_mp.Cluster(workers=1) as cluster:
+            with parallel_config(backend="hoplite_mp", n_jobs=2):
+                print(Parallel()(delayed(abs)(-i) for i in range(3)))
+            print(hoplite_mp.current() is cluster)
+            queue = hoplite_mp.Queue()
+            cluster.submit(queue.put, 7).result(30)
+            print(queue.get(timeout=30))
+        try:
+            hoplite_mp.current()
+        except hoplite_mp.ClosedError as error:
+            print(str(error).startswith("no cluster is open"))
+        """
+    )
+    assert out.splitlines() == ["[0, 1, 2]", "True", "7", "True"]

@@ -221,3 +221,24 @@ print(float(view.sum()) == 300_000 * 299_999 / 2)
         assert out == "True 2\n"
         assert cluster.end() == [0, 0]
         assert names(lan[1]) == []
+
+
+def test_ref_of_another_host_is_read_while_an_executor_is_open(lan_permitted: None) -> None:
+    """The executor's cluster is hidden: refs that pickle reads belong to the user's cluster."""
+    with Lan(2) as lan:
+        cluster = UpCluster(lan, tls=False)
+        out = cluster.run(
+            lan[1],
+            """
+            import pickle
+            while sum(node.workers for node in c.nodes) < 2:
+                time.sleep(0.02)
+            there = c.options(node=[n for n in c.nodes if n.host == "h1" and n.workers])
+            inner = there.submit(lambda: hoplite_mp.current().put(5)).result(30)
+            with hoplite_mp.Executor(1) as pool:
+                assert hoplite_mp.current() is c
+                print(c.get(pickle.loads(pickle.dumps(inner))), pool.submit(abs, -1).result(30))
+            """,
+        )
+        assert out == "5 1\n"
+        assert cluster.end() == [0, 0]

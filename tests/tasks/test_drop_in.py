@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually, wait_for
+from tests.tasks.helpers import PATIENCE_S, add, eventually, run, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -289,3 +289,40 @@ def test_an_executor_that_was_shut_down_refuses_in_the_standard_library_s_words(
     own.shutdown()
     with pytest.raises(RuntimeError, match=r"^cannot schedule new futures after shutdown"):
         own.submit(abs, 1)
+
+
+def test_current_with_an_executor_open_stays_the_users_cluster() -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster, hoplite_mp.Executor(1) as pool:
+        assert hoplite_mp.current() is cluster
+        assert pool.submit(abs, -1).result(PATIENCE_S) == 1
+        queue: hoplite_mp.Queue[int] = hoplite_mp.Queue()
+        cluster.submit(queue.put, 7).result(PATIENCE_S)
+        assert queue.get(timeout=PATIENCE_S) == 7
+        assert pickle.loads(pickle.dumps(cluster)) is cluster
+
+
+def own_and_current() -> tuple[bool, int]:
+    here = hoplite_mp.current()
+    with hoplite_mp.Executor(1) as pool:
+        pool.submit(abs, -1).result(PATIENCE_S)
+        return hoplite_mp.current() is here, here.submit(abs, -2).result(PATIENCE_S)
+
+
+def test_current_with_an_executor_open_in_a_task_stays_the_tasks_cluster() -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster:
+        assert cluster.submit(own_and_current).result(PATIENCE_S) == (True, 2)
+
+
+def test_current_with_only_an_executor_open_is_a_closed_error() -> None:
+    out = run(
+        """
+        with hoplite_mp.Executor(1) as pool:
+            try:
+                hoplite_mp.current()
+            except hoplite_mp.ClosedError as error:
+                print(error)
+            print(pool.submit(lambda: len(hoplite_mp.current().nodes)).result(30))
+        """
+    )
+    assert out.startswith("no cluster is open")
+    assert out.endswith("\n1\n")
