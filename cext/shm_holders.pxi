@@ -41,6 +41,19 @@ cdef class _Holders:
         return self.map.usable()
 
     @property
+    def forked(self) -> bool:
+        """True in a process that was forked from the one that opened the memory."""
+        return self.map.fork_mark != fork_count
+
+    @property
+    def removed(self) -> bool:
+        """Has `remove_node` made this host's node leave its cluster?"""
+        return LOAD32(&root_of(self.c).removed) != 0
+
+    def set_removed(self) -> None:
+        STORE32(&root_of(self.c).removed, 1)
+
+    @property
     def control_address(self) -> int:
         return <uint64_t>self.c
 

@@ -176,8 +176,7 @@ class Member:
                     self._runtime.submitter.waiting.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, self._spins) == _tasks.CLOSING:
-                    self._memory.check_lost()
-                    raise errors.NodeLostError("the node of this host has ended")
+                    raise self._memory.node_gone()
         finally:
             if blocked:
                 self._runtime.submitter.waiting.count_blocked(-1)

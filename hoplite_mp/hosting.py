@@ -223,6 +223,8 @@ def _take_part(
             return 0
         if host is None or not (host.given_up or host.node_died):
             told = "the cluster has ended, or this host has left it"
+            if host is not None and host.removed:
+                told = f"node {name} was removed from the cluster (remove_node)"
             print(f"hoplite-mp: {told}", file=sys.stderr)
             return 0
         standby = host.standby or standby

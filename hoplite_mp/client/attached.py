@@ -190,6 +190,8 @@ class AttachedHost(Host):
         self._watch()
 
     def _why_lost(self) -> HopliteError:
+        if self.removed:
+            return self._why_removed()
         error = errors.NodeLostError(
             f"the node of this host, through which this process took part in the cluster at "
             f"{self._joined}, has ended"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel"]
 
 PACKET_BYTES_MAX = 1 << 20
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the other end is closed
 TOO_LARGE = (
     f"at most {PACKET_BYTES_MAX} bytes fit into one, fewer if the system's net.core.wmem_max is "
     "small; pass fewer options, names or refs at once"
@@ -53,6 +54,8 @@ class Channel:
         earlier client in the same slot."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
+        # Returns why there is no node at the other end any more, if that is known.
+        self.why_gone: Callable[[], BaseException | None] = lambda: None
         # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
@@ -112,7 +115,7 @@ class Channel:
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:
-                        raise self._ended()
+                        raise ConnectionResetError(errno.ECONNRESET, "it has ended")
                     reply = self._decoder.decode(self._packet[:nbytes])
                     if take is not None and reply.number == number and not reply.error:
                         taken = take(reply.value, number, self._seen)
@@ -145,9 +148,10 @@ class Channel:
             self.taken_away()
             raise OSError(errno.EBADF, TAKEN_AWAY)
 
-    def _lost(self, error: OSError) -> Exception:
+    def _lost(self, error: OSError) -> BaseException:
+        """The error of a call that has failed in the socket; called without the lock."""
         if self._closed:
-            return self._ended()
+            return ClosedError("the cluster is closed")
         if isinstance(error, errors.NodeLostError):
             return error
         if error.errno == errno.EMSGSIZE:
@@ -155,17 +159,15 @@ class Channel:
         if not self.line.there():
             self.taken_away()
             return errors.NodeLostError(TAKEN_AWAY)
-        return errors.NodeLostError(f"the node of this host does not answer: {error}")
-
-    def _ended(self) -> Exception:
-        if self._closed:
-            return ClosedError("the cluster is closed")
-        return errors.NodeLostError("the node of this host has ended")
+        if error.errno not in GONE:
+            return errors.NodeLostError(f"the node of this host does not answer: {error}")
+        return self.why_gone() or errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
         """Ends the line, even if a forked child has the socket, too. A call that another thread is
         making ends with an error."""
         self._closed = True
+        self.why_gone = lambda: None
         close_socket(self._sock, self.line)
 
     @property

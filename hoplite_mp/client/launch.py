@@ -150,6 +150,10 @@ class Host:
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
+        self._knows = threading.Event()  # why the node has ended
+        memory = self.runtime.memory
+        memory.await_lost = self._await_lost
+        self.runtime.channel.why_gone = memory.node_gone
         self._ending = False
         channel = self.runtime.channel  # the thread must keep the channel alive, but not this host
         self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
@@ -210,15 +214,45 @@ class Host:
                 error = self._why_lost()
             if runtime.memory.lost is None:
                 runtime.memory.lost = error
+            self._knows.set()
             runtime.tasks.lose()
             runtime.submitter.abandon(error)
         finally:
+            self._knows.set()
             self.ended.set()
 
+    def _await_lost(self) -> None:
+        """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
+        block that thread; so the wait is bounded, and a generic error stands for the reason."""
+        if self._reader is not threading.current_thread():
+            self._knows.wait(2 * READER_PATIENCE_S)
+
+    @property
+    def removed(self) -> bool:
+        """Has `remove_node` made this host's node leave its cluster?"""
+        return self.runtime.client.removed
+
+    def _why_removed(self) -> HopliteError:
+        error = errors.NodeLostError(
+            f"node {self.runtime.node_name}, through which this process took part in the cluster "
+            f"at {self._joined}, was removed from it by remove_node(); open "
+            f"Cluster(address={self._joined!r}) again to go on"
+        )
+        _log.info("%s", error)
+        return error
+
     def _why_lost(self) -> HopliteError:
+        if self.removed:
+            return self._why_removed()
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(READER_PATIENCE_S)
+        if self._joined and code == GIVEN_UP:
+            _log.error("the cluster has given up this host")
+            return ManagerLostError(
+                f"the cluster at {self._joined} has given up this host, because it was not heard "
+                "from in time (Config.silence_s); open Cluster(address=...) again to go on"
+            )
         if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)

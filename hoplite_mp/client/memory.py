@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _shm, ids, serial
+from hoplite_mp import _shm, errors, ids, serial
 from hoplite_mp.client.array_marks import checked_order, freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.mapped import POPULATE_BYTES_MIN, Mapped
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hoplite_mp.config import Config
 
 __all__ = [
+    "FORKED",
     "Memory",
     "format_bytes",
     "whole",
@@ -57,6 +58,10 @@ PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a 
 PREFIX_SMALL = 256
 SPILLING_LOOK_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
+FORKED = (
+    "this process was forked from the one that opened this cluster, which it cannot use: open a "
+    "Cluster in this process"
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WaitOne = Callable[[int, int], None]
@@ -93,6 +98,8 @@ class Memory:
         self.pending: Container[int] = ()  # results of this process that were not processed yet
         self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
+        # Waits until the thread that watches the node has set `lost`, or knows that it never will.
+        self.await_lost: Callable[[], None] = _nothing
         self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         self.mapped = Mapped(client)
@@ -104,9 +111,7 @@ class Memory:
     def check(self) -> None:
         """Raises ClosedError after close, and in a forked child."""
         if not self.client.usable:
-            raise ClosedError(
-                "this cluster is closed, or this process was forked from the one that opened it"
-            )
+            raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
 
     def check_lost(self) -> None:
         """As check(); if the node is gone, raises the error that says why."""
@@ -119,6 +124,14 @@ class Memory:
         traceback of its own."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
+
+    def node_gone(self) -> BaseException:
+        """The error of a call that has found that the node has ended."""
+        self.check()
+        self.await_lost()
+        if self.lost is not None:
+            return self.lost_again()
+        return errors.NodeLostError("the node of this host has ended")
 
     def public_id(self, oid: int) -> bytes:
         return ids.pack_id(self.client.host_id, oid)
@@ -483,3 +496,7 @@ class Memory:
             return None
         mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
         return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
+
+
+def _nothing() -> None:
+    pass

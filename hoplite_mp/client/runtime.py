@@ -21,7 +21,7 @@ from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.engines import enter_by_engine
 from hoplite_mp.client.foreign import ForeignRefs, held_too_short
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import Memory
+from hoplite_mp.client.memory import FORKED, Memory
 from hoplite_mp.client.queues import HERE
 from hoplite_mp.client.submitter import Submitter
 from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
@@ -119,6 +119,11 @@ class Runtime:
         if self._label.endswith("@h"):  # the node's number is known only after it has joined
             return f"{self._label}{self.tasks.node_number}"
         return self._label
+
+    @property
+    def node_name(self) -> str:
+        """ "h0": the node through which this process takes part."""
+        return f"h{self.tasks.node_number}"
 
     @property
     def task_leaves(self) -> list[Any]:
@@ -223,6 +228,7 @@ class Runtime:
         self.memory.drain = _nothing
         self.memory.pending, self.memory.ended = (), lambda oid: None
         self.memory.keep = None
+        self.memory.await_lost = _nothing
         self.face = None
         self.setups.clear()  # frees arguments of initializers, such as locks, at once
 
@@ -237,7 +243,9 @@ def current_runtime() -> Runtime:
             found = _innermost() or found
         if found is None:
             raise ClosedError(
-                "no cluster is open in this process: open one with hoplite_mp.Cluster()"
+                FORKED
+                if any(runtime.client.forked and not runtime.hidden for runtime in _stack)
+                else "no cluster is open in this process: open one with hoplite_mp.Cluster()"
             )
     return found
 
@@ -263,6 +271,9 @@ def runtime_of(ref: ObjectRef[Any]) -> Runtime:
             return runtime
     if not host_id:
         raise ObjectLostError(f"{ref} is gone, or its cluster is not open in this process")
+    for runtime in reversed(_stack):
+        if runtime.client.host_id == host_id:
+            runtime.memory.check()  # says that this process was forked
     raise ClosedError("the cluster of this object is closed")
 
 
@@ -358,7 +369,9 @@ def _words(ref: ObjectRef[Any]) -> str:
 def _fetch(object_id: bytes) -> Any:
     memory = _owner(object_id)
     if memory is None:
-        raise ClosedError("no cluster is open in this process: its arrays cannot be read")
+        forked = any(runtime.client.forked for runtime in _stack)
+        why = FORKED if forked else "no cluster is open in this process"
+        raise ClosedError(f"{why}; its arrays cannot be read")
     ref = memory.make_ref(object_id)  # holds the object while it is read
     return memory.read(memory.local_id(ref), FOREVER_NS, False)
 

@@ -165,8 +165,7 @@ class Waiting:
                 elif outcome == _tasks.DONE:
                     return True
                 elif outcome == _tasks.CLOSING:
-                    self.memory.check_lost()
-                    raise errors.NodeLostError("the node of this host has ended")
+                    raise self.memory.node_gone()
                 elif time.monotonic_ns() >= deadline:
                     return False
                 elif not counted:
@@ -191,8 +190,7 @@ class Waiting:
                     until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
-                    self.memory.check_lost()
-                    raise errors.NodeLostError("the node of this host has ended")
+                    raise self.memory.node_gone()
                 if time.monotonic_ns() >= deadline:
                     return False
                 if not counted:

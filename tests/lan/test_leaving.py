@@ -278,3 +278,86 @@ print(len(c.nodes) - (not c._host.attached))
     assert len(lines) == 6
     assert lines[-1] == "3"
     assert cluster.end() == [0, 0, 0]
+
+
+REMOVED = """
+import collections, threading
+class Counter:
+    def add(self, n):
+        return n
+actor = c.actor(Counter)
+pool = c.executor(1)
+assert actor.add(1).result(30) == 1 and pool.submit(abs, -2).result(30) == 2
+one = c.put(5)
+array = c.put(np.ones(1 << 18))
+group = c.group("removed", 2, 0)
+# A node that leaves does not wait for what its drivers submit meanwhile; so some is pending then.
+bound = c.options(node=c.nodes[0])
+under_way = collections.deque(bound.submit(time.sleep, 0.2) for _ in range(3))
+def send():
+    try:
+        while True:
+            under_way.append(bound.submit(time.sleep, 0.2))
+            under_way[0].result(30)
+            under_way.popleft()
+    except hoplite_mp.NodeLostError:
+        pass
+sender = threading.Thread(target=send)
+sender.start()
+print(c.here.id, flush=True)
+input()
+sender.join(30)
+calls = {
+    "submit": lambda: c.submit(abs, -2).result(30),
+    "pending": lambda: under_way[-1].result(30),
+    "put": lambda: c.put(1),
+    "put large": lambda: c.put(np.ones(1 << 18)),
+    "empty": lambda: c.empty(1 << 18),
+    "get": lambda: c.get(c.submit(abs, -1)),
+    "map": lambda: list(c.map(abs, [1])),
+    "run": lambda: c.run(os.getpid),
+    "stream": lambda: list(c.stream(lambda: (yield 1))),
+    "reduce": lambda: c.get(c.reduce([one, one])),
+    "broadcast": lambda: c.broadcast(one).result(30),
+    "nodes": lambda: c.nodes,
+    "here": lambda: c.here,
+    "stats": lambda: c.stats(),
+    "locations": lambda: c.locations(array),
+    "actor": lambda: c.actor(Counter).add(1).result(30),
+    "call": lambda: actor.add(1).result(30),
+    "get_actor": lambda: c.get_actor("none"),
+    "executor": lambda: c.executor(1).submit(abs, -1).result(30),
+    "pool": lambda: pool.submit(abs, -1).result(30),
+    "spmd": lambda: c.spmd(abs, 1)[0].result(30),
+    "group": lambda: group.barrier(),
+    "new group": lambda: c.group("another", 1, 0).barrier(),
+    "add_workers": lambda: c.add_workers(1),
+    "remove_node": lambda: c.remove_node("h0"),
+    "queue": lambda: hoplite_mp.Queue().put(1),
+}
+for name, call in calls.items():
+    try:
+        print(name, "gave", call())
+    except Exception as error:
+        text = str(error)
+        told = "was removed from it by remove_node()" in text and "again to go on" in text
+        print(f"{name}: {type(error).__name__} {'told' if told else text}")
+print(int(c.get(one)), int(c.get(array)[-1]))
+"""
+
+
+@pytest.mark.parametrize("attaches", [True, False], ids=["attached", "own node"])
+def test_driver_of_a_removed_node_says_so_in_every_call(lan: Lan, attaches: bool) -> None:
+    cluster = UpCluster(lan, tls=False, attaches=attaches)
+    cluster.run(lan[1], WAIT_FOR_ALL)
+    with Driver(cluster, lan[2], REMOVED) as driver:
+        name = driver.hear()
+        cluster.run(lan[1], f"c.remove_node({name!r})")
+        driver.say()
+        lines = driver.process.communicate(timeout=PATIENCE_S)[0].splitlines()
+    assert lines[-1] == "5 1"  # what was here stays readable
+    assert len(lines) == 27
+    assert [line for line in lines[:-1] if not line.endswith(": NodeLostError told")] == []
+    if attaches:
+        assert cluster.joined[1].wait(PATIENCE_S) == 0
+    assert cluster.end() == [0, 0, 0]

@@ -15,7 +15,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp.protocol.local import Collective, GroupJoin, OpenPool
-from tests.tasks.helpers import PATIENCE_S, add, eventually
+from tests.tasks.helpers import PATIENCE_S, add, eventually, run
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster
@@ -243,3 +243,62 @@ def test_as_completed_in_a_forked_child(cluster: Cluster) -> None:
 def test_a_config_of_another_type() -> None:
     with pytest.raises(TypeError, match=r"config=5: it must be a hoplite_mp\.Config, or None"):
         hoplite_mp.Cluster(config=5)  # type: ignore[arg-type]
+
+
+AFTER_A_FORK = """
+c = hoplite_mp.Cluster(workers=1)
+class Counter:
+    def add(self, n):
+        return n
+actor = c.actor(Counter)
+pool = c.executor(1)
+ref = c.put(1)
+assert c.submit(abs, -1).result(30) == pool.submit(abs, -1).result(30) == actor.add(1).result(30) == 1
+group = c.group("alone", 1, 0)
+group.barrier()
+calls = [
+    lambda: c.submit(abs, -1),
+    lambda: pool.submit(abs, -1),
+    lambda: c.put(1),
+    lambda: c.get(ref),
+    lambda: c.nodes,
+    lambda: c.stats(),
+    lambda: actor.add(1),
+    lambda: c.actor(Counter),
+    lambda: c.executor(1),
+    lambda: group.barrier(),
+    lambda: c.group("another", 1, 0).barrier(),
+    lambda: hoplite_mp.current(),
+    lambda: hoplite_mp.Queue(),
+]
+def report():
+    for call in calls:
+        try:
+            say("gave", call())
+        except Exception as error:
+            say(type(error).__name__, error)
+"""
+
+
+def test_calls_in_a_forked_child_say_that_the_process_was_forked() -> None:
+    out = run(
+        AFTER_A_FORK
+        + """
+if os.fork() == 0:
+    report()
+    os._exit(0)
+os.wait()
+c.shutdown()
+"""
+    )
+    assert len(out.splitlines()) == 13
+    for line in out.splitlines():
+        assert line.startswith("ClosedError this process was forked from the one that opened"), out
+
+
+def test_calls_after_shutdown_do_not_speak_of_a_fork() -> None:
+    out = run(AFTER_A_FORK + "c.shutdown()\nreport()")
+    assert len(out.splitlines()) == 13
+    for line in out.splitlines():
+        assert line.startswith("ClosedError ")
+        assert "fork" not in line

@@ -312,6 +312,7 @@ class Lan:
             case FetchRefused():
                 self.transfers.refused(message)
             case Leave():
+                self.host.client.set_removed()
                 self.local.life.leave()
             case _:
                 return self.recovering.receive(message)
