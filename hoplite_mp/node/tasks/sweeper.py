@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.tasks.pools import WorkerInfo
 
-__all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
+__all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
 class Above(Protocol):
@@ -157,7 +157,7 @@ class Sweeper:
         else:
             how = how_it_ended(code, worker)
             error = errors.WorkerLostError(
-                f"worker {slot}@h{self.tasks.node_number} {how} ({memory_in_use()}) "
+                f"worker {slot}@h{self.tasks.node_number} {how} "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
@@ -197,14 +197,15 @@ _DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
 
 
 def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
-    """The end of a process as text."""
+    """The end of a process as text; after a signal, with the memory in use, because the kernel
+    kills a process when memory runs out."""
     if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
         return (
             "lost its connection to the node, as when user code has closed file descriptors that "
             "are not its own (os.closerange?)"
         )
     if code < 0:
-        return f"was killed by {signal_name(-code)}"
+        return f"was killed by {signal_name(-code)} ({_memory_in_use()})"
     return f"ended with exit code {code}"
 
 
@@ -219,7 +220,7 @@ def is_ending(pid: int) -> bool:
         return isinstance(error, FileNotFoundError)
 
 
-def memory_in_use() -> str:
+def _memory_in_use() -> str:
     """How much of the host's memory is in use, as text."""
     total = total_bytes()
     if total >= UNLIMITED:

@@ -16,7 +16,7 @@ from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.headers import CLIENT_WORKER
 from hoplite_mp.node.tasks import hints
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo, next_number
-from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending, memory_in_use
+from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending
 from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp.protocol.spawning import Spawn
 
@@ -339,7 +339,7 @@ class Workers(hints.Hints):
         if pool.number == 0:
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
-        why = f"its workers end while they start{times}: the last {pool.why} ({memory_in_use()})"
+        why = f"its workers end while they start{times}: the last {pool.why}"
         for oid in self.client.queued_in(pool.number):
             if others and oid in self.guests:
                 self.guests.give_back(oid)
