@@ -17,6 +17,7 @@ only what other rooms may use. The modules:
     aside     large arrays beside a function's stream
     lent      large arrays that a task reads where they lie
     tensors   tensors of torch
+    sources   source text of functions by value
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.serial.code import Reduced, cloudpickled
+from hoplite_mp.serial.code import Reduced, cloudpickled, module_travels
 from hoplite_mp.serial.fingerprints import fingerprint
 from hoplite_mp.serial.namespaces import (
     ABSENT,
@@ -30,6 +30,7 @@ from hoplite_mp.serial.namespaces import (
 )
 from hoplite_mp.serial.reading import Private
 from hoplite_mp.serial.reducers import is_bytes_alone
+from hoplite_mp.serial.sources import Source, source_of
 
 if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Aside
@@ -38,18 +39,26 @@ if TYPE_CHECKING:
 class Manifests:
     """The globals that one pickler has met: each is written once, however many functions use it."""
 
-    __slots__ = ("aside", "entries", "namespaces")
+    __slots__ = ("aside", "entries", "namespaces", "sources")
 
     def __init__(self, aside: Aside | None) -> None:
         self.aside = aside
         self.namespaces: dict[int, Namespace] = {}
         self.entries: dict[tuple[int, str], Entry | None] = {}
+        self.sources: dict[tuple[str, int], Source] = {}
 
     def namespace(self, scope: dict[str, Any]) -> Namespace:
         found = self.namespaces.get(id(scope))
         if found is None:
             found = self.namespaces[id(scope)] = namespace_of(scope)
         return found
+
+    def source(self, function: types.FunctionType) -> Source | None:
+        """The text of a function whose file readers cannot be expected to have."""
+        if module_travels(function.__module__):
+            return None
+        found = source_of(function.__code__)
+        return found and self.sources.setdefault(found[:2], found)
 
     def entry(self, namespace: Namespace, name: str) -> Entry | None:
         place = id(namespace.scope), name
@@ -125,5 +134,6 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
     if pickler.stream is not None:  # In a payload globals would be views, which pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
-    args = (code, namespace.key, attributes, -1 if cells is None else len(cells))
+    n_cells = -1 if cells is None else len(cells)
+    args = (code, namespace.key, attributes, n_cells, manifests.source(function))
     return load_function, args, carried, None, None, load_function_state

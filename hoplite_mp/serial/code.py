@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 by_value_modules: dict[str, types.ModuleType] = {}
 _MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
+_CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
 # Classes that were defined in this process, not received. A stream that comes back must not change
 # them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
@@ -83,6 +84,17 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
     if isinstance(obj, type) and obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
         _native_classes.add(obj)
     return cloudpickle.Pickler.reducer_override(pickler, obj)
+
+
+def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
+    """As cloudpickle does, with the name of the file that it leaves out since version 3.1."""
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    from cloudpickle import cloudpickle
+
+    kind, args = cloudpickle._code_reduce(obj)
+    # Interned, so that a pickler that meets several code objects writes the name once.
+    return kind, (*args[:_CO_FILENAME], sys.intern(obj.co_filename), *args[_CO_FILENAME + 1 :])
 
 
 def is_native(cls: type) -> bool:

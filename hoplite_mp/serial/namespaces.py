@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from hoplite_mp.serial.aside import Shared
 from hoplite_mp.serial.code import is_native
 from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
+from hoplite_mp.serial.sources import Source, keep_source
 
 ABSENT = b""  # The fingerprint of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint; they are sent on as if changed.
@@ -282,11 +283,18 @@ class collecting:
 
 
 def load_function(
-    code: types.CodeType, key: Key, attributes: Scope, n_cells: int
+    code: types.CodeType,
+    key: Key,
+    attributes: Scope,
+    n_cells: int,
+    source: Source | None = None,
 ) -> types.FunctionType:
     """Named in streams: a function by value, whose state is not filled in yet."""
+    namespace = _namespace(key, attributes)
+    if source is not None and not namespace.home:
+        keep_source(source)
     cells = tuple(types.CellType() for _ in range(n_cells)) if n_cells >= 0 else None
-    return types.FunctionType(code, _namespace(key, attributes).scope, None, None, cells)
+    return types.FunctionType(code, namespace.scope, None, None, cells)
 
 
 def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
