@@ -233,13 +233,15 @@ def _start(
             return value
         made = owner(value)
         seen[0] = number
-        runtime.submitter.queues.opened(value)
+        pools.append(value)
         return made
 
+    pools: list[int] = []
     ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or (), anywhere)
     opened: T | str = runtime.channel.call(ask, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
+    runtime.submitter.queues.opened(pools[0])  # takes a lock, so `take` must not call it
     return opened
 
 

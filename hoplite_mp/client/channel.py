@@ -4,6 +4,9 @@ Why it exists: a few things cannot be answered from shared memory. Each message 
 interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
 recognised by their number. Before each request the Channel checks that its descriptor is still its
 socket, because user code may have closed it and opened a file of its own under the same number.
+
+Calls are made one at a time, under a lock, under which no other lock is taken. Messages without a
+reply are sent without that lock, so they never wait for a call of another thread.
 It must never know: what is asked.
 """
 
@@ -59,11 +62,11 @@ class Channel:
         # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        # An RLock, because an RLock knows which thread has it (see `_check_not_inside`). No thread
-        # takes it twice.
+        # Held by the one call that is under way. An RLock, because an RLock knows which thread has
+        # it (see `check_not_inside`). No thread takes it twice.
         self._lock = threading.RLock()
         self._number = first
-        # Number of the last reply that this process has read. Each request carries it, so that the
+        # Number of the last reply that this process has read. Each call carries it, so that the
         # node takes back what it gave in a later reply that was never read (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
@@ -73,16 +76,16 @@ class Channel:
 
     def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
         """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
-        same step as the request is sent, between which no signal handler can raise."""
+        same step as the request is sent, between which no signal handler can raise.
+
+        Takes no lock, so a caller may hold any. Messages of one thread arrive in their order."""
         try:
-            self._check_not_inside()
-            with self._lock:
-                self._look()
-                packet = self._packet_of(Request(0, self._seen[0], ask))
-                if sent is None:
-                    self._sock.send(packet)
-                else:  # handlers run between steps of Python, and this is one of C
-                    sent.extend(map(self._sock.send, (packet,)))
+            self._look()
+            packet = self._packet_of(Request(0, 0, ask))
+            if sent is None:
+                self._sock.send(packet)
+            else:  # handlers run between steps of Python, and this is one of C
+                sent.extend(map(self._sock.send, (packet,)))
         except OSError as error:
             if is_interruption(error):  # TimeoutError, say
                 raise
@@ -99,10 +102,11 @@ class Channel:
 
         `take(value, number, seen)` makes an object that owns what the node gave, and records in the
         same step that the reply was seen; otherwise Ctrl-C between the two steps would leave it
-        without an owner. `call` then returns that object instead of the Reply.
+        without an owner. `call` then returns that object instead of the Reply. `take` must not take
+        a lock, because other threads wait for the end of this call.
         """
+        self.check_not_inside()
         try:
-            self._check_not_inside()
             with self._lock:
                 self._look()
                 self._number += 1
@@ -137,7 +141,7 @@ class Channel:
             raise ValueError(f"a request of {len(packet)} bytes to the node: {TOO_LARGE}")
         return packet
 
-    def _check_not_inside(self) -> None:
+    def check_not_inside(self) -> None:
         """RuntimeError in a finalizer or a signal handler that has interrupted a call of its own
         thread, because it would wait for that call for ever."""
         if self._lock._is_owned():  # type: ignore[attr-defined]

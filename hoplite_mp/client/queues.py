@@ -2,7 +2,8 @@
 
 Why it exists: a queue is a ring of bounded length, so tasks whose hints do not fit wait here, in
 order. Calls of an actor keep their order: a call that waits for its arguments delays all later
-ones.
+ones. Messages to the node are sent under the lock, which keeps their order: a message takes no lock
+(`Channel.tell`). A request that waits for its reply must not be made under the lock.
 It must never know: what a task consists of, who runs it.
 """
 
@@ -89,8 +90,9 @@ class Queues:
             # Only now: a thread that sees the new number must not find one of these queues.
             self.closings += 1
             self._closed[pool] = self.closings
+            others = {*self._queues.values(), *self._bags.values()}
             for queue in closed:
-                if queue is None:
+                if queue is None or queue in others:  # others: it was of an earlier pool
                     continue
                 self.overflow.pop(queue, None)  # these tasks are all cancelled
                 if self._memory.client.usable:

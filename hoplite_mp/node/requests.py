@@ -1,9 +1,11 @@
 """Dispatch of requests of this host's processes, and undoing of grants whose reply was not read.
 
 Why it exists: a process sends its node one request after the other. Ctrl-C may interrupt the
-process while it waits, so that it never reads the reply. Each request therefore carries the number
-of the last reply that the process has read, and what a later reply has granted (a lease, for
-example) is undone. Which room handles which request is in `node/core/client_table.py`.
+process while it waits, so that it never reads the reply. Each request that has a reply therefore
+carries the number of the last reply that the process has read, and what a later reply has granted
+(a lease, for example) is undone. Messages without a reply (number 0) come from any thread of the
+process, also while another one waits for a reply, and undo nothing. Which room handles which
+request is in `node/core/client_table.py`.
 It must never know: sockets, how a client waits, what is asked.
 """
 
@@ -45,10 +47,11 @@ class Requests:
         """Handles one request. given: descriptors that came with it; a handler that takes them over
         empties the list."""
         self.given = given
-        self._latest[slot] = request.number or self._latest.get(slot, 0)
-        for number, undo in self._unread.pop(slot, ()):
-            if request.seen < number:  # Ctrl-C has kept the process from reading that reply
-                undo()
+        if request.number:
+            self._latest[slot] = request.number
+            for number, undo in self._unread.pop(slot, ()):
+                if request.seen < number:  # Ctrl-C has kept the process from reading that reply
+                    undo()
         self._handlers[type(request.ask)](slot, request)
 
     def is_latest(self, slot: int, number: int) -> bool:

@@ -386,9 +386,9 @@ Ask: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """`number` 0: no reply is wanted. `seen`: the last reply that the client has received. What
-    later replies have given, for example a lease, is taken back, because they were lost on the
-    way."""
+    """`number` 0: no reply is wanted, and `seen` means nothing. `seen`: the last reply that the
+    client has received. What later replies have given, for example a lease, is taken back, because
+    they were lost on the way."""
 
     number: int
     seen: int
