@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import pickle
+import threading
 import types
 import weakref
 from hashlib import blake2b
@@ -34,6 +36,7 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
+_numbering = threading.Lock()
 # The number of each function, with the code that it had. A function that was given other code gets
 # another number.
 _functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
@@ -124,10 +127,23 @@ def _function(number: int) -> None:
 
 
 def _number(function: types.FunctionType) -> int:
+    code = function.__code__
     known = _functions.get(function)
-    if known is None or known[1] is not function.__code__:
-        known = _functions[function] = next(_numbers), function.__code__
+    if known is None or known[1] is not code:
+        with _numbering:  # or two threads would give one function two numbers
+            known = _functions.get(function)
+            if known is None or known[1] is not code:
+                known = _functions[function] = next(_numbers), code
     return known[0]
+
+
+def _forked() -> None:
+    """Makes the lock anew in a forked child, where no thread may be left that releases it."""
+    global _numbering
+    _numbering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _carried(function: types.FunctionType) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ ABSENT = b""  # The fingerprint of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint; they are sent on as if changed.
 NAMESPACES_MAX = 1024  # If there are more, most belong to processes that have ended.
 SENDERS_MAX = 256  # For one name; if there are more, most have ended.
+PROCESS_BYTES = 8  # The length of a process's random name.
 _MARKER = "__hoplite_mp__"
 
 Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
@@ -59,7 +60,7 @@ class Seen:
             return self.latest[:2]
         me = process()
         self.mark(me, own)
-        _state.last = -1
+        _state.changes = next(_numbers)
         return me, own
 
     def mark(self, sender: bytes, mark: bytes) -> None:
@@ -96,19 +97,24 @@ class Namespace:
         if mark == before and not always:
             return
         if type(value) is Shared:
-            value = value.value()
+            value = value.value()  # before the lock is taken, because it may ask the node
         scope = self.scope
-        if _state.depth and (holds_refs or _state.depth > 1):
-            old = scope.get(name, _nothing)
-            _state.journal.append((self, entry, old, before, seen.latest))
-        seen.mark(sender, mark)
-        if mark == ABSENT:
-            scope.pop(name, None)
-            seen.latest = sender, mark, ABSENT
-        else:
-            scope[name] = value
-            seen.latest = sender, mark, None
-            _to_look_at(seen, value)
+        with _writing:
+            before = seen.marks.get(sender, ABSENT)
+            if mark == before and not always:
+                return  # another thread has written it, and tasks may have set the variable since
+            if _state.depth and (holds_refs or _state.depth > 1):
+                old = scope.get(name, _nothing)
+                _state.journal.append((self, entry, old, before, seen.latest))
+            seen.mark(sender, mark)
+            if mark == ABSENT:
+                scope.pop(name, None)
+                seen.latest = sender, mark, ABSENT
+            else:
+                scope[name] = value
+                seen.latest = sender, mark, None
+                _to_look_at(seen, value)
+            _state.changes = next(_numbers)
 
 
 class Carried:
@@ -132,7 +138,8 @@ class Carried:
     def check(self) -> None:
         """Called before the function runs. Its globals are then as its sender sent them, or as
         tasks have set them since, whatever other functions have brought meanwhile."""
-        if _state.last == self.number:
+        changes = _state.changes
+        if _state.checked == self.number and _state.checked_at == changes:
             return
         for cls, sender, mark, state in self.classes:
             _set_class(cls, sender, mark, state)
@@ -141,7 +148,9 @@ class Carried:
                 namespace.write(entry)
         if _state.fresh:
             look_at_fresh()
-        _state.last = self.number
+        # If this check or another thread has written a value meanwhile, the next check compares
+        # all entries again.
+        _state.checked, _state.checked_at = self.number, changes
 
     def check_own(self) -> None:
         """Called before a function runs inside the task of this process that has sent it. That
@@ -163,8 +172,12 @@ class _State:
     """The state of this process."""
 
     def __init__(self) -> None:
-        self.process = b""
-        self.last = -1  # the Carried that was checked last, if nothing has been loaded since
+        # Chosen at import and after a fork, not when it is first needed: two threads that sent
+        # their first functions at the same time would be two senders with namespaces of their own.
+        self.process = os.urandom(PROCESS_BYTES)
+        # Another number after each write of an entry or a class.
+        self.changes = -1
+        self.checked = self.checked_at = -1  # the Carried checked last, and `changes` at that time
         self.depth = 0  # how many runs are inside each other
         # The entries that the end of a run takes back: namespace, entry, and the value, mark and
         # latest before it was written.
@@ -190,6 +203,9 @@ _local = _Local()
 _lock = threading.Lock()
 # Two threads that send functions of one module for the first time must find the same number.
 _numbering = threading.RLock()
+# Held while an entry or a class is compared with the sender's last one and written. Reentrant,
+# because user code may run meanwhile, such as a metaclass's `__setattr__`.
+_writing = threading.RLock()
 _received: dict[Key, Namespace] = {}
 _by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
 _modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules whose functions were sent
@@ -198,13 +214,15 @@ _classes: weakref.WeakKeyDictionary[type, Seen] = weakref.WeakKeyDictionary()
 
 def process() -> bytes:
     """This process's name as a sender and as an origin."""
-    if not _state.process:
-        _state.process = os.urandom(8)
     return _state.process
 
 
 def _forked() -> None:
-    _state.process = b""
+    """Makes a forked child a sender of its own. A thread that the child does not have may have held
+    the locks."""
+    global _lock, _numbering, _writing
+    _lock, _numbering, _writing = threading.Lock(), threading.RLock(), threading.RLock()
+    _state.process = os.urandom(PROCESS_BYTES)
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -311,7 +329,6 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
     namespace = _by_place.get(id(function.__globals__))
     if namespace is None:
         return  # It has come home.
-    _state.last = -1
     carried = _local.carried
     for entry in manifest:
         namespace.write(entry)
@@ -328,7 +345,6 @@ def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
     if is_native(cls):
         return
     state, sender, mark = given
-    _state.last = -1
     _set_class(cls, sender, mark, state)
     if _local.carried is not None:
         _local.carried.classes.append((cls, sender, mark, state))
@@ -340,10 +356,14 @@ def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
         return
     from cloudpickle import cloudpickle
 
-    cloudpickle._class_setstate(cls, state)
-    seen.mark(sender, mark)
-    seen.latest = sender, mark, None
-    _to_look_at(seen, cls)
+    with _writing:
+        if seen.marks.get(sender) == mark:
+            return
+        cloudpickle._class_setstate(cls, state)
+        seen.mark(sender, mark)
+        seen.latest = sender, mark, None
+        _to_look_at(seen, cls)
+        _state.changes = next(_numbers)
 
 
 def seen_of_class(cls: type) -> Seen:
@@ -392,7 +412,6 @@ def end_run(mark: int) -> None:
     journal = _state.journal
     if len(journal) == mark:
         return
-    _state.last = -1
     while len(journal) > mark:
         namespace, entry, old, before, latest = journal.pop()
         name, sender, _, _, value = entry
@@ -407,3 +426,4 @@ def end_run(mark: int) -> None:
             scope[name] = old
         seen.marks[sender] = before if nested else ABSENT
         seen.latest = latest if nested else None
+    _state.changes = next(_numbers)

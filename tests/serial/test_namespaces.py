@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import threading
 import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hoplite_mp import serial
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import namespaces
+from hoplite_mp.serial import fingerprints, namespaces
 from hoplite_mp.serial.fingerprints import TooLarge, fingerprint
 from tests.serial.code_helpers import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def make(**values: Any) -> dict[str, Any]:
@@ -26,6 +31,17 @@ def make(**values: Any) -> dict[str, Any]:
     scope = {"__name__": "somewhere", **values}
     exec("def look(): return x\ndef both(): return look(), x\ndef other(): return y", scope)
     return scope
+
+
+@contextlib.contextmanager
+def quick_switches() -> Iterator[None]:
+    """Threads take turns after a microsecond."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.fixture
@@ -201,9 +217,7 @@ class TestWriting:
 
 def test_threads_that_are_first_to_send_find_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an initializer and the function that needs it would get namespaces of their own."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
+    with quick_switches():
         for turn in range(100):
             module = types.ModuleType(f"met_by_many_{turn}")
             monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -216,5 +230,100 @@ def test_threads_that_are_first_to_send_find_one_number(monkeypatch: pytest.Monk
             with ThreadPoolExecutor(4) as pool:
                 found = [pool.submit(find, barrier, module.__dict__) for _ in range(4)]
                 assert len({one.result() for one in found}) == 1
-    finally:
-        sys.setswitchinterval(interval)
+
+
+def test_process_name_asked_for_by_many_threads_at_first_is_one() -> None:
+    """Or an initializer and the function that needs it would have two senders. Also in a child."""
+    code = """
+import os, threading, time
+chosen, slowly = os.urandom, lambda n: (time.sleep(0.05), chosen(n))[1]
+os.urandom = slowly
+from hoplite_mp.serial.namespaces import process
+
+def names():
+    found, barrier = [], threading.Barrier(4)
+    def ask():
+        barrier.wait()
+        found.append(process())
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads: one.start()
+    for one in threads: one.join()
+    return set(found)
+
+mine = names()
+if os.fork() == 0:
+    other = names()
+    os._exit(not (len(other) == 1 and other != mine))
+print(os.waitstatus_to_exitcode(os.wait()[1]), len(mine), names() == mine)
+"""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "1", "True"]
+
+
+def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    barrier, met = threading.Barrier(4), threading.local()
+
+    class Slow(weakref.WeakKeyDictionary[Any, Any]):
+        """All threads have looked before the first of them writes."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if not hasattr(met, "once"):
+                met.once = barrier.wait()
+            return found
+
+    monkeypatch.setattr(fingerprints, "_functions", Slow())
+    with ThreadPoolExecutor(4) as pool:
+        function = lambda: 0  # noqa: E731
+        found = [pool.submit(fingerprint, function) for _ in range(4)]
+        assert len({one.result() for one in found}) == 1
+
+
+def test_entry_written_by_two_threads_leaves_what_a_task_has_set() -> None:
+    """The second thread has found the entry missing before the first wrote it."""
+    scope: dict[str, Any] = {}
+
+    class Slow(dict[bytes, bytes]):
+        """The marks of a variable; a task sets the variable between the look and the write."""
+
+        def get(self, key: bytes, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if not scope:
+                namespace.seen["x"] = seen
+                seen.marks = dict(self)
+                namespace.write(("x", b"sender", b"1", False, 1))
+                scope["x"] = "set by the task"
+            return found
+
+    namespace = namespaces.Namespace(("m", b"origin", 1), scope, False)
+    seen = namespace.seen_of("x")
+    seen.marks = Slow()
+    namespace.write(("x", b"sender", b"1", False, 1))
+    assert scope == {"x": "set by the task"}
+
+
+def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere: Any) -> None:
+    scope = make(x=1, y=1)
+    look, carried = elsewhere(serial.encode_function(scope["look"]))
+    scope["x"] = 2
+    late = serial.encode_function(scope["look"])
+    original = namespaces.look_at_fresh
+
+    def meanwhile() -> None:
+        original()
+        elsewhere(late)
+
+    carried.check()
+    elsewhere(serial.encode_function(scope["other"]))
+    namespaces._state.fresh.append((namespaces.Seen(), 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(namespaces, "look_at_fresh", meanwhile)
+        carried.check()
+    assert look() == 2
+    carried.check()
+    assert look() == 1
