@@ -101,7 +101,7 @@ class HostsMember:
         try:
             if kind == MISTAKE:
                 mistake, op, error, values = op, "", values, []
-            early = [serial.encode(one) for one in values[:1]]
+            early = [serial.encode(one, self._memory.keep, False) for one in values[:1]]
             may_be_small = early or kind != "broadcast" or root not in self._large_roots
             if (
                 len(values) <= 1
@@ -111,7 +111,7 @@ class HostsMember:
                 self._keep_own(kind, root, values, parts, gets)
                 return None
             for one in values:
-                encoded = early.pop() if early else serial.encode(one)
+                encoded = early.pop() if early else serial.encode(one, self._memory.keep, False)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
                 if ref is not None:
                     held.append(ref)

@@ -146,10 +146,10 @@ class Actors:
                 f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
                 "actor from a class with fewer methods, such as one that calls the others by name"
             )
-        arguments = memory.put_encoded(serial.encode_call(args, kwargs))
+        arguments = memory.put_encoded(serial.encode_call(args, kwargs, memory.keep, False))
         setup = memory.put(
             ActorSetup(
-                serial.encode_function(cls),
+                serial.encode_function(cls, memory.keep and memory.keep()),
                 arguments,
                 about.copy,
                 about.checkpoint,

@@ -28,10 +28,12 @@ from hoplite_mp.headers import STATE
 from hoplite_mp.serial import is_bytes_alone, raw_bytes
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from hoplite_mp.ref import ObjectRef
     from hoplite_mp.serial import Array
 
-__all__ = ["Carried", "Copy", "Kept", "Look"]
+__all__ = ["Carried", "Copy", "Kept", "Look", "Part"]
 
 # An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
 # found unchanged at so many checks without a watch is watched again.
@@ -89,6 +91,8 @@ class Carried:
         self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size in bytes, the newest last
         self._gone: list[written.Watch] = []
         self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
+        # (id of a module, name) -> the module, the id of the variable's value, its arrays.
+        self._bound: dict[tuple[int, str], tuple[weakref.ref[ModuleType], int, list[Kept]]] = {}
         self.nbytes_min = memory.config.carried_array_bytes_min
         self._named: set[tuple[str, str]] = set()
         self.bytes_compared = 0  # bytes that were read to find changes
@@ -156,6 +160,22 @@ class Carried:
         else:
             users.pop(key, None)
 
+    def bound(self, module: ModuleType, name: str, value: Any, kept: list[Kept]) -> None:
+        """Keeps what is known of the arrays of a module's variable as long as the variable has this
+        value. Else the same array would get another mark once no function that was sent with it
+        lives, and would overwrite what tasks have set."""
+        if not kept and not self._bound:
+            return
+        with written.lock:
+            for (key, other), (ref, number, _) in list(self._bound.items()):
+                found = ref()
+                if found is None or id(found.__dict__.get(other)) != number:
+                    del self._bound[key, other]
+            if kept:
+                self._bound[id(module), name] = weakref.ref(module), id(value), kept
+            else:
+                self._bound.pop((id(module), name), None)
+
     def _forget(self) -> None:
         while self._gone:
             self._gone.pop().close()
@@ -169,6 +189,7 @@ class Carried:
                     kept.watch.close()
             self._kept.clear()
             self._users.clear()
+            self._bound.clear()
 
     # -- watch an array or compare all of it? -----------------------------------------------------
 
@@ -251,6 +272,14 @@ class Look:
         """Keeps what is known of all arrays checked so far as long as this function lives."""
         self._carried.hold(fn, self.kept)
 
+    def part(self) -> Part:
+        """For the arrays of one global variable."""
+        return Part(self)
+
+    def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
+        """The variable has this value, with these arrays."""
+        self._carried.bound(module, name, value, part.kept)
+
     def keeps(self, array: Array) -> bool:
         """Is this array stored as an object of its own?"""
         return array.nbytes >= self.nbytes_min and is_bytes_alone(array)
@@ -265,6 +294,20 @@ class Look:
         if seen is None:
             seen = self._seen[id(array)] = self._carried.copy_of(array)
         return seen
+
+
+class Part:
+    """The arrays of one global variable within a Look."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self.nbytes_min = look.nbytes_min
+        self.kept: list[Kept] = []
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        found = self._look.copy_of(array)
+        self.kept.append(found[1])
+        return found
 
 
 def _flat(array: Array) -> Array:

@@ -86,11 +86,12 @@ def put_setup(
 ) -> Any:
     """Stores the initializer and its arguments for all workers. inheritance: given if all workers
     are on this host."""
-    function = serial.encode_function(initializer)
+    memory = runtime.memory
+    function = serial.encode_function(initializer, memory.keep and memory.keep())
     if inheritance is not None and "multiprocessing.context" in sys.modules:
         with inheritance.collected():
             try:
-                ref = runtime.memory.put((function, initargs))
+                ref = memory.put((function, initargs))
             except (RuntimeError, TypeError) as error:
                 if "fork context" not in str(error):
                     raise
@@ -106,7 +107,7 @@ def put_setup(
             )
         return ref
     try:
-        return runtime.memory.put((function, initargs))
+        return memory.put((function, initargs))
     except (RuntimeError, TypeError) as error:
         if "through inheritance" not in str(error):
             raise

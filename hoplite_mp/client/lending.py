@@ -14,6 +14,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from hoplite_mp.client.carried import Copy, Kept
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.serial import Array
@@ -71,6 +73,12 @@ class Lending:
 
     def named(self, module: str, name: str, array: Array) -> None:
         """Does nothing, because the array is an argument, not a global variable."""
+
+    def part(self) -> Lending:
+        return self
+
+    def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
+        """Does nothing, as `named`."""
 
 
 def _watched(kept: Kept) -> bool:

@@ -21,6 +21,7 @@ from hoplite_mp.serial.reading import id_in_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
     from hoplite_mp.ref import ObjectRef
     from hoplite_mp.serial.code import Reduced
@@ -67,8 +68,24 @@ class Keep(Protocol):
     def used_by(self, fn: Any) -> None:
         """Notes that this function carries what has been kept so far."""
 
+    def part(self) -> Part:
+        """For the arrays of one global variable."""
+
+    def bound(self, module: ModuleType, name: str, value: Any, part: Part) -> None:
+        """Notes that the variable has this value, with these arrays: their marks stay the same as
+        long as it has."""
+
     def named(self, module: str, name: str, array: Array) -> None:
         """Notes of which global variable of this process the array is the value."""
+
+
+class Part(Protocol):
+    """The arrays of one global variable, looked at for its fingerprint."""
+
+    nbytes_min: int
+
+    def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
+        """As Keep.copy_of."""
 
 
 class Aside:
@@ -117,7 +134,7 @@ class Marks:
 
     __slots__ = ("keep", "nbytes_min")
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, keep: Part) -> None:
         self.keep = keep
         self.nbytes_min = keep.nbytes_min
 

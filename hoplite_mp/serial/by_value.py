@@ -9,6 +9,7 @@ use, each with its fingerprint. It must never know what becomes of them where th
 from __future__ import annotations
 
 import os
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +34,19 @@ from hoplite_mp.serial.reducers import is_bytes_alone
 from hoplite_mp.serial.sources import Source, source_of
 
 if TYPE_CHECKING:
-    from hoplite_mp.serial.aside import Aside
+    from hoplite_mp.serial.aside import Aside, Keep
 
 
 class Manifests:
     """The globals that one pickler has met: each is written once, however many functions use it."""
 
-    __slots__ = ("aside", "entries", "namespaces", "sources")
+    __slots__ = ("aside", "entries", "keep", "namespaces", "sources")
 
-    def __init__(self, aside: Aside | None) -> None:
+    def __init__(self, aside: Aside | None, keep: Keep | None) -> None:
         self.aside = aside
+        # Large arrays count by the marks of their copies also where they travel in the stream
+        # itself. Else an array would count as changed between an initializer and a task.
+        self.keep = keep if aside is None else aside.keep
         self.namespaces: dict[int, Namespace] = {}
         self.entries: dict[tuple[int, str], Entry | None] = {}
         self.sources: dict[tuple[str, int], Source] = {}
@@ -63,40 +67,47 @@ class Manifests:
     def entry(self, namespace: Namespace, name: str) -> Entry | None:
         place = id(namespace.scope), name
         if place not in self.entries:
-            self.entries[place] = _entry(namespace, name, self.aside)
+            self.entries[place] = self._entry(namespace, name)
         return self.entries[place]
 
-
-def _entry(namespace: Namespace, name: str, aside: Aside | None) -> Entry | None:
-    """The entry of one global; None if it is not sent."""
-    scope, holds_refs = namespace.scope, False
-    try:
-        value = scope[name]
-    except KeyError:
-        value, own = None, ABSENT
-    else:
+    def _entry(self, namespace: Namespace, name: str) -> Entry | None:
+        """The entry of one global; None if it is not sent."""
+        scope, holds_refs, keep = namespace.scope, False, self.keep
+        part = None if keep is None else keep.part()
         try:
-            own, holds_refs = fingerprint(value, keep=None if aside is None else aside.keep)
-        except (MemoryError, HopliteError):  # such as no room
-            raise
-        except Exception:
-            if not namespace.home:
-                # A task has set this global to a value that cannot travel, such as an open
-                # connection. Readers have their own, or none, as in the standard library.
-                return None
-            own = os.urandom(8)  # It counts as changed, so the pickler will raise why it cannot.
-    if (
-        aside is not None
-        and isinstance(value, np.ndarray)
-        and value.nbytes >= aside.nbytes_min
-        and is_bytes_alone(value)
-    ):
+            value = scope[name]
+        except KeyError:
+            value, own = None, ABSENT
+        else:
+            try:
+                own, holds_refs = fingerprint(value, keep=part)
+            except (MemoryError, HopliteError):  # such as no room
+                raise
+            except Exception:
+                if not namespace.home:
+                    # A task has set this global to a value that cannot travel, such as an open
+                    # connection. Readers have their own, or none, as in the standard library.
+                    return None
+                own = os.urandom(
+                    8
+                )  # It counts as changed, so the pickler will raise why it cannot.
+        if keep is not None and part is not None:
+            module = sys.modules.get(namespace.key[0])
+            if isinstance(module, types.ModuleType) and module.__dict__ is scope:
+                keep.bound(module, name, value, part)
+        aside = self.aside
+        if (
+            aside is not None
+            and isinstance(value, np.ndarray)
+            and value.nbytes >= aside.nbytes_min
+            and is_bytes_alone(value)
+        ):
+            if namespace.home:
+                aside.keep.named(namespace.key[0], name, value)
+            value = aside.share(value, process())
         if namespace.home:
-            aside.keep.named(namespace.key[0], name, value)
-        value = aside.share(value, process())
-    if namespace.home:
-        return name, process(), own, holds_refs, value
-    return (name, *namespace.seen_of(name).sent_as(own), holds_refs, value)
+            return name, process(), own, holds_refs, value
+        return (name, *namespace.seen_of(name).sent_as(own), holds_refs, value)
 
 
 def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
@@ -125,12 +136,13 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     submodules = slots.pop("_cloudpickle_submodules")  # modules used as attributes of packages
     manifests = pickler.manifests
     if manifests is None:
-        manifests = pickler.manifests = Manifests(pickler.globals_aside or pickler.aside)
+        aside = pickler.globals_aside or pickler.aside
+        manifests = pickler.manifests = Manifests(aside, pickler.keep)
     namespace = manifests.namespace(function.__globals__)
     names = cloudpickle._extract_code_globals(code)
     manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
-    if manifests.aside is not None:
-        manifests.aside.keep.used_by(function)
+    if manifests.keep is not None:
+        manifests.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
     if pickler.stream is not None:  # In a payload globals would be views, which pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)

@@ -51,13 +51,16 @@ class EncodedCall(Encoded):
 
 
 def encode_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any], keep: MakeKeep | None = None
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    keep: MakeKeep | None = None,
+    beside: bool = True,
 ) -> EncodedCall:
     """The arguments of a task.
 
     A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
     set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
-    `keep`: as in `encode`.
+    `keep`, `beside`: as in `encode`.
     """
     if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
         simple = _encode_simple_call(args)
@@ -65,7 +68,7 @@ def encode_call(
             return simple
     value, flags = ((args, kwargs), 0) if kwargs else (args, ARGS_ONLY)
     try:
-        written = _write_call(value, args, keep)
+        written = _write_call(value, args, keep, beside)
         call = fill(EncodedCall, written, PICKLE, flags)
     except (MemoryError, HopliteError):
         raise
@@ -103,15 +106,15 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
     return call
 
 
-def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None) -> Stream:
+def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None, beside: bool) -> Stream:
     # Many calls hold no ref at all. Their lists need not be walked through in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
-            return write_stream(value, stop_at_refs=True, keep=keep)
+            return write_stream(value, stop_at_refs=True, keep=keep, beside=beside)
         except RefMet:
             pass
-    return write_stream(_mark(value, types, {}, {}), keep=keep)
+    return write_stream(_mark(value, types, {}, {}), keep=keep, beside=beside)
 
 
 def _mark(

@@ -26,7 +26,7 @@ from hoplite_mp.serial.code import Reduced, cloudpickled, importable
 from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
-    from hoplite_mp.serial.aside import Keep
+    from hoplite_mp.serial.aside import Part
     from hoplite_mp.serial.pickle_stream import Stream
 
 DIGEST_BYTES = 16
@@ -74,7 +74,7 @@ def digest(data: bytes) -> bytes:
 
 
 def fingerprint(
-    value: Any, nbytes_max: int | None = None, keep: Keep | None = None
+    value: Any, nbytes_max: int | None = None, keep: Part | None = None
 ) -> tuple[bytes, bool]:
     """The fingerprint, never empty; and whether the value holds refs. A large array that is kept as
     an object counts by that object's mark, so its bytes are not read if it has not changed.

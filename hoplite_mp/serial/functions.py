@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
 
 
-def encode_function(function: Callable[..., Any]) -> bytes:
-    """A function for a task: by reference where readers can import it, else by value."""
-    return encode_with_aside(function, None)[0]
+def encode_function(function: Callable[..., Any], keep: Keep | None = None) -> bytes:
+    """A function for a task: by reference where readers can import it, else by value. Its large
+    arrays travel in the stream; `keep` marks them."""
+    return encode_with_aside(function, keep, False)[0]
 
 
 def encode_with_aside(
-    function: Callable[..., Any], keep: Keep | None
+    function: Callable[..., Any], keep: Keep | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
     """A function for a task; the objects in which its large arrays travel beside it; and whether it
     carries refs. Those travel as in a foreign pickle and keep no object alive on the way, so the
@@ -38,7 +39,7 @@ def encode_with_aside(
     """
     name = _display_name(function).encode(errors="replace")[:255]
     stream = Stream()
-    aside = None if keep is None else Aside(keep)
+    aside = None if keep is None or not beside else Aside(keep)
     try:
         try:
             pickler: Any = LightPickler(stream, 5)
@@ -48,9 +49,10 @@ def encode_with_aside(
             raise
         except Exception:
             stream = Stream()
-            aside = None if keep is None else Aside(keep)
+            aside = None if keep is None or not beside else Aside(keep)
             pickler = heavy_pickler()(stream, 5)
             pickler.aside = aside
+            pickler.keep = keep
             pickler.dump(function)
     except (MemoryError, HopliteError):
         raise

@@ -56,17 +56,21 @@ def heavy_pickler() -> type[pickle.Pickler]:
         holds_refs = False
         aside: Aside | None = None
         globals_aside: Aside | None = None
+        keep: Keep | None = None  # marks large arrays of globals where none becomes an object
         reducer_override = reducer_override
 
     return HeavyPickler
 
 
-def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None) -> Stream:
+def write_stream(
+    value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None, beside: bool = True
+) -> Stream:
     """Pickles `value`, with its large buffers and its refs beside the stream.
 
     `keep` returns a Keep, which keeps large globals of functions as objects of their own; they are
-    named among the refs. Raises whatever the value's own reducers raise; RefMet at the first ref if
-    `stop_at_refs`.
+    named among the refs. `beside=False`: they stay in the stream, and `keep` only marks them, so
+    that they count as unchanged wherever they were sent before. Raises whatever the value's own
+    reducers raise; RefMet at the first ref if `stop_at_refs`.
     """
     stream = Stream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
@@ -84,6 +88,8 @@ def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | Non
         heavy.stream = stream
         heavy.stop_at_refs = stop_at_refs
         if keep is not None:
-            heavy.globals_aside = Aside(keep(), stream)
+            heavy.keep = keep()
+            if beside:
+                heavy.globals_aside = Aside(heavy.keep, stream)
         heavy.dump(value)
     return stream

@@ -53,14 +53,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def encode(value: Any, keep: MakeKeep | None = None) -> Encoded:
+def encode(value: Any, keep: MakeKeep | None = None, beside: bool = True) -> Encoded:
     """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `keep` returns a Keep, which keeps large globals of functions by value as objects of their own.
+    `keep` returns a Keep, which keeps large globals of functions by value as objects of their own,
+    or only marks them if not `beside`.
     """
     encoder = _ENCODERS.get(type(value))
     encoded = None if encoder is None else encoder(value)
-    return _encode_other(value, keep) if encoded is None else encoded
+    return _encode_other(value, keep, beside) if encoded is None else encoded
 
 
 def _encode_plain_items(value: Any) -> Encoded | None:
@@ -86,13 +87,13 @@ def _encode_bytes(value: bytes | bytearray) -> Encoded:
     return Encoded(head, [memoryview(value)], [BUFFER_ALIGN], BUFFER_ALIGN + nbytes, [])
 
 
-def _encode_other(value: Any, keep: MakeKeep | None) -> Encoded:
+def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
     if isinstance(value, np.generic):
         encoded = encode_scalar(value)
         if encoded is not None:
             return encoded
     try:
-        return fill(Encoded, write_stream(value, keep=keep), PICKLE, 0)
+        return fill(Encoded, write_stream(value, keep=keep, beside=beside), PICKLE, 0)
     except (MemoryError, HopliteError):
         raise
     except Exception as error:

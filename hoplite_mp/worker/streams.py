@@ -181,7 +181,7 @@ class Source:
         """Seals the pending link. The refs inside it are recorded before, because it may be freed
         at once."""
         oid = self.memory.local_id(self.link)
-        encoded = serial.encode(value)
+        encoded = serial.encode(value, self.memory.keep)
         self.memory.inner[oid] = list(encoded.refs)
         self.ahead.append((oid, nbytes))
         self.bytes_ahead += nbytes

@@ -9,7 +9,9 @@ import gc
 import logging
 import mmap
 import os
+import sys
 import textwrap
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -278,3 +280,79 @@ def test_scripts_whose_workers_change_their_globals() -> None:
         )
     )
     assert out.splitlines() == ["[1, 2, 3] (3, 0)", "(0, 5) 1 (1, 5)", "(1, 5) "]
+
+
+# Programs in which workers set a large global; what comes out is the same as for a small one.
+KEPT_BY_WORKERS = {
+    "an initializer": """
+        with c.executor(1, initializer=set_to, initargs=(3,)) as pool:
+            say([pool.submit(look).result() for _ in range(2)])
+        """,
+    "an initializer that is gone": """
+        with c.executor(1, initializer=lambda: set_to(3)) as pool:
+            gc.collect()
+            say([pool.submit(look).result() for _ in range(2)])
+        """,
+    "a task whose function is gone": """
+        c.submit(lambda: set_to(3)).result()
+        gc.collect()
+        say([c.submit(lambda: look()).result() for _ in range(2)])
+        """,
+    "an actor": """
+        actor = c.actor(Actor, lambda: set_to(3))
+        say([actor.call(look).result() for _ in range(2)])
+        """,
+    "a function among the arguments": """
+        c.submit(call, set_to, 3).result()
+        say([c.submit(call, look).result() for _ in range(2)])
+        """,
+    "a function that a generator has sent to another task": """
+        def give():
+            yield set_to
+        for function in c.stream(give):
+            c.submit(call, function, 3).result()
+        say([c.submit(look).result() for _ in range(2)])
+        """,
+}
+
+
+@pytest.mark.parametrize("cells", [10, MIB], ids=["small", "large"])
+@pytest.mark.parametrize("case", KEPT_BY_WORKERS)
+def test_large_global_set_in_a_worker_stays_until_the_driver_changes_it(
+    case: str, cells: int
+) -> None:
+    body = """
+        import gc
+        x, held = np.zeros(CELLS), {"y": np.zeros(CELLS)}
+        def set_to(v):
+            global x, held
+            x, held = x + v, {"y": held["y"] + v}
+        def look(): return float(x[0]), float(held["y"][0])
+        def call(f, *args): return f(*args)
+        class Actor:
+            def __init__(self, begin): begin()
+            def call(self, f): return f()
+        c = hoplite_mp.Cluster(workers=1)
+        RUN
+        x = x + 1
+        say(c.submit(look).result()[0])
+        c.shutdown()
+        """.replace("CELLS", str(cells)).replace("RUN", KEPT_BY_WORKERS[case].strip())
+    out = run(body).splitlines()
+    assert out == ["[(3.0, 3.0), (3.0, 3.0)]", "1.0"]
+
+
+def test_array_of_a_module_that_is_bound_anew_leaves_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("a_module_of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("total, other = lambda: int(x.sum()), lambda: x", module.__dict__)
+    arrays = arrays_of(cluster)
+    for n in range(4):
+        module.x = np.full(MIB, n, np.int64)  # type: ignore[attr-defined]
+        assert cluster.submit(module.total).result(PATIENCE_S) == n * MIB
+        assert len(arrays._bound) == 1
+    module.x = 5  # type: ignore[attr-defined]
+    assert cluster.submit(module.other).result(PATIENCE_S) == 5
+    assert not arrays._bound
