@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks, errors
+from hoplite_mp import _tasks
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.protocol.local import GroupRefusal
 

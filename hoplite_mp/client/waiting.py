@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _tasks, errors
+from hoplite_mp import _tasks
 from hoplite_mp.client.calls import OwnCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, Deadline
 from hoplite_mp.errors import HopliteTimeoutError
