@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp import _locks
 from hoplite_mp.being_member import NotWholeError
 from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
@@ -48,7 +49,9 @@ class CallFuture(ThreadFuture[T]):
         self.number = number  # in the order of the calls; a number may be missing
         self.withdrawn = False  # the call is to end as soon as it would have to wait
         self.left = False  # it has ended so, or was not made
-        self._turnstile = turnstile = threading.Lock()  # held until the call is over
+        # Taken until the call is over, and released by the thread that has made the call: no lock
+        # of a thread.
+        self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 
         def over(_: object) -> None:
@@ -122,7 +125,8 @@ class Background:
         self._ended = 0  # all calls with lower numbers are over
         self._turn_at = 0.0  # when the call under way began, on the monotonic clock
         self._under_way: CallFuture[Any] | None = None
-        self._leaving = threading.Lock()  # guards `withdrawn` and `left` of the Futures
+        # Guards `withdrawn` and `left` of the Futures.
+        self._leaving = _locks.lock("group.leaving")
         self._broken = ""  # why no call can be made any more
         self._ending = False  # takes no more calls
         # A daemon, because otherwise Python would wait for it before it lets the cluster end, which

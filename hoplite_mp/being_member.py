@@ -8,11 +8,10 @@ It must never know: what is called, what is sent, how parts become a result.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks
+from hoplite_mp import _locks, _tasks
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.protocol.local import GroupRefusal
 
@@ -48,7 +47,7 @@ class Member:
         self._timeout = timeout
         self.calls = None
         self._has_thread = False  # which makes all calls, and lets none of them time out
-        self._first = threading.Lock()  # guards the change of `calls` from None
+        self._first = _locks.lock("group.first_call")  # guards the change of `calls` from None
         # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
         self._spins = not hosts
         self._closed = False

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp import _locks
 from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls
@@ -191,7 +191,7 @@ class Cluster(
         self._join(self._host.runtime)
         if network is None or self._host.workers:  # otherwise other nodes have workers, or will
             self._runtime.pool_sizes[0] = self._host.workers
-        self._shutting = threading.Lock()
+        self._shutting = _locks.lock("cluster.end")
         self._far: FarHosts | None = None
         if hosts:
             self._start_far(hosts, config)
@@ -251,7 +251,7 @@ class Cluster(
         if runtime.face is None:
             face = cls.__new__(cls)
             face._host = face._network = face._far = None
-            face._shutting = threading.Lock()
+            face._shutting = _locks.lock("cluster.end")
             face._join(runtime)
             if runtime.is_actor and runtime.demands.common_workers():
                 face._pool = COMMON_POOL  # tasks that an actor submits are no calls of it

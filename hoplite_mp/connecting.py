@@ -13,6 +13,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from hoplite_mp import _locks
 from hoplite_mp.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
     context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks find the cell by it
-    taking = threading.Lock()  # either the loop takes the result, or the thread disposes of it
+    # Either the loop takes the result, or the thread disposes of it.
+    taking = _locks.lock("cluster.connecting")
     left = False
     found: list[T] = []
     failed: list[BaseException] = []

@@ -9,9 +9,9 @@ It must never know: how a message is sent, how a member waits, calls.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hoplite_mp import _locks
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, PeerLostError, StoreFullError
 from hoplite_mp.protocol.local import GroupInbox, GroupReceived
 
@@ -79,8 +79,9 @@ class Inbox:
         self._rank = rank
         self._board = board
         self._everybody = (1 << size) - 1
-        self._lock = threading.Lock()
-        self._asking = threading.Lock()  # one request at a time, so that replies stay in order
+        self._lock = _locks.lock("group.inbox")
+        # One request at a time, so that replies stay in order.
+        self._asking = _locks.lock("group.asking")
         self._news = -1  # the board's counter up to which everything was fetched
         self._seen = 0  # number of the last message that the node has listed
         self._arrived: dict[int, Arrived] = {}  # by number; neither received nor matched

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import serial
+from hoplite_mp import _locks, serial
 from hoplite_mp.calling import Calling
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.client.memory import whole
@@ -43,7 +43,7 @@ class Messages(Calling):
         super().__init__(runtime, name, size, place, strict, timeout)
         self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board)
         self._later: list[Receive] = []  # what the thread waits for, in order
-        self._later_lock = threading.Lock()
+        self._later_lock = _locks.lock("group.receives")
         self._later_thread: threading.Thread | None = None
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:

@@ -15,6 +15,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from hoplite_mp import _locks
 from hoplite_mp._version import __version__
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.transport.addresses import Address, parse_address, resolve
@@ -86,7 +87,7 @@ def heard(seconds: float = LISTEN_S) -> list[Heard]:
         import zeroconf
     except ImportError:
         raise ConfigError(MISSING) from None
-    lock = threading.Lock()
+    lock = _locks.lock("nearby.names")
     names: set[str] = set()
 
     class Listener(zeroconf.ServiceListener):

@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import errors
+from hoplite_mp import _locks, errors
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.demands import refuse_demands
 from hoplite_mp.client.functions import Fixed
@@ -282,7 +282,7 @@ def spmd(
             one._close(True)
         raise
     left = [size]
-    lock = threading.Lock()
+    lock = _locks.lock("client.spmd")
 
     def done(future: Any) -> None:
         with lock:

@@ -1,4 +1,5 @@
-"""What holds after every test: no process and no shared-memory name stays behind.
+"""What holds after every test: no process and no shared-memory name stays behind, and no thread of
+any process took locks in a wrong order (hoplite_mp/_lockdep.py).
 
 The check after each test looks at direct children only and costs microseconds when there are
 none. Orphans, whose parent died before them, show up at the end of the session: every process
@@ -11,10 +12,13 @@ open or mapped; what such a process has left behind at its death is then not see
 of the run says so.
 """
 
+import atexit
 import ctypes
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections import Counter
@@ -25,7 +29,15 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.lan import forked
+# Before the library is imported. Every process that a test starts inherits the variable, and writes
+# what it finds into this directory. HOPLITE_MP_DEBUG_LOCKS=0 switches the checks off.
+LOCKS = "HOPLITE_MP_DEBUG_LOCKS"
+FOUND = ""
+if os.environ.get(LOCKS) != "0":
+    FOUND = os.environ[LOCKS] = tempfile.mkdtemp(prefix="hoplite_mp-locks-")
+    atexit.register(lambda pid: pid == os.getpid() and shutil.rmtree(FOUND), os.getpid())
+
+from tests.lan import forked  # noqa: E402
 
 MARKER = f"PYTEST_SESSION_MARKER={uuid.uuid4().hex}"
 LOKY = ("sem.loky-", "loky-", "joblib_memmapping_folder_")
@@ -132,6 +144,18 @@ def nothing_stays_behind() -> Iterator[None]:
         pytest.fail("child processes stayed behind: " + "; ".join(sorted(left)))
     if new := _settled(lambda: _judged(_shared_names() - names)):
         pytest.fail(f"entries in /dev/shm stayed behind: {sorted(new)}")
+
+
+@pytest.fixture(autouse=True)
+def locks_in_order() -> Iterator[None]:
+    """Fails the test in which a thread of any process took locks in a wrong order."""
+    yield
+    if FOUND and os.listdir(FOUND):
+        findings = sorted(Path(FOUND).iterdir())
+        text = "\n".join(one.read_text() for one in findings)
+        for one in findings:
+            one.unlink()
+        pytest.fail(text)
 
 
 @pytest.fixture(autouse=True, scope="session")

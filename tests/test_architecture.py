@@ -16,7 +16,7 @@ PACKAGE = ROOT / "hoplite_mp"
 CEXT = ROOT / "cext"
 
 FLOORS = [
-    {"ids", "errors", "config", "_version"},
+    {"ids", "errors", "config", "_locks", "_lockdep", "_version"},
     {
         "protocol",
         "serial",

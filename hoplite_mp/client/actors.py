@@ -13,10 +13,9 @@ import functools
 import itertools
 import os
 import pickle
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _locks, errors, ids, serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.taking import take_over
 from hoplite_mp.protocol.actors import (
@@ -106,7 +105,8 @@ class Actors:
     def __init__(self, runtime: Membership) -> None:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
-        self._lock = threading.RLock()  # reentrant, because pickling arguments may call actors
+        # Reentrant, because pickling arguments may call actors.
+        self._lock = _locks.rlock("actors.numbered_calls")
         # Local ids of the identities of the newest actors that this process has made, except
         # detached ones.
         self._opened: dict[int, None] = {}

@@ -15,12 +15,11 @@ from __future__ import annotations
 import errno
 import select
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import errors
+from hoplite_mp import _locks, errors
 from hoplite_mp.client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.interruptions import is_interruption
@@ -64,7 +63,7 @@ class Channel:
         self._closed = False
         # Held by the one call that is under way. An RLock, because an RLock knows which thread has
         # it (see `check_not_inside`). No thread takes it twice.
-        self._lock = threading.RLock()
+        self._lock = _locks.rlock("client.channel")
         self._number = first
         # Number of the last reply that this process has read. Each call carries it, so that the
         # node takes back what it gave in a later reply that was never read (Ctrl-C).
@@ -79,6 +78,7 @@ class Channel:
         same step as the request is sent, between which no signal handler can raise.
 
         Takes no lock, so a caller may hold any. Messages of one thread arrive in their order."""
+        _locks.sends("client.channel")
         try:
             self._look()
             packet = self._packet_of(Request(0, 0, ask))
@@ -106,6 +106,7 @@ class Channel:
         a lock, because other threads wait for the end of this call.
         """
         self.check_not_inside()
+        _locks.waits("a reply of the node")
         try:
             with self._lock:
                 self._look()

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import _locks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,7 +43,7 @@ class Collector:
         self._resting = False  # it sleeps until somebody wakes it
         self._closed = False
         # Reentrant, because the garbage collector may run inside and get here again.
-        self._lock = threading.RLock()
+        self._lock = _locks.rlock("client.collector")
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started

@@ -13,14 +13,13 @@ import contextlib
 import functools
 import itertools
 import queue
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp import _tasks
+from hoplite_mp import _locks, _tasks
 from hoplite_mp.client.announcing import watch
 from hoplite_mp.client.deadlines import check_timeout, deadline_ns
 from hoplite_mp.client.futures import Future
@@ -60,7 +59,7 @@ class Completions(Generic[T]):
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._ahead: deque[int] = deque()  # taken out of the queue, not given out yet
         self._added = 0
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("client.completions")
         self._submitters: dict[Submitting, None] = {}
         self._others = False  # are there Futures of another library?
         self._sleeping = 0  # threads that sleep on the event word

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import threading
 import weakref
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import serial
+from hoplite_mp import _locks, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Generator
 
     from hoplite_mp.client.ports import Submitting, Waits
@@ -32,7 +32,7 @@ T = TypeVar("T")
 # Taken while a Future's condition is created and while a Future is completed, because one must see
 # the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
 # example) may cancel other Futures.
-_making = threading.RLock()
+_making = _locks.rlock("client.making_conditions")
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 
@@ -111,7 +111,7 @@ class Future(concurrent.futures.Future[T]):
                     waiting = self._submitter.waiting
                     self._waiters: list[Any] = _Waiters(waiting) if waiting.run_in_place else []
                     self._done_callbacks: list[Any] = []
-                    self._made = threading.Condition()
+                    self._made = _locks.condition("client.future")
                     if self._state is _PENDING:
                         self._submitter.collector.arm()
                 made = self._made
@@ -150,6 +150,8 @@ class Future(concurrent.futures.Future[T]):
         return True
 
     def _tell(self) -> None:
+        if self._done_callbacks:
+            _locks.calls_user_code("callbacks of a Future are")
         self._invoke_callbacks()  # type: ignore[attr-defined]
 
     # -- the public API -------------------------------------------------------------------------

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import serial
+from hoplite_mp import _locks, serial
 from hoplite_mp.headers import KIND_PUT, STATE
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PROCESS_BYTES", "Life", "keep", "life_of", "promise"]
 
 PROCESS_BYTES = 8
-_lock = threading.Lock()
+_lock = _locks.lock("sync.first_life")
 
 
 def promise(runtime: Runtime) -> ObjectRef[Any]:
@@ -48,7 +47,7 @@ class Life:
         self.process = os.urandom(PROCESS_BYTES)
         self.promise = promise(runtime)
         self.turns = itertools.count(1)
-        self.lock = threading.RLock()
+        self.lock = _locks.rlock("sync.life")
         self.known_to: set[bytes] = set()  # identities of the actors that have received it
 
 
@@ -66,7 +65,7 @@ def life_of(runtime: Runtime) -> Life:
 def _forked() -> None:
     """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _lock
-    _lock = threading.Lock()
+    _lock = _locks.lock("sync.first_life")
 
 
 os.register_at_fork(after_in_child=_forked)

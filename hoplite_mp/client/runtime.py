@@ -9,10 +9,9 @@ It must never know: the public API above it.
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp import _locks, _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.deadlines import FOREVER_NS
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "current_runtime", "runtime_of"]
 
 _stack: list[Runtime] = []
-_stack_lock = threading.Lock()
+_stack_lock = _locks.lock("client.runtimes")
 
 
 class Runtime:

@@ -11,10 +11,9 @@ It must never know: which worker, which host, how a generator is run.
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _locks, errors, ids, serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.taking import take_over_all
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
@@ -73,7 +72,7 @@ class Stream(Generic[T]):
         self._count = 0  # number of items taken
         self._tries = 0
         self._link: ObjectRef[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("stream.reading")
         self._closed = False
         self._task: Future[Any] | None = None
         self._send()

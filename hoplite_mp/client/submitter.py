@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import weakref
 from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp import _locks, _shm, _tasks, serial
 from hoplite_mp.client.announcing import Watch
 from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.deadlines import FOREVER_NS
@@ -77,7 +76,7 @@ class Submitter:
         # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
-        self.waits_lock = threading.RLock()
+        self.waits_lock = _locks.rlock("client.waits")
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
         self.queue, self.close_queue = self.queues.of, self.queues.close
         self.waiting = Waiting(self)

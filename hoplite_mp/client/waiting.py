@@ -11,12 +11,11 @@ It must never know: how tasks are sent, who starts workers.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _tasks
+from hoplite_mp import _locks, _tasks
 from hoplite_mp.client.calls import OwnCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, Deadline
 from hoplite_mp.errors import HopliteTimeoutError
@@ -57,7 +56,7 @@ class Waiting:
         self.own_calls: OwnCalls | None = None  # set in an actor
         self._needed: list[_Needed] = []  # for the waits in progress, which nest
         self._blocked = 0  # threads of a worker that wait inside a task
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
         """Called in an actor's process, which runs that pool's tasks, the actor's calls, at most
@@ -150,6 +149,7 @@ class Waiting:
         return self._wait_many(oids, need, deadline, news)
 
     def _wait_many(self, oids: list[int], need: int, deadline: int, news: bool) -> bool:
+        _locks.waits("objects")
         counted, blocked = self.run_in_place is None, False
         try:
             while True:
@@ -177,6 +177,7 @@ class Waiting:
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
         """Waits until the bytes of a done object are here; False at the deadline."""
+        _locks.waits("the bytes of an object")
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
         try:

@@ -11,6 +11,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from hoplite_mp._locks import DEBUG_VARIABLE
 from hoplite_mp.config import Config
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.errors import ConfigError
@@ -40,7 +41,7 @@ def _settings() -> Iterator[Finding]:
     their names look like it."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}
-    known = fields | secret | {FILE_VARIABLE}
+    known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}
     found = sorted(name for name in os.environ if name.startswith(PREFIX))
     for name in found:
         if name not in known:

@@ -36,7 +36,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hoplite_mp import errors
+from hoplite_mp import _locks, errors
 from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
@@ -133,7 +133,8 @@ class Member:
         self.lost: HopliteError | None = None  # why this process cannot get back in
         self._users = 1
         self._passes_on = passes_on
-        self._changed = threading.Condition()  # notified when `cluster` or `lost` changes
+        # Notified when `cluster` or `lost` changes.
+        self._changed = _locks.condition("engine.changed")
         self._left = threading.Event()  # the membership has ended: nobody looks for another node
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
@@ -212,8 +213,9 @@ class Member:
 
 
 _members: dict[str, Member] = {}
-_lock = threading.Lock()
-_entering = threading.Lock()  # one thread at a time, because two would take part twice
+_lock = _locks.lock("engine.members")
+# One thread at a time, because two would take part twice.
+_entering = _locks.lock("engine.entering")
 
 
 def begin(
@@ -464,7 +466,7 @@ def _forked() -> None:
     """In a forked child, which has no membership of its own yet."""
     global _lock, _entering
     _members.clear()
-    _lock, _entering = threading.Lock(), threading.Lock()
+    _lock, _entering = _locks.lock("engine.members"), _locks.lock("engine.entering")
 
 
 os.register_at_fork(after_in_child=_forked)

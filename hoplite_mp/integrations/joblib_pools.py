@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.cluster import Cluster, HiddenCluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, list_nodes, node_id
@@ -112,7 +112,7 @@ class _Pools:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = weakref.ref(cluster)
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("joblib.pools")
         self._pools: list[_Pool] = []
 
     def add_common(self, wanted: Wanted, cluster: Cluster) -> None:
@@ -184,7 +184,7 @@ def _prepare(
 # -- pools of a cluster that the user has opened -------------------------------------------------
 
 _given: weakref.WeakKeyDictionary[Cluster, _Pools] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+_lock = _locks.rlock("joblib.process")
 
 
 def worker_count(cluster: Cluster | None) -> int:
@@ -266,7 +266,7 @@ _own: _Own | None = None
 def _forked() -> None:
     """In a forked child: the parent's cluster does not belong to it, and the lock may be held."""
     global _lock, _own
-    _lock = threading.RLock()
+    _lock = _locks.rlock("joblib.process")
     _own = None
     _given.clear()
 

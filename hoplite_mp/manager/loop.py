@@ -26,6 +26,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
@@ -129,7 +130,7 @@ class Loop:
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._letting_in = False
         self._packed: list[TreesPacked] = []  # by threads that plans have asked for
-        self._packed_lock = threading.Lock()
+        self._packed_lock = _locks.lock("manager.packed")
         # None: the cluster has no standby, so no other process can be the manager
         self._leadership: Leadership[Link] | None = None
         self._looked_at = 0.0

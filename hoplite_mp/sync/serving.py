@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
-import threading
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.client.announcing import watch
 from hoplite_mp.client.promises import keep, promise
 from hoplite_mp.client.runtime import current_runtime
@@ -43,7 +43,7 @@ class Served:
         self._runtime = current_runtime()
         self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
         self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the processes that have called
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("sync.table")
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:

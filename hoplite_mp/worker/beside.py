@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _locks, _tasks, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.worker import ranked
@@ -63,7 +63,7 @@ class Beside:
         self._loop: EventLoop | None = None
         self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
         self._deadlines: dict[int, int] = {}
-        self._lock = threading.Lock()  # guards `_deadlines`
+        self._lock = _locks.lock("worker.deadlines")  # guards `_deadlines`
         self._brought = 0
 
     @property

@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hoplite_mp import _locks
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations import beside
 from hoplite_mp.transport.addresses import Address
@@ -87,7 +88,7 @@ class Leader:
         self._asked: dict[Any, tuple[str, Any]] = {}  # Ray's ref of a reply -> (node id, actor)
         self._standing: set[str] = set()  # ids of Ray's nodes beside which ours have joined
         self._names: dict[str, str] = {}
-        self._looked = threading.Condition()
+        self._looked = _locks.condition("ray.leader")
         self._looks = 0
         self._ends = threading.Event()
         self._lead()

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from hoplite_mp import _locks
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Work(dist.Work):
         self._outputs = outputs
         self._done: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._future: Future[list[torch.Tensor]] | None = None
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("torch.work")
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when the outputs are filled; raises the call's exception if it failed."""

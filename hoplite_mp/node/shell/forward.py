@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import _locks
 from hoplite_mp.transport.listen import bound_address, prepare
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Forward:
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
-        self._lock = threading.Lock()
+        self._lock = _locks.lock("node.forward")
         # All callers, including those whose target has not answered yet.
         self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class Wire:
         self.stream = stream
         self.open = True
         self.received: Callable[[], None] | None = None  # called when anything arrives, even a beat
-        self._lock: AbstractContextManager[object] = Lock() if shared else contextlib.nullcontext()
+        self._lock: AbstractContextManager[object] = (
+            _locks.lock("node.wire") if shared else contextlib.nullcontext()
+        )
         self._writes = False  # whether the loop also watches the stream for writing
         loop.watch(stream.fileno(), self.ready)
 

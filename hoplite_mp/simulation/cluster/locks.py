@@ -1,8 +1,8 @@
 """Locks that the threads of a simulated process share.
 
 Why it exists: a thread that finds a lock taken must give the baton back, or its owner could never
-release it. So what client code makes of `threading.Lock` and `RLock` in a run whose processes have
-several threads are these.
+release it. So what client code makes by `_locks` in a run whose processes have several threads are
+these.
 It must never know: what a lock guards.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,30 +73,35 @@ class VirtualLock:
         self.release()
 
 
-class _Threading:
-    """The module `threading`, but for its locks."""
+class _Locks:
+    """The module `_locks`, but for its locks."""
 
     def __init__(self, processes: Processes) -> None:
-        self.Lock = partial(VirtualLock, processes, False)
-        self.RLock = partial(VirtualLock, processes, True)
+        self._processes = processes
+
+    def lock(self, name: str) -> VirtualLock:
+        return VirtualLock(self._processes, False)
+
+    def rlock(self, name: str) -> VirtualLock:
+        return VirtualLock(self._processes, True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
+        return getattr(_locks, name)
 
 
 @contextlib.contextmanager
 def virtual_locks(processes: Processes) -> Iterator[None]:
-    """Surrounds a run in which processes have collectors: what client code makes of
-    `threading.Lock` and `RLock` meanwhile are locks of the run."""
+    """Surrounds a run in which processes have collectors: what client code makes by `_locks`
+    meanwhile are locks of the run."""
     ours = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith(CLIENT) and getattr(module, "threading", None) is threading
+        if name.startswith(CLIENT) and getattr(module, "_locks", None) is _locks
     ]
     for module in ours:
-        module.threading = _Threading(processes)  # type: ignore[attr-defined]
+        module._locks = _Locks(processes)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for module in ours:
-            module.threading = threading  # type: ignore[attr-defined]
+            module._locks = _locks  # type: ignore[attr-defined]
