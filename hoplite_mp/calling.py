@@ -365,7 +365,7 @@ class Calling(Member):
             parts.clear()
             if is_interruption(error):
                 raise
-            error.__traceback__ = None  # its frames refer to the parts
+            serial.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
         # Held from before the commit, because the others read it even if this member is then

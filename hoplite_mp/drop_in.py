@@ -27,7 +27,8 @@ class Executor(TaskExecutor):
 
     It owns a cluster of this host. The death of a worker does not break it: the task runs again in
     another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
-    with what pickle has raised.
+    with what pickle has raised. A task that raises SystemExit or KeyboardInterrupt fails with just
+    that, where a Cluster raises TaskError.
 
     Parameters
     ----------
@@ -83,6 +84,7 @@ class Executor(TaskExecutor):
         plain = initializer is None and max_tasks_per_child is None
         self._cluster = HiddenCluster(count if plain else 0)
         self._runtime = self._cluster._runtime
+        self._runtime.memory.raises_exits = True
         self._options = Options(copy=True)
         self._pool = self._cluster._pool
         if not plain:

@@ -77,9 +77,12 @@ class ConfigError(HopliteError, ValueError):
 
 
 class TaskError(HopliteError, RuntimeError):
-    """A task raised an exception that does not pickle; this one carries its text instead.
+    """A task raised an exception that cannot be raised here; this one carries its text.
 
-    The task has caused this. An exception that pickles is raised as itself.
+    Either the exception does not pickle, or it is a SystemExit, KeyboardInterrupt or GeneratorExit,
+    which would end the program that reads the result; these are the `__cause__`
+    (`hoplite_mp.Executor` raises them as the standard pool does). Any other exception is raised as
+    itself.
 
     Examples
     --------

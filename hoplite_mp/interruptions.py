@@ -17,6 +17,8 @@ from typing import Any
 
 __all__ = ["is_interruption"]
 
+# As `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
+_traceback_of = vars(BaseException)["__traceback__"].__get__
 PACKAGE = os.path.dirname(__file__) + os.sep  # no handler of its own raises an Exception
 
 
@@ -24,7 +26,7 @@ def is_interruption(error: BaseException) -> bool:
     """Has a signal handler raised it? A handler is recognised in the traceback by its arguments,
     the signal's number and the frame that was interrupted. Handlers without Python code, and those
     that have deleted their arguments, are not."""
-    step = error.__traceback__
+    step = _traceback_of(error)
     while step is not None:
         for one, other in pairwise(_arguments(step.tb_frame)):
             if isinstance(one, int) and isinstance(other, FrameType):

@@ -18,6 +18,7 @@ from hoplite_mp import _locks, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -337,7 +338,10 @@ class Future(concurrent.futures.Future[T]):
         except (KeyboardInterrupt, MemoryError):  # the next attempt may succeed
             raise
         except BaseException as error:  # the value cannot be unpickled here, for example
-            self._error = error
+            if is_interruption(error):
+                raise
+            name = self._submitter.tasks.name(self._oid) if memory.client.usable else "task"
+            self._error = memory.not_loaded(error, f"the result of {name}()")
             return None
         self._value = _Lent(value) if kind == serial.ARRAY and not self._writable else value
         return value

@@ -10,20 +10,20 @@ It must never know: how descriptors travel, what pools are.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import serial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["DESCRIPTORS_MAX", "Inheritance", "Inherited", "forget", "put_setup", "receive"]
 
+T = TypeVar("T")
 DESCRIPTORS_MAX = 200  # the kernel accepts 253 in one message
 _here: list[int] = []  # descriptors that this worker has inherited
 
@@ -52,17 +52,15 @@ class Inheritance:
     def DupFd(self, number: int) -> Inherited:
         return Inherited(number)
 
-    @contextlib.contextmanager
-    def collected(self) -> Iterator[None]:
-        """A context in which this thread pickles for processes that inherit the descriptors."""
+    def collected(self, pickle: Callable[[], T]) -> T:
+        """Calls `pickle` while this thread pickles for processes that inherit the descriptors."""
         context: Any = sys.modules.get("multiprocessing.context")
         if context is None:  # then no such objects exist
-            yield
-            return
+            return pickle()
         before = context.get_spawning_popen()
         context.set_spawning_popen(self)
         try:
-            yield
+            return pickle()
         finally:
             context.set_spawning_popen(before)
 
@@ -89,17 +87,16 @@ def put_setup(
     memory = runtime.memory
     function = serial.encode_function(initializer, memory.keep and memory.keep())
     if inheritance is not None and "multiprocessing.context" in sys.modules:
-        with inheritance.collected():
-            try:
-                ref = memory.put((function, initargs))
-            except (RuntimeError, TypeError) as error:
-                if "fork context" not in str(error):
-                    raise
-                raise TypeError(
-                    "initargs hold an object of multiprocessing's fork context, which only a "
-                    "forked process can use: make it with that of spawn, as "
-                    "multiprocessing.get_context('spawn').Lock()"
-                ) from error
+        try:
+            ref = inheritance.collected(lambda: memory.put((function, initargs)))
+        except (RuntimeError, TypeError) as error:
+            if "fork context" not in str(error):
+                raise
+            raise TypeError(
+                "initargs hold an object of multiprocessing's fork context, which only a "
+                "forked process can use: make it with that of spawn, as "
+                "multiprocessing.get_context('spawn').Lock()"
+            ) from error
         if len(inheritance.descriptors) > DESCRIPTORS_MAX:
             raise ValueError(
                 f"initargs hold {len(inheritance.descriptors)} file descriptors: at most "

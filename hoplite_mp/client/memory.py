@@ -25,12 +25,15 @@ from hoplite_mp.client.taking import take_over
 from hoplite_mp.contributions import shortened
 from hoplite_mp.errors import (
     ClosedError,
+    HopliteError,
     HopliteTimeoutError,
     ObjectLostError,
     ReduceError,
     StoreFullError,
+    TaskError,
 )
 from hoplite_mp.headers import CANCELLED, PENDING, STATE, is_cancelled
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     DropForeign,
@@ -102,6 +105,8 @@ class Memory:
         self.await_lost: Callable[[], None] = _nothing
         self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
+        # Do tasks that raised SystemExit and the like fail with just that, not with a TaskError?
+        self.raises_exits = False
         self.mapped = Mapped(client)
         # Payloads of blocks that hold results of Groups' calls, which their owner may write.
         self.results: set[int] = set()
@@ -458,7 +463,29 @@ class Memory:
             self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:
             raise self.failure(mem)
-        return serial.decode(mem, make_ref=self.make_ref, writable=writable)
+        try:
+            return serial.decode(mem, make_ref=self.make_ref, writable=writable)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            made = self.not_loaded(error, f"the value of {self._named(oid)}")
+            raise made from serial.cause_of(made)
+
+    def not_loaded(self, error: BaseException, what: str) -> BaseException:
+        """The error to raise for a value whose own code has failed while it was loaded here."""
+        kind = type(error)
+        if issubclass(kind, HopliteError):
+            return error
+        text = f"{what} could not be loaded: {kind.__qualname__}: {serial.text_of(error)}"
+        if not issubclass(kind, serial.EXITS):
+            return serial.reworded(error, text)
+        if self.raises_exits:
+            return error
+        made = TaskError(text)
+        made.__cause__ = error
+        return made
 
     def error(self, oid: int, deadline: int) -> BaseException | None:
         """The error that the object failed with; None if it has a value."""
@@ -469,7 +496,9 @@ class Memory:
         """The exception in an error payload. The cause of a ReduceError, the error of its source,
         is read here, because the node never unpickles."""
         error = serial.decode_error(mem, self.make_ref)
-        source = getattr(error, "source", None) if isinstance(error, ReduceError) else None
+        if issubclass(type(error), serial.EXITS) and not self.raises_exits:
+            return serial.exit_error(error)
+        source = getattr(error, "source", None) if type(error) is ReduceError else None
         if isinstance(source, ObjectRef):
             try:
                 cause = self.error(self.local_id(source), 0)

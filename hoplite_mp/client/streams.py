@@ -89,7 +89,7 @@ class Stream(Generic[T]):
         return self
 
     def __next__(self) -> ObjectRef[T]:
-        with self._alone():
+        with _Alone(self._lock):
             while True:
                 if self._closed:
                     raise StopIteration
@@ -99,15 +99,6 @@ class Stream(Generic[T]):
                     raise StopIteration
                 if item is not _AGAIN:
                     return item
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise ValueError("this stream is being read already, by another thread or task")
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     def _wait(self) -> None:
         """Waits until `_look` has something to look at."""
@@ -125,9 +116,11 @@ class Stream(Generic[T]):
             task, self._task = self._task, None
             try:
                 self._link = task.result()
-            except BaseException:
+            except BaseException as error:
                 del task  # no reference cycle through its error's traceback
                 self._finish()
+                if (other := self._not_an_end(error)) is not error:
+                    raise other from error
                 raise
             # Release what the task's result holds, so that from here on only this stream holds the
             # links, and each is freed when it has been read.
@@ -154,7 +147,7 @@ class Stream(Generic[T]):
             return item
         self._finish()
         if kind == RAISED:
-            raised = self._error_of(item)
+            raised = self._not_an_end(self._error_of(item))
             try:
                 raise raised
             finally:
@@ -167,6 +160,15 @@ class Stream(Generic[T]):
         except BaseException as lost:
             return lost
         return found or RuntimeError(f"{self._name}() has failed")
+
+    def _not_an_end(self, error: BaseException) -> BaseException:
+        """The error to raise: a StopIteration of the task would end the `for` loop in silence, so
+        it becomes the cause of a RuntimeError, as in a generator (PEP 479)."""
+        if not issubclass(type(error), (StopIteration, StopAsyncIteration)):
+            return error
+        made = RuntimeError(f"{self._name}() raised {type(error).__name__}")
+        made.__cause__ = error
+        return made
 
     def _read(self, link: ObjectRef[Any]) -> Any:
         """The value of a link. A single request to the node acquires holds on all objects of other
@@ -205,7 +207,7 @@ class Stream(Generic[T]):
         return self
 
     async def __anext__(self) -> ObjectRef[T]:
-        with self._alone():
+        with _Alone(self._lock):
             while True:
                 if self._closed:
                     raise StopAsyncIteration
@@ -231,7 +233,7 @@ class Stream(Generic[T]):
     def close(self) -> None:
         """Closes the generator: it ends at its next yield. Items that were taken stay."""
         if not self._closed:
-            with self._alone():
+            with _Alone(self._lock):
                 self._finish()
 
     async def aclose(self) -> None:
@@ -262,6 +264,21 @@ class Stream(Generic[T]):
         raise TypeError(
             "a stream belongs to the process that reads it and does not pickle; send its refs"
         )
+
+
+class _Alone:
+    """Surrounds the reading of a stream. A class, because `contextlib.contextmanager` sets an
+    attribute of the exceptions that pass, which some classes refuse."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ValueError("this stream is being read already, by another thread or task")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def _nothing(plan: Plan) -> Any:

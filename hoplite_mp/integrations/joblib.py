@@ -17,6 +17,7 @@ from __future__ import annotations
 import _thread
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import logging
 import math
@@ -30,6 +31,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from joblib.parallel import (
+    TASK_ERROR,
     AutoBatchingMixin,
     FallbackToBackend,
     ParallelBackendBase,
@@ -48,8 +50,9 @@ from hoplite_mp.nodes import WORKERS_MAX
 from hoplite_mp.serial import Lender, NotPicklable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from hoplite_mp.client.waiting import Waiting
     from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["HopliteBackend", "shutdown"]
@@ -277,24 +280,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     # -- calls inside of tasks -----------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def retrieval_context(self) -> Iterator[None]:
-        """joblib waits for results inside this context. A task that waits for a Parallel call of
-        its own counts as blocked meanwhile, so that another worker runs what it waits for."""
-        try:
-            waiting = current()._runtime.submitter.waiting
-        except ClosedError:
-            waiting = None
-        if waiting is None or waiting.run_in_place is None:
-            self._wait_for_all()
-            yield
-            return
-        waiting.count_blocked(1)
-        try:
-            self._wait_for_all()
-            yield
-        finally:
-            waiting.count_blocked(-1)
+    def retrieval_context(self) -> _Retrieval:
+        """joblib waits for results inside this context."""
+        return _Retrieval(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
         """Waits here for all batches, because joblib itself would check only every 10 ms, which is
@@ -350,6 +338,35 @@ def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[An
 # -- callbacks -----------------------------------------------------------------------------------
 
 
+class _Retrieval:
+    """Surrounds joblib's wait for results. A task that waits for a Parallel call of its own counts
+    as blocked meanwhile, so that another worker runs those tasks. A class, because
+    `contextlib.contextmanager` sets an attribute of the exceptions that pass, which some classes
+    refuse."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        self._waiting: Waiting | None = None
+
+    def __enter__(self) -> None:
+        try:
+            waiting = current()._runtime.submitter.waiting
+        except ClosedError:
+            waiting = None
+        if waiting is not None and waiting.run_in_place is not None:
+            self._waiting = waiting
+            waiting.count_blocked(1)
+        try:
+            self._wait()
+        except BaseException:  # Ctrl-C
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._waiting is not None:
+            self._waiting.count_blocked(-1)
+
+
 class _Callbacks:
     """A thread that runs joblib's callbacks at the end of tasks.
 
@@ -366,15 +383,32 @@ class _Callbacks:
     def _run(self) -> None:
         while True:
             call, callback, future = self._queue.get()
+            parallel = getattr(callback, "parallel", None)
             try:
-                callback(future)
-                parallel = getattr(callback, "parallel", None)
+                try:
+                    callback(future)
+                except BaseException as error:
+                    _fail(callback, parallel, future, error)
                 if parallel is None or not _under_way(parallel):
                     call.over.set()
-                del parallel
             except BaseException:
                 _log.exception("in a callback of joblib")
-            del call, callback, future
+            del call, callback, future, parallel
+
+
+def _fail(callback: Any, parallel: Any, future: Any, error: BaseException) -> None:
+    """Fails the call of Parallel whose callback has raised, because nobody would send its next
+    batch. If joblib could not store the task's own exception, the call raises that one."""
+    if parallel is None or parallel._aborting:
+        raise error
+    own = future.exception() if future.done() and not future.cancelled() else None
+    with parallel._lock:
+        failed = copy.copy(callback)  # the results of this one may be on their way to the caller
+        failed.status, failed._result, failed.job = TASK_ERROR, error if own is None else own, None
+        parallel._jobs.append(failed)
+        if not parallel.return_ordered:
+            parallel._jobs_set.add(failed)
+        parallel._exception = parallel._aborting = True
 
 
 @functools.cache

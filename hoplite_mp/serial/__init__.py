@@ -49,9 +49,13 @@ from hoplite_mp.serial.dtypes import (
 from hoplite_mp.serial.errors import (
     RemoteTraceback,
     decode_error,
+    drop_traceback,
     encode_error,
     encode_short_error,
     error_name,
+    exit_error,
+    format_error,
+    get_traceback,
     short_error,
 )
 from hoplite_mp.serial.fingerprints import (
@@ -108,11 +112,14 @@ from hoplite_mp.serial.reducers import (
     register_pickle_by_value,
 )
 from hoplite_mp.serial.streams import (
+    EXITS,
     PLAIN_ITEMS_MAX,
     MakeRef,
     NotPicklable,
     ResolveRef,
+    cause_of,
     reworded,
+    text_of,
 )
 from hoplite_mp.serial.values import (
     decode,
@@ -128,6 +135,7 @@ __all__ = [
     "BYTES",
     "ERROR",
     "ERROR_META",
+    "EXITS",
     "HAS_CONTRIBUTORS",
     "HEAD",
     "META_BYTES_MAX",
@@ -157,6 +165,7 @@ __all__ = [
     "RemoteTraceback",
     "ResolveRef",
     "begin_run",
+    "cause_of",
     "decode",
     "decode_call",
     "decode_error",
@@ -164,6 +173,7 @@ __all__ = [
     "decode_with_carried",
     "describe_array",
     "digest",
+    "drop_traceback",
     "dtype_name",
     "encode",
     "encode_array_head",
@@ -174,8 +184,11 @@ __all__ = [
     "encode_with_aside",
     "end_run",
     "error_name",
+    "exit_error",
     "fetching",
+    "format_error",
     "function_name",
+    "get_traceback",
     "is_bytes_alone",
     "large_copies",
     "named_dtype",
@@ -188,4 +201,5 @@ __all__ = [
     "register_pickle_by_value",
     "reworded",
     "short_error",
+    "text_of",
 ]

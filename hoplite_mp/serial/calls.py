@@ -31,6 +31,7 @@ from hoplite_mp.serial.reducers import RefMet, Resolve, ref_types
 from hoplite_mp.serial.streams import (
     ATOMS,
     PLAIN_ITEMS_MAX,
+    UNPICKLABLE,
     MakeRef,
     ResolveRef,
     all_atoms,
@@ -72,7 +73,7 @@ def encode_call(
         call = fill(EncodedCall, written, PICKLE, flags)
     except (MemoryError, HopliteError):
         raise
-    except Exception as error:
+    except UNPICKLABLE as error:
         if is_interruption(error):
             raise
         raise _blame_argument(args, kwargs, error) from error
@@ -158,7 +159,7 @@ def _blame_argument(
     for what, arg in labelled:
         try:
             write_stream(arg)
-        except Exception as cause:
+        except UNPICKLABLE as cause:
             return unpicklable(what, arg, cause)
     return unpicklable("arguments", args, error)
 

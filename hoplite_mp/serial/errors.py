@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import TaskError
 from hoplite_mp.ref import ObjectRef
@@ -23,6 +23,7 @@ from hoplite_mp.serial.layout import (
     ERROR_META,
     HAS_SHORT_FORM,
     HEAD,
+    PICKLE,
     REF_BYTES,
     Encoded,
     align,
@@ -31,7 +32,18 @@ from hoplite_mp.serial.layout import (
 from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.picklers import write_stream
 from hoplite_mp.serial.reducers import BareException
-from hoplite_mp.serial.streams import MakeRef, all_atoms, fill, load_within
+from hoplite_mp.serial.streams import (
+    EXITS,
+    UNPICKLABLE,
+    MakeRef,
+    all_atoms,
+    fill,
+    load_within,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 # A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
 # protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
@@ -58,6 +70,7 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
     The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
     """
+    exc = _exit_within(exc)
     encoded, traceback_text = _encode(exc, traceback_text)
     return _with_short_form(encoded, exc, traceback_text)
 
@@ -66,10 +79,7 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
     """The payload without a short form, and the text in it."""
     summary = _summary(exc)
     if traceback_text is None:
-        try:
-            traceback_text = "".join(traceback.format_exception(exc))
-        except Exception:
-            traceback_text = summary + "\n"
+        traceback_text = format_error(exc, get_traceback(exc))
     texts = [part.encode(errors="backslashreplace") for part in (traceback_text, summary)]
     prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
     for bare in (False, True):
@@ -78,9 +88,41 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
             encoded = fill(Encoded, stream, ERROR, 0, prefix)
             if _surely_loads(exc) or type(_load_error(encoded)) is type(exc):
                 return encoded, traceback_text
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # whatever the exception's own code raises
             continue
     return fill(Encoded, Stream(), ERROR, 0, prefix), traceback_text
+
+
+def _exit_within(exc: BaseException) -> BaseException:
+    """The exception for which `exit_error` has made this TaskError; any other one as it is."""
+    if type(exc) is TaskError and isinstance(exc.__cause__, EXITS):
+        return exc.__cause__
+    return exc
+
+
+def exit_error(error: BaseException) -> TaskError:
+    """The error that a program gets for a task that raised SystemExit, KeyboardInterrupt or
+    GeneratorExit, because these would end the program. They are its cause."""
+    made = TaskError(f"the task raised {_summary(error)}".removesuffix(": "))
+    made.__cause__ = error
+    return made
+
+
+def format_error(exc: BaseException, frames: TracebackType | None) -> str:
+    """The traceback with these frames as text, whatever the exception's class does."""
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, frames))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "".join(traceback.format_tb(frames)) + _summary(exc) + "\n"
+
+
+def drop_traceback(exc: BaseException) -> None:
+    """Releases what the frames refer to. A class may refuse `exc.__traceback__ = None`."""
+    BaseException.with_traceback(exc, None)
 
 
 def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) -> Encoded:
@@ -117,6 +159,7 @@ def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int)
     """The payload of a failure for which there is little room. It keeps the type if it can; the
     message and the traceback are cut in the middle until they fit. If not even the type fits, it is
     a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
+    exc = _exit_within(exc)
     short = _encode_short(exc, traceback_text, nbytes_max)
     encoded = _with_short_form(short, exc, traceback_text)
     if encoded.nbytes <= nbytes_max:
@@ -135,7 +178,10 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
                 return encoded
         except Exception:
             pass
-        for args in (tuple(_short(part, chars // 4) for part in exc.args), (_cut(message, chars),)):
+        for args in (
+            tuple(_short(part, chars // 4) for part in _args_of(exc)),
+            (_cut(message, chars),),
+        ):
             parts = text, type(exc).__qualname__
             texts = [part.encode(errors="backslashreplace") for part in parts]
             prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
@@ -144,7 +190,9 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
                 encoded = fill(Encoded, stream, ERROR, 0, prefix)
                 if encoded.nbytes <= nbytes_max and type(_load_error(encoded)) is type(exc):
                     return encoded
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 continue
     summary = _cut(_summary(exc), WORDS_CHARS_MAX).encode(errors="backslashreplace")
     return fill(Encoded, Stream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
@@ -180,24 +228,38 @@ def _short(part: Any, chars_max: int) -> Any:
 
 
 def _summary(exc: BaseException) -> str:
-    try:
-        return f"{type(exc).__qualname__}: {exc}"
-    except Exception:
-        return f"{type(exc).__qualname__}: (its text cannot be formatted)"
+    return f"{type(exc).__qualname__}: {text_of(exc)}"
 
 
 def _bare(exc: BaseException) -> BareException:
-    """`exc` with those of its attributes that can be pickled."""
-    state = {name: part for name, part in exc.__dict__.items() if _can_pickle(part)}
-    return BareException(type(exc), exc.args, state)
+    """`exc` with those of its attributes that travel."""
+    state = {name: _portable(part) for name, part in _dict_of(exc).items()}
+    state = {name: part for name, part in state.items() if _travels(part)}
+    return BareException(type(exc), _portable(_args_of(exc)), state)
 
 
-def _can_pickle(value: Any) -> bool:
+def _portable(value: Any) -> Any:
+    """The value with what stands for it, if it or its items are exceptions that do not travel:
+    these go without `__init__`, without some attributes, or at last as a TaskError."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_portable, value))
+    if not issubclass(type(value), BaseException) or _travels(value):
+        return value
+    bare = _bare(value)
+    return bare if _travels(bare) else TaskError(_summary(value))
+
+
+def _travels(value: Any) -> bool:
+    """Can the value be written and loaded, and does an object of its type come back?"""
+    kind = value.kind if type(value) is BareException else type(value)
     try:
-        write_stream(value)
-    except Exception:
+        mem = memoryview(fill(Encoded, write_stream(value), PICKLE, 0).tobytes())
+        loaded = load_within(mem, unpack_head(mem), 0, ObjectRef, None, False)
+        return type(loaded) is kind
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return False
-    return True
 
 
 def _surely_loads(exc: BaseException) -> bool:
@@ -205,6 +267,13 @@ def _surely_loads(exc: BaseException) -> bool:
     return (
         type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
     )
+
+
+# As the attributes of these names, which some classes refuse or redefine.
+get_traceback = vars(BaseException)["__traceback__"].__get__
+_set_cause = vars(BaseException)["__cause__"].__set__
+_args_of = vars(BaseException)["args"].__get__
+_dict_of = vars(BaseException)["__dict__"].__get__
 
 
 def _load_error(encoded: Encoded) -> Any:
@@ -238,9 +307,9 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         head = unpack_head(mem)
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
-    except (Exception, SystemExit):
+    except UNPICKLABLE:
         pass  # The reader lacks a module, or the exception's own code fails. The text remains.
-    error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
-    if text:  # Avoids the exception's own __setattr__, which may refuse.
-        BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
+    error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
+    if text:
+        _set_cause(error, RemoteTraceback(text))
     return error

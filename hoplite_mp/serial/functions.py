@@ -11,12 +11,13 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial.aside import Aside, Keep, bringing
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.picklers import LightPickler, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
-from hoplite_mp.serial.streams import NotPicklable
+from hoplite_mp.serial.streams import UNPICKLABLE, ExitWhilePickling, NotPicklable, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,10 +57,14 @@ def encode_with_aside(
             pickler.dump(function)
     except (MemoryError, HopliteError):
         raise
-    except Exception as error:
-        what = type(function).__name__
-        what += f" {_display_name(function)}"
-        raise NotPicklable(f"cannot pickle the {what}: {error}") from error
+    except UNPICKLABLE as error:
+        if is_interruption(error):
+            raise
+        text = f"cannot pickle the {type(function).__name__} {_display_name(function)}: "
+        if isinstance(error, Exception):
+            raise NotPicklable(text + text_of(error)) from error
+        text += f"it raised {type(error).__qualname__}: {text_of(error)}"
+        raise ExitWhilePickling(text) from error
     data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
     return data, [] if aside is None else aside.refs, pickler.holds_refs
 

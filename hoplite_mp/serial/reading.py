@@ -7,6 +7,7 @@ are part of the payloads. It must never know how streams are written, nor where 
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import threading
@@ -198,9 +199,38 @@ def load_exception(
 ) -> BaseException:
     """Named in streams: an exception, made without its class's `__init__`."""
     exc = _made(cls, args)
-    BaseException.__setattr__(exc, "args", args)  # Frozen dataclasses can be exceptions too.
-    exc.__dict__.update(state)
+    _set_args(exc, args)
+    load_exception_state(exc, state)
     return exc
+
+
+def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) -> BaseException:
+    """Named in streams: an exception, made by its class or, if the class refuses its own args,
+    without the class's `__init__`. exact: `args` is what its attribute `args` was."""
+    exc: Any
+    try:
+        exc = cls(*args)
+    except Exception:
+        exc = None
+    if type(exc) is not cls:
+        exc = _made(cls, args)
+    if exact:
+        _set_args(exc, args)
+    return exc  # type: ignore[no-any-return]
+
+
+def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
+    """Named in streams: sets the attributes of an exception, even if its class refuses them."""
+    for name, part in state.items():
+        try:
+            BaseException.__setattr__(exc, name, part)
+        except Exception:  # a property without a setter, for example
+            _dict_of(exc)[name] = part
+
+
+# Some classes refuse or redefine these attributes.
+_dict_of = vars(BaseException)["__dict__"].__get__
+_set_args = vars(BaseException)["args"].__set__
 
 
 def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
@@ -209,9 +239,12 @@ def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
     for base in bases[:-1]:
         try:
-            return base.__new__(cls, *args)  # type: ignore[no-any-return]
+            exc: BaseException = base.__new__(cls, *args)
         except TypeError:
             continue
+        with contextlib.suppress(Exception):
+            base.__init__(exc, *args)  # sets the attributes of builtin classes, such as `errno`
+        return exc
     return Exception.__new__(cls)
 
 

@@ -39,7 +39,9 @@ from hoplite_mp.serial.reading import (
     load_array,
     load_array_state,
     load_exception,
+    load_exception_state,
     load_output,
+    load_raised,
     load_ref,
     load_same,
     load_value,
@@ -109,6 +111,32 @@ def _reduce_lender(pickler: Any, lender: Lender) -> Reduced:
 
 def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
     return load_exception, (mark.kind, mark.args, mark.state)
+
+
+def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
+    """An exception of a class that leaves its reduction to a builtin one. Often such a class
+    refuses, in `__init__`, the args from which pickle would make it again."""
+    cls: Any = type(exc)
+    reduced: Any = cls.__reduce__(exc)
+    if not isinstance(reduced, tuple) or reduced[0] is not cls:
+        return NotImplemented
+    args = cls, reduced[1], cls.__reduce__ is BaseException.__reduce__
+    if len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return load_raised, args, *reduced[2:]
+    if cls.__setstate__ is not BaseException.__setstate__:
+        return load_raised, args, reduced[2]
+    return load_raised, args, reduced[2], None, None, load_exception_state
+
+
+def _reduces_as_exception(cls: Any) -> bool:
+    """Is this a class of exceptions, not a builtin one, that does not define how it pickles?"""
+    return (
+        issubclass(cls, BaseException)
+        and cls.__module__ != "builtins"
+        and cls not in copyreg.dispatch_table
+        and type(cls.__reduce__) is types.MethodDescriptorType
+        and cls.__reduce_ex__ is object.__reduce_ex__
+    )
 
 
 def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
@@ -252,6 +280,8 @@ def _learn_handler(cls: type) -> Handler | None:
         handler = _reduce_file
     elif _is_inherited(cls):
         handler = _reduce_inherited
+    elif _reduces_as_exception(cls):
+        handler = _reduce_exception
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
         handler = handler or handler_of(cls)

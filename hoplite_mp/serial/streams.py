@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp.errors import TaskError
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.serial.copies import writable_copy
 from hoplite_mp.serial.layout import (
@@ -37,6 +38,11 @@ ResolveRef = Callable[[ObjectRef[Any]], Any]
 # Types whose instances pickle without any function of ours in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 all_atoms = ATOMS.issuperset  # Given types.
+# Exceptions that end a program. From a task they come as the cause of a TaskError.
+EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+# What a reducer that fails raises. A KeyboardInterrupt is more likely a Ctrl-C of the user.
+UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
+cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
 # Longer containers are left to the pickler, because to check the type of each item costs more.
 PLAIN_ITEMS_MAX = 64
 
@@ -62,20 +68,46 @@ class NotPicklable(TypeError):
         return self if cause is None else reworded(cause, str(self))
 
 
+class ExitWhilePickling(TaskError, NotPicklable):
+    """A reducer of the value has raised SystemExit or GeneratorExit, which is the cause."""
+
+    __module__ = "hoplite_mp.serial"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whatever its class does."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "(its text cannot be formatted)"
+
+
 def reworded(error: BaseException, text: str) -> BaseException:
     """An exception of the same type with this text, if the type is known to take one; otherwise
     the same exception with the text as a note."""
-    if type(error).__module__ in ("builtins", "pickle", "_pickle") and len(error.args) == 1:
-        made = type(error)(text)
+    kind: Any = type(error)
+    known = kind.__module__ in ("builtins", "pickle", "_pickle") and not issubclass(kind, EXITS)
+    if known and len(error.args) == 1:
+        made: BaseException = kind(text)
+        if isinstance(made, ImportError):
+            made.name, made.path = error.name, error.path  # type: ignore[attr-defined]
         made.__cause__ = error
         return made
-    error.add_note(text)
+    try:
+        BaseException.add_note(error, text)
+    except Exception:  # the class refuses attributes
+        BaseException.__setattr__(error, "__notes__", [text])
     return error
 
 
 def unpicklable(what: str, value: Any, error: BaseException) -> NotPicklable:
     """The exception to raise for `value`, with a message for users."""
-    return NotPicklable(f"cannot pickle {what} of type {type(value).__qualname__!r}: {error}")
+    text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
+    if issubclass(type(error), EXITS):
+        return ExitWhilePickling(f"{text}it raised {type(error).__qualname__}: {text_of(error)}")
+    return NotPicklable(text + text_of(error))
 
 
 def _too_long(nbytes: int) -> ValueError | None:

@@ -40,6 +40,7 @@ from hoplite_mp.serial.numbers import NUMBER_ENCODERS, decode_number, encode_sca
 from hoplite_mp.serial.picklers import MakeKeep, write_stream
 from hoplite_mp.serial.streams import (
     PLAIN_ITEMS_MAX,
+    UNPICKLABLE,
     MakeRef,
     ResolveRef,
     all_atoms,
@@ -96,7 +97,7 @@ def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
         return fill(Encoded, write_stream(value, keep=keep, beside=beside), PICKLE, 0)
     except (MemoryError, HopliteError):
         raise
-    except Exception as error:
+    except UNPICKLABLE as error:
         if is_interruption(error):
             raise
         raise unpicklable("value", value, error) from error

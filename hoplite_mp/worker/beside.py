@@ -194,7 +194,7 @@ class Beside:
         try:
             worker.leave_groups(failed)
             worker.voice.finish()
-            again = failed and isinstance(value, call.again) and try_again(worker, oid)
+            again = failed and issubclass(type(value), call.again) and try_again(worker, oid)
             if value is not STREAMED and not again:
                 failed = worker.store(oid, value, failed)
         finally:

@@ -102,19 +102,20 @@ class Source:
         number = 0
         try:
             while not self._unwanted() if number < self.plan.skip else self._has_room():
-                value = items.next()
+                try:
+                    value = items.next()
+                except StopIteration:
+                    break
                 number += 1
                 if number > self.plan.skip:
                     self._send_item(value)
                 del value
-        except StopIteration:
-            pass
         except BaseException as error:
             raised = error
         try:
             items.close()
         except BaseException as error:
-            raised = raised or error
+            raised = error if raised is None else raised
         self._end(raised)
 
     def _send_item(self, value: Any) -> None:
@@ -134,8 +135,9 @@ class Source:
             if not isinstance(error, serial.NotPicklable):
                 raise
             what = f"an item of {self.name}(), a {type(value).__name__}"
-            why = f"{type(cause).__name__}: {cause}"
-            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
+            why = f"{type(cause).__name__}: {serial.text_of(cause)}"
+            reason = serial.reworded(cause, f"{what}, does not pickle: {why}")
+            raise reason from serial.cause_of(cause)
 
     def _end(self, raised: BaseException | None) -> None:
         """Writes the last link, which says that the generator has ended or has raised."""
@@ -148,7 +150,7 @@ class Source:
         refs = self.worker.submitter.store_error(oid, raised, self.worker.traceback_of(raised))
         if refs:
             self.memory.inner[oid] = refs
-        raised.__traceback__ = None
+        serial.drop_traceback(raised)
         self._fulfil((RAISED, failure, None), 0)
 
     def _give_up(self, error: BaseException) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,9 @@ from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.client.streams import Plan
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.headers import STATE
 from hoplite_mp.protocol.actors import (
     BACKLOG_CALLS_MAX,
     ActorBacklog,
@@ -279,8 +279,8 @@ class Worker:
                 value = self.beside.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
-            failed, value, again = True, error, isinstance(error, exceptions)
-            if self.unwinds and isinstance(error, KeyboardInterrupt):
+            failed, value, again = True, error, issubclass(type(error), exceptions)
+            if self.unwinds and issubclass(type(error), KeyboardInterrupt):
                 value, again = self.lost_inside(oid), True
         finally:
             self.in_user_code = False
@@ -405,10 +405,12 @@ class Worker:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
         except KeyboardInterrupt:  # the task was cancelled while its error was being written
             refs = []
+            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # a reducer has raised it
+                self.submitter.store_result(oid, last_resort(value), True)
         if refs:
             self.untaken.append((oid, refs))
         # Otherwise its frames keep the task's arrays alive until a garbage collection.
-        value.__traceback__ = None
+        serial.drop_traceback(value)
         return True
 
     def encode_result(self, oid: int, value: Any) -> serial.Encoded:
@@ -417,8 +419,9 @@ class Worker:
         except Exception as error:  # reworded, because it may name a value unknown to the user
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
-            why = f"{type(cause).__name__}: {cause}"
-            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
+            why = f"{type(cause).__name__}: {serial.text_of(cause)}"
+            reason = serial.reworded(cause, f"{what}, does not pickle: {why}")
+            raise reason from serial.cause_of(cause)
 
     def write(self, oid: int, encoded: serial.Encoded) -> None:
         if self.submitter.store_result(oid, encoded, False) and encoded.refs:
@@ -426,11 +429,10 @@ class Worker:
 
     def traceback_of(self, error: BaseException) -> str:
         """The traceback without the frames of this package."""
-        frame = error.__traceback__
+        frame = serial.get_traceback(error)
         while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
             frame = frame.tb_next
-        lines = traceback.format_exception(type(error), error, frame)
-        return f"in {self.runtime.label}:\n" + "".join(lines)
+        return f"in {self.runtime.label}:\n" + serial.format_error(error, frame)
 
     def error_in_message(self, error: BaseException) -> bytes:
         """An error payload that fits into a message to the node, without refs."""
@@ -438,7 +440,7 @@ class Worker:
         encoded = serial.encode_error(error, text)
         if encoded.refs or encoded.nbytes > PAYLOAD_BYTES_MAX:
             encoded = serial.encode_short_error(error, text, PAYLOAD_BYTES_MAX)
-        error.__traceback__ = None
+        serial.drop_traceback(error)
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:

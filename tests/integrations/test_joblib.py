@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -493,3 +494,48 @@ def test_current_after_a_call_without_cluster_stays_the_users_cluster() -> None:
         """
     )
     assert out.splitlines() == ["[0, 1, 2]", "True", "7", "True"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    key: Any
+
+
+def fail(key: Any) -> None:
+    raise Frozen(key)
+
+
+def fail_inside(key: Any) -> None:
+    with parallel_config(backend=NAME, n_jobs=2):
+        Parallel()(delayed(fail)(key) for _ in range(3))
+
+
+@pytest.mark.parametrize("returned", ["list", "generator", "generator_unordered"])
+@pytest.mark.parametrize("call", [fail, fail_inside])
+def test_exception_that_refuses_attributes_fails_the_call(returned: str, call: Any) -> None:
+    with pytest.raises(Frozen) as caught:
+        list(Parallel(return_as=returned)(delayed(call)("k") for _ in range(3)))
+    assert caught.value.key == "k"
+    assert Parallel()(delayed(abs)(n) for n in range(3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("returned", ["list", "generator", "generator_unordered"])
+@pytest.mark.parametrize("count", [3, 29])
+def test_tasks_whose_iterator_raises_in_a_callback_fail_the_call(returned: str, count: int) -> None:
+    def calls() -> Iterator[Any]:
+        for n in range(count):
+            yield delayed(abs)(n)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        list(Parallel(return_as=returned, pre_dispatch=2, batch_size=1)(calls()))
+    assert Parallel()(delayed(abs)(n) for n in range(3)) == [0, 1, 2]
+
+
+def test_callback_that_raises_fails_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("in the callback")
+
+    monkeypatch.setattr(ours.HopliteBackend, "batch_completed", broken)
+    with pytest.raises(RuntimeError, match="in the callback"):
+        Parallel(pre_dispatch=2, batch_size=1)(delayed(abs)(n) for n in range(20))

@@ -51,10 +51,14 @@ class NoReduce(Exception):
 class NoLoad(Exception):
     loads = True
 
-    def __new__(cls, *args: Any) -> NoLoad:
-        if not cls.loads:
-            raise RuntimeError("this process cannot")
-        return super().__new__(cls, *args)
+    def __reduce__(self) -> Any:
+        return _load, self.args
+
+
+def _load(*args: Any) -> NoLoad:
+    if not NoLoad.loads:
+        raise RuntimeError("this process cannot")
+    return NoLoad(*args)
 
 
 class NoText(Exception):

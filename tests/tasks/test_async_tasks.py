@@ -149,7 +149,9 @@ def test_results_errors_and_every_kind_of_function(cluster: Cluster) -> None:
         cluster.submit(wrong).result()
     assert "in wrong" in str(caught.value.__cause__)
     assert "beside.py" not in str(caught.value.__cause__)
-    assert isinstance(cluster.submit(leaves).exception(), SystemExit)
+    error = cluster.submit(leaves).exception()
+    assert isinstance(error, hoplite_mp.TaskError)
+    assert isinstance(error.__cause__, SystemExit)
     with pytest.raises(TypeError, match="lock"):
         cluster.submit(gives_lock).result()
 

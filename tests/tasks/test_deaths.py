@@ -82,7 +82,7 @@ def test_exceptions_that_do_not_travel() -> None:
         with pytest.raises(Exception, match="inside") as caught:
             cluster.submit(odd).result(PATIENCE_S)
         assert "odd" in str(caught.value.__cause__)
-        with pytest.raises(SystemExit):
+        with pytest.raises(hoplite_mp.TaskError, match="raised SystemExit: 3"):
             cluster.submit(leave).result(PATIENCE_S)
         with pytest.raises(TypeError, match="pickle"):
             cluster.submit(threading.Lock).result(PATIENCE_S)

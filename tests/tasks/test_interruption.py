@@ -272,8 +272,9 @@ def test_what_a_task_raises_to_end_its_process(
 ) -> None:
     lost = cluster.stats()["workers_lost"]
     error = cluster.submit(raises, kind).exception(PATIENCE_S)
-    assert type(error) is expected
-    assert error.args == ((3,) if kind == "exit" else ("by hand",))
+    assert type(error) is hoplite_mp.TaskError
+    assert type(error.__cause__) is expected
+    assert error.__cause__.args == ((3,) if kind == "exit" else ("by hand",))
     assert list(cluster.map(abs, range(40))) == list(range(40))
     assert cluster.stats()["workers_lost"] == lost
 
