@@ -57,6 +57,7 @@ ORDER: dict[str, bool] = {
     "sync.life": True,
     "actors.numbered_calls": True,
     "serial.writing": False,
+    "serial.fingerprints": False,
     "serial.numbers": False,
     "serial.namespaces": False,
     "client.written_pages": True,

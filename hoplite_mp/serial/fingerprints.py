@@ -15,12 +15,12 @@ import functools
 import itertools
 import os
 import pickle
-import threading
 import types
 import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.serial.aside import Marks
 from hoplite_mp.serial.code import Reduced, cloudpickled, importable
 from hoplite_mp.serial.reducers import reducer_override, ref_types
@@ -36,7 +36,7 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
-_numbering = threading.Lock()
+_numbering = _locks.lock("serial.fingerprints")
 # The number of each function, with the code that it had. A function that was given other code gets
 # another number.
 _functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
@@ -140,7 +140,7 @@ def _number(function: types.FunctionType) -> int:
 def _forked() -> None:
     """Makes the lock anew in a forked child, where no thread may be left that releases it."""
     global _numbering
-    _numbering = threading.Lock()
+    _numbering = _locks.lock("serial.fingerprints")
 
 
 os.register_at_fork(after_in_child=_forked)
