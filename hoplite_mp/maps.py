@@ -55,10 +55,13 @@ class MapCalls:
         buffersize: int | None = None,
         ordered: bool = True,
         progress: bool | str = False,
+        return_exceptions: bool = False,
     ) -> Results[T]:
         """Applies `fn` to items of the iterables, in the workers.
 
         As `concurrent.futures.Executor.map` of Python 3.14, on every Python, with more arguments.
+        The iterator raises the first exception of an item and ends there: tasks that have not begun
+        are cancelled, and further results are not available. `return_exceptions=True` goes on.
 
         Parameters
         ----------
@@ -80,6 +83,10 @@ class MapCalls:
             True, or a text to stand before the bar: shows a bar of tqdm on stderr or in the
             notebook, which counts items that are done. It is drawn whenever a result is asked for,
             and needs the extra `progress`. Default: False.
+        return_exceptions : bool, optional
+            True: the exception of an item takes the place of its result; also that of a result
+            that does not pickle, and WorkerLostError for the items of a chunk whose worker has
+            died. The timeout of this call and errors of the iterables still raise. Default: False.
 
         Returns
         -------
@@ -92,6 +99,9 @@ class MapCalls:
             `chunksize` or `buffersize` is below 1, or `chunksize` above 2**63 - 1.
         HopliteTimeoutError
             From the iterator: a result was not ready in time.
+        Exception
+            From the iterator: the exception of the first item that failed, unless
+            `return_exceptions`.
 
         Examples
         --------
@@ -99,6 +109,8 @@ class MapCalls:
         [0, 1, 4, 9, 16]
         >>> sorted(c.map(abs, [-3, -1, -2], ordered=False))
         [1, 2, 3]
+        >>> list(c.map(int, ["1", "x"], return_exceptions=True))
+        [1, ValueError("invalid literal for int() with base 10: 'x'")]
         """
         if chunksize is not None:
             try:
@@ -122,7 +134,8 @@ class MapCalls:
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
         # All items use the function with its closure and globals as they are now.
-        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
+        catches = bool(return_exceptions)
+        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions, catches)
         futures: Iterator[tuple[Future[Any], int]]
         if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
@@ -133,7 +146,8 @@ class MapCalls:
             futures = ((self.submit(fixed, *args), 1) for args in items.rows())
             limit = buffersize
         bar = open_bar(progress, total)
-        return Results(Run(futures, limit, timeout, deadline, ordered, self, bar), chunked)
+        run = Run(futures, limit, timeout, deadline, ordered, self, bar, catches, chunked)
+        return Results(run)
 
     def _chunksize(self, count: int) -> int:
         workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))

@@ -14,7 +14,7 @@ import functools
 import types
 import weakref
 from operator import is_
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,12 +26,12 @@ from hoplite_mp.client.kinds import flags_of, is_async
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Chunked", "Exceptions", "Fixed", "Functions", "Tried"]
+__all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "Tried"]
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
@@ -50,7 +50,7 @@ Known = weakref.WeakKeyDictionary[
 Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
-FORMS_MAX = 64  # how many (chunked, exceptions) have tables of their own
+FORMS_MAX = 64  # how many (chunked, exceptions, catches) have tables of their own
 _BY_NAME: list[Any] = []  # what a function that readers import carries: nothing
 
 
@@ -61,7 +61,7 @@ class Functions:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
         # Tables for functions that are Chunked or Tried.
-        self._in_form: dict[tuple[bool, Exceptions], Known] = {}
+        self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
         self._arrays = arrays = Arrays(memory)
         memory.keep = lambda: Look(arrays)
 
@@ -72,34 +72,36 @@ class Functions:
         """At the end of the cluster."""
         self._arrays.close()
 
-    def _table(self, chunked: bool, again: Exceptions) -> Known:
+    def _table(self, chunked: bool, again: Exceptions, catches: bool) -> Known:
         if not chunked and not again:
             return self._known
         if len(self._in_form) > FORMS_MAX:
             self._in_form.clear()
-        return self._in_form.setdefault((chunked, again), weakref.WeakKeyDictionary())
+        return self._in_form.setdefault((chunked, again, catches), weakref.WeakKeyDictionary())
 
     def send(
-        self, fn: Any, chunked: bool = False, again: Exceptions = ()
+        self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
     ) -> tuple[ObjectRef[Any], Any]:
         """Stores the function, unless the same bytes are stored already. Returns a ref to them, and
         what the task must hold until it is done: the function and what it carries if that includes
         refs, which perhaps nobody else holds; otherwise NOTHING, so that objects to which the
         function is bound are freed when their owner drops them. None instead of either: the
         function's object need not be freed soon after the task. `chunked`: send it as a function of
-        columns of arguments. `again`: the task is tried again after these exceptions."""
+        columns of arguments, which `catches` exceptions of items or not. `again`: the task is tried
+        again after these exceptions."""
         kind = type(fn)
         if kind is Fixed:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
             if sent is None:
-                sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again)
+                sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
             return sent
-        known = self._table(chunked, again).get(fn) if kind in _BY_IDENTITY else None
+        form = chunked, again, catches
+        known = self._table(*form).get(fn) if kind in _BY_IDENTITY else None
         if known is not None and known[1] is _BY_NAME:
             return known[0], None
         look = Look(self._arrays)
         if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
-            sending = _in_form(fn, chunked, again)
+            sending = _in_form(fn, *form)
             encoded, beside, refs = serial.encode_with_aside(sending, look)
             ref = self._put(encoded, beside)
             look.used_by(fn)
@@ -113,11 +115,11 @@ class Functions:
             now, constant = _BY_NAME, True
         else:
             now, constant = _carried(fn, look)
-        encoded, beside, refs = serial.encode_with_aside(_in_form(fn, chunked, again), look)
+        encoded, beside, refs = serial.encode_with_aside(_in_form(fn, *form), look)
         digest = serial.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
-        table = self._table(chunked, again)
+        table = self._table(*form)
         if constant:
             table[fn] = ref, now, digest, look.kept
             return ref, None if now is _BY_NAME else NOTHING
@@ -132,20 +134,23 @@ class Functions:
 
 class Fixed:
     """A function for one call that makes many tasks: it is sent once, with what it carries when the
-    first task is made."""
+    first task is made. `catches`: see `Chunked`."""
 
-    def __init__(self, fn: Any, chunked: bool = False, again: Exceptions = ()) -> None:
+    def __init__(
+        self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
+    ) -> None:
         self.fn = fn
         self.chunked = chunked
         self.again = again
+        self.catches = catches
         self.sent: tuple[ObjectRef[Any], Any] | None = None
         self.flags = flags_of(fn)
         self.__name__ = getattr(fn, "__name__", None) or type(fn).__name__
 
 
-def _in_form(fn: Any, chunked: bool, again: Exceptions) -> Any:
+def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
     if chunked:
-        return Chunked(fn, again)
+        return Chunked(fn, again, catches)
     return Tried(fn, again) if again else fn
 
 
@@ -165,16 +170,33 @@ class Tried:
         return self.fn(*args, **kwargs)
 
 
-class Chunked:
-    """Wraps a function so that it takes columns of arguments and makes one call for each row."""
+class Raised:
+    """Stands in a chunk's results for an exception of one item. text: its traceback."""
 
-    def __init__(self, fn: Any, again: Exceptions = ()) -> None:
+    def __init__(self, error: BaseException, text: str) -> None:
+        self.error = error
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return Raised, (serial.portable_error(self.error), self.text)
+
+
+class Caught(list[Any]):
+    """The results of a chunk, in which exceptions of items are Raised."""
+
+
+class Chunked:
+    """Wraps a function so that it takes columns of arguments and makes one call for each row.
+    catches: an item that raises does not end the chunk; its result is a Raised."""
+
+    def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
         self.fn = fn
         self.again = again  # only an item that raises one of these is tried again
+        self.catches = catches
         self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
     def __reduce__(self) -> Any:
-        return Chunked, (self.fn, self.again)
+        return Chunked, (self.fn, self.again, self.catches)
 
     def __call__(self, *columns: list[Any]) -> Any:
         fn = self.fn
@@ -187,47 +209,74 @@ class Chunked:
     async def _one_by_one(self, columns: Columns) -> list[Any]:
         return [await self.fn(*args) for args in rows_of(columns)]
 
-    def with_tries(self, may: Callable[[int], bool], anew: Callable[[], Columns]) -> Any:
-        """Returns a function to be called in place of this object. may(failures): may an item that
-        has failed so often be tried again? anew: reads the columns again as they were sent, because
-        an item may have changed its arguments."""
-        if is_async(self.fn):
-            return functools.partial(self._one_by_one_tried, may, anew)
-        return functools.partial(self._tried, may, anew)
+    def prepared(self, tries: Tries) -> Any:
+        """Returns a function to be called in place of this object, if items may be tried again or
+        may raise."""
+        each = self._each_in_loop if is_async(self.fn) else self._each
+        return functools.partial(each, tries)
 
-    def _tried(
-        self, may: Callable[[int], bool], anew: Callable[[], Columns], *columns: list[Any]
-    ) -> list[Any]:
-        results = []
+    def _each(self, tries: Tries, *columns: list[Any]) -> list[Any]:
+        results = Caught()
         for index, args in enumerate(rows_of(columns)):
-            failures = 0
-            while True:
-                try:
-                    results.append(self.fn(*args))
-                    break
-                except self.again:
-                    failures += 1
-                    if not may(failures):
-                        raise
-                args = tuple(column[index] for column in anew())
+            try:
+                results.append(self._try(tries, index, args))
+            except KeyboardInterrupt:  # the task was cancelled
+                raise
+            except BaseException as error:
+                if not self.catches:
+                    raise
+                results.append(tries.raised(error))
         return results
 
-    async def _one_by_one_tried(
-        self, may: Callable[[int], bool], anew: Callable[[], Columns], *columns: list[Any]
-    ) -> list[Any]:
-        results = []
+    def _try(self, tries: Tries, index: int, args: tuple[Any, ...]) -> Any:
+        failures = 0
+        while True:
+            try:
+                return self.fn(*args)
+            except self.again:
+                failures += 1
+                if not tries.may(failures):
+                    raise
+            args = tries.args(index)
+
+    async def _each_in_loop(self, tries: Tries, *columns: list[Any]) -> list[Any]:
+        from asyncio import CancelledError
+
+        results = Caught()
         for index, args in enumerate(rows_of(columns)):
-            failures = 0
-            while True:
-                try:
-                    results.append(await self.fn(*args))
-                    break
-                except self.again:
-                    failures += 1
-                    if not may(failures):
-                        raise
-                args = tuple(column[index] for column in anew())
+            try:
+                results.append(await self._try_in_loop(tries, index, args))
+            except (KeyboardInterrupt, CancelledError):  # the task was cancelled
+                raise
+            except BaseException as error:
+                if not self.catches:
+                    raise
+                results.append(tries.raised(error))
         return results
+
+    async def _try_in_loop(self, tries: Tries, index: int, args: tuple[Any, ...]) -> Any:
+        failures = 0
+        while True:
+            try:
+                return await self.fn(*args)
+            except self.again:
+                failures += 1
+                if not tries.may(failures):
+                    raise
+            args = tries.args(index)
+
+
+class Tries(Protocol):
+    """What a worker does for the items of a chunk."""
+
+    def may(self, failures: int) -> bool:
+        """May an item that has failed so often be tried again?"""
+
+    def args(self, index: int) -> tuple[Any, ...]:
+        """The arguments of an item as they were sent, because the item may have changed them."""
+
+    def raised(self, error: BaseException) -> Raised:
+        """The result of an item that has raised."""
 
 
 def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:

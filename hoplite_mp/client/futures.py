@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp.client.thread_futures import for_asyncio
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
 from hoplite_mp.interruptions import is_interruption
@@ -23,7 +24,7 @@ from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from hoplite_mp.client.ports import Submitting, Waits
 
@@ -117,6 +118,24 @@ class Future(concurrent.futures.Future[T]):
                         self._submitter.collector.arm()
                 made = self._made
         return made
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Calls `fn(future)` when the task has ended; as of `concurrent.futures.Future`.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes this Future.
+
+        Examples
+        --------
+        >>> future = c.submit(abs, -1)
+        >>> future.result()
+        1
+        >>> future.add_done_callback(lambda done: print(done.result()))
+        1
+        """
+        super().add_done_callback(for_asyncio(fn))
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
         """Called by the submitter when the header is done."""

@@ -13,13 +13,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from hoplite_mp import serial
 from hoplite_mp.client.completions import Completions
+from hoplite_mp.client.functions import Raised
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
 
     from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.memory import Memory
 
 __all__ = ["Results", "Run"]
 
@@ -38,15 +41,21 @@ class Run:
         ordered: bool,
         executor: object,
         bar: Any,
+        catches: bool,
+        chunked: bool,
     ) -> None:
         """futures: each with the number of its items. timeout: in seconds, as the user gave it;
-        deadline: what it means. executor: kept alive. bar: a tqdm bar, or None."""
+        deadline: what it means. executor: kept alive. bar: a tqdm bar, or None. catches: exceptions
+        of items are results. chunked: the result of a Future is a list, of its items' results."""
         self._more = futures
         self._timeout = timeout
         self._deadline = deadline
         self._executor = executor
         self._bar = bar
         self._ordered = ordered
+        self.catches = catches
+        self.chunked = chunked
+        self._sizes: dict[Future[Any], int] = {}  # if it catches: Future -> number of its items
         # If ordered: Futures in order, the next one first.
         self._ahead: deque[Future[Any]] = deque()
         # If completions are followed: Futures that are not known to be done -> number of items.
@@ -68,6 +77,8 @@ class Run:
         for future, items in itertools.islice(self._more, count):
             if self._ordered:
                 self._ahead.append(future)
+            if self.catches:
+                self._sizes[future] = items
             if self._ends is not None:
                 self._under_way[future] = items
                 self._ends.add(future)
@@ -121,6 +132,27 @@ class Run:
             self._bar.update(items)
         return future
 
+    def result(self, future: Future[Any], result: Any) -> Any:
+        """The result of a Future that has succeeded, in which exceptions of items are in place."""
+        if self.catches:
+            del self._sizes[future]
+            if self.chunked:
+                memory = future._submitter.memory
+                return [_of_item(memory, one) for one in result]
+        return result
+
+    def instead(self, future: Future[Any], error: BaseException) -> Any:
+        """The result of a Future that has failed; raises the error unless it is the task's own, and
+        this map returns exceptions."""
+        own = future._error
+        if not self.catches or own is None:
+            raise error
+        if error is not own and serial.cause_of(error) is not own:  # it may stand for the own one
+            raise error
+        serial.drop_traceback(own)
+        count = self._sizes.pop(future)
+        return [own] * count if self.chunked else own
+
     def late(self) -> HopliteTimeoutError:
         """The error if the next result is not ready in time."""
         within = f"within the {self._timeout:g} s of map()"
@@ -142,19 +174,25 @@ class Run:
             future.cancel()
         self._ahead.clear()
         self._under_way.clear()
+        self._sizes.clear()
+
+
+def _of_item(memory: Memory, result: Any) -> Any:
+    if type(result) is not Raised:
+        return result
+    return memory.to_raise(serial.with_text(result.error, result.text))
 
 
 class Results(Generic[T]):
     """What `map` returns: an iterator over the results, for `for` and for `async for`."""
 
-    def __init__(self, run: Run, chunked: bool) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._chunked = chunked
         self._results = results = _results_of(run)
         # Drives the iterator over the present chunk, and ends it when cleared (see `_poppers`).
         self._turns: list[list[int]] = []
         self._iterator: Iterator[T] = results
-        if chunked:
+        if run.chunked:
             self._iterator = itertools.chain.from_iterable(_poppers(results, self._turns))
 
     def __iter__(self) -> Iterator[T]:
@@ -171,7 +209,7 @@ class Results(Generic[T]):
         self._run.end()
 
     def __aiter__(self) -> AsyncIterator[T]:
-        return _InLoop(self._run, self._chunked)
+        return _InLoop(self._run)
 
 
 def _results_of(run: Run) -> Generator[Any, None, None]:
@@ -194,11 +232,22 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
 
 def _read(future: Future[Any], run: Run) -> Any:
     try:
-        return future.result(run.left())
-    except HopliteTimeoutError:
+        return run.result(future, future.result(run.left()))
+    except HopliteTimeoutError as error:
         if future.done():  # it is the task's own error
-            raise
+            return run.instead(future, error)
         raise run.late() from None
+    except BaseException as error:
+        if run.catches:
+            return run.instead(future, error)
+        raise
+
+
+def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
+    """As PEP 479 does with StopIteration: a task must not end the `async for` loop in silence."""
+    made = RuntimeError("a task of map() raised StopAsyncIteration")
+    made.__cause__ = error
+    return made
 
 
 def _poppers(
@@ -217,9 +266,8 @@ class _InLoop(Generic[T]):
     """The results in an event loop. Not an asynchronous generator, which a loop would have to
     close."""
 
-    def __init__(self, run: Run, chunked: bool) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._chunked = chunked
         self._chunk: list[T] = []  # reversed: its last item is the next one
         self._future: Future[Any] | None = None  # a Future that is done and not read yet
         self._busy = False
@@ -255,9 +303,16 @@ class _InLoop(Generic[T]):
             if not run:
                 raise StopAsyncIteration
             self._future = await run.next_in_loop()
-        result = await result_of(self._future)
+        try:
+            result = run.result(self._future, await result_of(self._future))
+        except StopAsyncIteration as error:
+            result = run.instead(self._future, _not_an_end(error))
+        except BaseException as error:
+            if not run.catches:
+                raise
+            result = run.instead(self._future, error)
         self._future = None
-        self._chunk = result[::-1] if self._chunked else [result]
+        self._chunk = result[::-1] if run.chunked else [result]
         run.go_on()
 
     def _end(self) -> None:

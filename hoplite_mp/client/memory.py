@@ -495,9 +495,7 @@ class Memory:
     def failure(self, mem: memoryview) -> BaseException:
         """The exception in an error payload. The cause of a ReduceError, the error of its source,
         is read here, because the node never unpickles."""
-        error = serial.decode_error(mem, self.make_ref)
-        if issubclass(type(error), serial.EXITS) and not self.raises_exits:
-            return serial.exit_error(error)
+        error = self.to_raise(serial.decode_error(mem, self.make_ref))
         source = getattr(error, "source", None) if type(error) is ReduceError else None
         if isinstance(source, ObjectRef):
             try:
@@ -506,6 +504,12 @@ class Memory:
                 cause = lost
             if cause is not None:
                 error.__cause__ = cause
+        return error
+
+    def to_raise(self, error: BaseException) -> BaseException:
+        """What a program gets for the exception of a task."""
+        if issubclass(type(error), serial.EXITS) and not self.raises_exits:
+            return serial.exit_error(error)
         return error
 
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:

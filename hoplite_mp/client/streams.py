@@ -22,6 +22,7 @@ from hoplite_mp.protocol.local import Import
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from hoplite_mp.client.futures import Future

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import sys
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +18,36 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.ports import Waits
 
-__all__ = ["ThreadFuture"]
+__all__ = ["ThreadFuture", "for_asyncio"]
 
 T = TypeVar("T")
 BLOCKED_AFTER_NS = 2_000_000
 _PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
+
+
+class _WithoutStopIteration:
+    """A Future as asyncio of Python 3.11 reads it, which cannot store a StopIteration."""
+
+    def __init__(self, future: concurrent.futures.Future[Any]) -> None:
+        self._future = future
+        self.done, self.cancelled, self.result = future.done, future.cancelled, future.result
+
+    def exception(self) -> BaseException | None:
+        error = self._future.exception()
+        if not issubclass(type(error), StopIteration):
+            return error
+        made = RuntimeError("the task raised StopIteration")
+        made.__cause__ = error
+        return made
+
+
+def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets a StopIteration as
+    a RuntimeError (PEP 479), without which the coroutine would wait for ever. From Python 3.12 on
+    asyncio does so itself."""
+    if sys.version_info >= (3, 12) or getattr(fn, "__module__", None) != "asyncio.futures":
+        return fn
+    return lambda future: fn(_WithoutStopIteration(future))
 
 
 class ThreadFuture(concurrent.futures.Future[T]):
@@ -38,6 +64,10 @@ class ThreadFuture(concurrent.futures.Future[T]):
     def is_settled(self) -> bool:
         """As `done`, but without a lock that an exception of a signal handler could leave held."""
         return self._state not in (_PENDING, _RUNNING)
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """As of `concurrent.futures.Future`."""
+        super().add_done_callback(for_asyncio(fn))
 
     def forget(self, callback: Callable[[Any], object]) -> None:
         """Removes a done-callback that nobody needs any more."""

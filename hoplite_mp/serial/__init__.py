@@ -56,7 +56,9 @@ from hoplite_mp.serial.errors import (
     exit_error,
     format_error,
     get_traceback,
+    portable_error,
     short_error,
+    with_text,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -193,6 +195,7 @@ __all__ = [
     "large_copies",
     "named_dtype",
     "payload_kind",
+    "portable_error",
     "raw_bytes",
     "read_contributors",
     "read_dependencies",
@@ -202,4 +205,5 @@ __all__ = [
     "reworded",
     "short_error",
     "text_of",
+    "with_text",
 ]

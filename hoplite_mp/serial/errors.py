@@ -249,6 +249,18 @@ def _portable(value: Any) -> Any:
     return bare if _travels(bare) else TaskError(_summary(value))
 
 
+def portable_error(exc: BaseException) -> Any:
+    """What to pickle, inside a value, for an exception that may not pickle or load. Never
+    raises."""
+    return exc if _surely_loads(exc) else _portable(exc)
+
+
+def with_text(error: BaseException, text: str) -> BaseException:
+    """The exception with this traceback, from where it was raised, as its cause."""
+    _set_cause(error, RemoteTraceback(text))
+    return error
+
+
 def _travels(value: Any) -> bool:
     """Can the value be written and loaded, and does an object of its type come back?"""
     kind = value.kind if type(value) is BareException else type(value)
@@ -310,6 +322,4 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
     except UNPICKLABLE:
         pass  # The reader lacks a module, or the exception's own code fails. The text remains.
     error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
-    if text:
-        _set_cause(error, RemoteTraceback(text))
-    return error
+    return with_text(error, text) if text else error

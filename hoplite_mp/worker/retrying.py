@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.functions import Chunked, Tried
+from hoplite_mp import serial
+from hoplite_mp.client.functions import Chunked, Raised, Tried
 from hoplite_mp.client.kinds import FLAG_STREAM
 from hoplite_mp.client.submitter import FLAG_COPY
 from hoplite_mp.protocol.retries import TryAgain
@@ -23,16 +24,30 @@ def prepared(
     worker: OfWorker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
 ) -> Any:
     """The function to call. A chunk whose items may be tried again asks the node for each retry."""
-    if type(function) is not Chunked or not function.again:
+    if type(function) is not Chunked or not (function.again or function.catches):
         return function
+    return function.prepared(_Items(worker, oid, args_id, inline, flags))
 
-    def may(failures: int) -> bool:
-        return bool(worker.runtime.channel.call(TryAgain(oid, failures)).value)
 
-    def anew() -> tuple[list[Any], ...]:
-        return worker.arguments(args_id, inline, bool(flags & FLAG_COPY))[0]
+class _Items:
+    """The items of a chunk."""
 
-    return function.with_tries(may, anew)
+    def __init__(self, worker: OfWorker, oid: int, args_id: int, inline: bytes, flags: int) -> None:
+        self._worker = worker
+        self._oid = oid
+        self._sent = args_id, inline, bool(flags & FLAG_COPY)
+
+    def may(self, failures: int) -> bool:
+        return bool(self._worker.runtime.channel.call(TryAgain(self._oid, failures)).value)
+
+    def args(self, index: int) -> tuple[Any, ...]:
+        columns = self._worker.arguments(*self._sent)[0]
+        return tuple(column[index] for column in columns)
+
+    def raised(self, error: BaseException) -> Raised:
+        text = self._worker.traceback_of(error)
+        serial.drop_traceback(error)
+        return Raised(error, text)
 
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:

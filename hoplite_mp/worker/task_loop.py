@@ -19,6 +19,7 @@ import numpy as np
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.functions import Caught, Raised
 from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.client.streams import Plan
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
@@ -413,15 +414,27 @@ class Worker:
         serial.drop_traceback(value)
         return True
 
-    def encode_result(self, oid: int, value: Any) -> serial.Encoded:
+    def encode_result(self, oid: int, value: Any, part: bool = False) -> serial.Encoded:
+        """part: the value is the result of an item of a chunk."""
         try:
             return serial.encode(value, self.memory.keep)
         except Exception as error:  # reworded, because it may name a value unknown to the user
+            if type(value) is Caught and not part:  # only items that do not pickle fail
+                return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
             why = f"{type(cause).__name__}: {serial.text_of(cause)}"
             reason = serial.reworded(cause, f"{what}, does not pickle: {why}")
             raise reason from serial.cause_of(cause)
+
+    def or_raised(self, oid: int, results: Caught) -> Iterator[Any]:
+        """The results of a chunk, with a Raised in the place of those that do not pickle."""
+        for value in results:
+            try:
+                self.encode_result(oid, value, True)
+                yield value
+            except Exception as error:
+                yield Raised(error, self.traceback_of(error))
 
     def write(self, oid: int, encoded: serial.Encoded) -> None:
         if self.submitter.store_result(oid, encoded, False) and encoded.refs:

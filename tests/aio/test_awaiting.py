@@ -383,3 +383,38 @@ def test_importing_brings_no_event_loop() -> None:
     code = "import sys, hoplite_mp; print({'asyncio', 'tqdm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def stop(value: int) -> None:
+    raise StopIteration(value)
+
+
+def test_stop_iteration_of_a_task_is_a_runtime_error_where_it_is_awaited(
+    cluster: Cluster, run: Run
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        local: ThreadFuture[None] = ThreadFuture()
+        local.set_running_or_notify_cancel()
+        threading.Thread(target=local.fill, args=(stop, (3,), {})).start()
+        for awaited in (
+            cluster.submit(stop, 3),
+            cluster.submit(stop, 3).ref,
+            asyncio.wrap_future(cluster.submit(stop, 3)),
+            loop.run_in_executor(cluster, stop, 3),
+            local,
+            asyncio.wrap_future(local),
+        ):
+            with pytest.raises(RuntimeError, match="StopIteration") as caught:
+                async with asyncio.timeout(PATIENCE_S):
+                    await awaited
+            stopped: Any = caught.value.__cause__
+            assert (type(stopped), stopped.value) == (StopIteration, 3)
+        with pytest.raises(StopIteration):
+            cluster.submit(stop, 3).result()
+        # Values, errors and cancellation go through as before.
+        assert await asyncio.wrap_future(cluster.submit(echo, 1)) == 1
+        with pytest.raises(KeyError):
+            await asyncio.wrap_future(cluster.submit(fail, KeyError(1)))
+
+    run(main())

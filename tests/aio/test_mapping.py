@@ -150,3 +150,35 @@ def test_large_results_are_the_readers_alone(cluster: Cluster, run: Run) -> None
         assert cluster.stats()["bytes_used"] < 40 << 20
 
     run(main())
+
+
+def raise_some(number: int) -> int:
+    if number == 1:
+        raise StopAsyncIteration(number)
+    if number == 2:
+        raise StopIteration(number)
+    return number
+
+
+@pytest.mark.parametrize("chunksize", [1, 2])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_exceptions_that_end_iterations_do_not_end_this_one(
+    cluster: Cluster, run: Run, chunksize: int, ordered: bool
+) -> None:
+    async def read(number: int) -> None:
+        async for _ in cluster.map(raise_some, [number] * 2, chunksize=chunksize, ordered=ordered):
+            pass
+
+    async def main() -> None:
+        for number, kind in (1, StopAsyncIteration), (2, StopIteration):
+            with pytest.raises(RuntimeError, match=kind.__name__) as caught:
+                await read(number)
+            assert type(caught.value.__cause__) is kind
+        results = cluster.map(
+            raise_some, range(4), chunksize=chunksize, ordered=ordered, return_exceptions=True
+        )
+        kinds = [type(one) async for one in results]
+        wanted = [int, int, StopAsyncIteration, StopIteration]
+        assert sorted(kinds, key=wanted.index) == wanted
+
+    run(main())

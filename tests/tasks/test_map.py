@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -255,3 +257,143 @@ def test_a_loop_that_is_left_cancels_the_rest(tmp_path: Path) -> None:
             break
         go.touch()
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3", "go"}
+
+
+# -- return_exceptions ------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """Its class does not take its own args, nor attributes."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        object.__setattr__(self, "number", number)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(name)
+
+
+def odd_ones(number: int) -> Any:
+    if number % 10 == 1:
+        raise Refused(number, "why")
+    if number % 10 == 2:
+        return threading.Lock()
+    if number % 10 == 3:
+        raise SystemExit(number)
+    if number % 10 == 4:
+        raise StopIteration(number)
+    if number % 10 == 5:
+        raise ValueError(threading.Lock())
+    return number
+
+
+async def odd_ones_later(number: int) -> Any:
+    return odd_ones(number) if number % 10 != 4 else number
+
+
+@pytest.mark.parametrize("chunksize", [None, 1, 4, 100])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("fn", [odd_ones, odd_ones_later])
+@pytest.mark.parametrize("buffersize", [None, 9])
+def test_return_exceptions_puts_each_in_the_place_of_its_result(
+    cluster: Cluster, chunksize: int | None, ordered: bool, fn: Any, buffersize: int | None
+) -> None:
+    found: list[Any] = list(
+        cluster.map(
+            fn,
+            range(60),
+            chunksize=chunksize,
+            ordered=ordered,
+            buffersize=buffersize,
+            timeout=PATIENCE_S,
+            return_exceptions=True,
+        )
+    )
+    assert len(found) == 60
+    if not ordered:
+        numbers = sorted(one for one in found if isinstance(one, int))
+        stops = [] if fn is odd_ones_later else [4]
+        assert numbers == [n for n in range(60) if n % 10 not in (1, 2, 3, 5, *stops)]
+        return
+    for number, one in enumerate(found):
+        match number % 10:
+            case 1:
+                assert (type(one), one.number, one.args) == (Refused, number, ("why",))
+                assert "odd_ones" in str(one.__cause__)
+            case 2:
+                assert isinstance(one, TypeError)
+                assert "does not pickle" in str(one)
+            case 3:
+                assert type(one) is hoplite_mp.TaskError
+                assert (type(one.__cause__), one.__cause__.code) == (SystemExit, number)
+            case 4 if fn is odd_ones:
+                assert (type(one), one.value) == (StopIteration, number)
+            case 5:
+                assert type(one) is hoplite_mp.TaskError
+                assert "ValueError" in str(one)
+            case _:
+                assert one == number
+
+
+def fail_until(path: str, number: int) -> int:
+    seen = Path(path) / str(number)
+    if number == 1 or (number == 2 and not seen.exists()):
+        seen.touch()
+        raise OSError(number)
+    return number
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_return_exceptions_come_after_the_last_try(
+    cluster: Cluster, tmp_path: Path, chunksize: int
+) -> None:
+    view = cluster.options(retry_exceptions=OSError, retries=1)
+    call = functools.partial(fail_until, str(tmp_path))
+    found: list[Any] = list(view.map(call, range(4), chunksize=chunksize, return_exceptions=True))
+    assert (found[0], type(found[1]), found[2:]) == (0, OSError, [2, 3])
+
+
+def die_of(number: int) -> int:
+    if number == 5:
+        os._exit(3)
+    return number
+
+
+def test_return_exceptions_of_a_chunk_whose_worker_dies(cluster: Cluster) -> None:
+    view = cluster.options(retries=0)
+    found: list[Any] = list(view.map(die_of, range(9), chunksize=3, return_exceptions=True))
+    assert found[:3] + found[6:] == [0, 1, 2, 6, 7, 8]
+    assert [type(one) for one in found[3:6]] == [hoplite_mp.WorkerLostError] * 3
+
+
+def unending(number: int) -> Any:
+    yield from range(number)
+    raise ValueError("of the iterable")
+
+
+def test_return_exceptions_raises_errors_that_are_of_no_item(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="of the iterable"):
+        list(cluster.map(abs, unending(3), return_exceptions=True))
+    with pytest.raises(ValueError, match="of the iterable"):
+        list(cluster.map(abs, unending(3), return_exceptions=True, buffersize=1))
+    go = tmp_path / "go"
+    for chunksize in (1, 2):
+        results = cluster.map(
+            wait_for, [str(go)] * 2, timeout=0.1, return_exceptions=True, chunksize=chunksize
+        )
+        with pytest.raises(hoplite_mp.HopliteTimeoutError, match=r"map\(\)"):
+            list(results)
+    go.touch()
+    with hoplite_mp.Executor(max_workers=1) as pool:
+        found: list[Any] = list(pool.map(odd_ones, [3, 6], chunksize=2, return_exceptions=True))
+        assert (type(found[0]), found[1]) == (SystemExit, 6)
+
+
+def test_map_ends_at_the_first_exception(cluster: Cluster) -> None:
+    results = cluster.map(odd_ones, [0, 5, 6], chunksize=1)
+    assert next(results) == 0
+    with pytest.raises(hoplite_mp.TaskError):
+        next(results)
+    assert list(results) == []
