@@ -116,6 +116,9 @@ class Ending:
         killed."""
         self._closed = True
         submitter = self._runtime.submitter
+        with contextlib.suppress(Exception):
+            submitter.drain()
+        submitter.failures.closed = True
         try:
             if self._runtime.client.usable and self._host is not None and not self._host.lost:
                 # First what waits, because an interrupted worker would begin it.
@@ -141,6 +144,7 @@ class Ending:
                 if host is not None:
                     stack.callback(host.end)
                     host.runtime.submitter.keep_results(host.limit)
+                    host.runtime.submitter.failures.report()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if self._host is not None:

@@ -173,6 +173,7 @@ def _run(
         return _results(futures, ended)
     finally:
         for one in futures:
+            one._seen()
             one.cancel()
         if runtime.client.usable:
             submitter.close_queue(pool)

@@ -7,6 +7,7 @@ It must never know: how bytes are stored, where tasks run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
 from hoplite_mp.collectives import as_refs, keep_copies
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError
 from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_ref, in_nest
 from hoplite_mp.nodes import node_id, other_places
@@ -170,9 +172,16 @@ class ObjectCalls:
         if isinstance(refs, (ObjectRef, Future)):
             (ref,) = as_refs(refs)
             return read(ref)
-        if type(refs) not in NESTS:
-            return [read(ref) for ref in as_refs(refs)]
-        return in_nest(in_nest(refs, as_ref), read)  # checks all before it waits for any
+        nested = type(refs) in NESTS
+        refs = in_nest(refs, as_ref) if nested else as_refs(refs)  # checks all, then waits
+        try:
+            return in_nest(refs, read) if nested else [read(ref) for ref in refs]
+        except HopliteTimeoutError:
+            raise
+        except Exception:  # the caller gets only one, but has asked for all
+            with contextlib.suppress(HopliteError):
+                in_nest(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
+            raise
 
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None

@@ -67,7 +67,8 @@ class _Waiters(list[Any]):
 class Future(concurrent.futures.Future[T]):
     """The result of a task that was submitted; a `concurrent.futures.Future`.
 
-    `await future` gives its value, in any event loop. Dropping a Future cancels nothing.
+    `await future` gives its value, in any event loop. Dropping a Future cancels nothing. The logger
+    `hoplite_mp` reports failed tasks whose Future nobody has read when the cluster ends.
 
     Examples
     --------
@@ -91,6 +92,8 @@ class Future(concurrent.futures.Future[T]):
         self._error: BaseException | None = None
         self._kept: memoryview | None = None  # the payload, kept when its cluster closed
         self._unkept = ""  # why it could not be kept
+
+    _reports = True  # a failure that nobody reads is reported at the end
 
     @property
     def unread(self) -> bool:
@@ -329,6 +332,7 @@ class Future(concurrent.futures.Future[T]):
     def _fetch(self, timeout: float | None) -> Any:
         """The value; or None if the task raised an exception, which is then in `_error`."""
         if self._error is not None:
+            self._seen()
             return None
         if (value := self._value) is not _NOTHING:
             if type(value) is not _Lent:
@@ -351,6 +355,7 @@ class Future(concurrent.futures.Future[T]):
         kind = serial.payload_kind(mem)
         if kind == serial.ERROR:
             self._error = memory.failure(mem)
+            self._seen()
             return None
         try:
             value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
@@ -364,6 +369,12 @@ class Future(concurrent.futures.Future[T]):
             return None
         self._value = _Lent(value) if kind == serial.ARRAY and not self._writable else value
         return value
+
+    def _seen(self) -> None:
+        """The failure was read, or need not be."""
+        if self._reports:
+            self._reports = False
+            self._submitter.failures.read(self._oid)
 
     def __await__(self) -> Generator[Any, None, T]:
         """The value, without blocking the event loop; cancelling the `await` cancels nothing

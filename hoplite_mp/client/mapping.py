@@ -171,6 +171,7 @@ class Run:
         if bar is not None:
             bar.close()
         for future in (*self._ahead, *self._under_way):
+            future._seen()  # one that runs may fail, for which nobody asks any more
             future.cancel()
         self._ahead.clear()
         self._under_way.clear()

@@ -100,6 +100,8 @@ class Memory:
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks have held
         self.pending: Container[int] = ()  # results of this process that were not processed yet
         self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
+        # Called when the failure of a task is read, or may be read by another process.
+        self.failure_read: Callable[[int], None] = lambda oid: None
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         # Waits until the thread that watches the node has set `lost`, or knows that it never will.
         self.await_lost: Callable[[], None] = _nothing
@@ -204,6 +206,8 @@ class Memory:
         oid = hold.oid
         if refs and not held:
             self.inner[oid] = list(encoded.refs)
+            for ref in encoded.refs:
+                self.failure_read(self.local_id(ref))
         return ObjectRef(self.public_id(oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
@@ -462,6 +466,7 @@ class Memory:
         if oid in self.pending:  # release what its task has held now, not at the next `drain`
             self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:
+            self.failure_read(oid)
             raise self.failure(mem)
         try:
             return serial.decode(mem, make_ref=self.make_ref, writable=writable)
@@ -490,7 +495,10 @@ class Memory:
     def error(self, oid: int, deadline: int) -> BaseException | None:
         """The error that the object failed with; None if it has a value."""
         mem = self.payload(oid, deadline)
-        return self.failure(mem) if serial.payload_kind(mem) == serial.ERROR else None
+        if serial.payload_kind(mem) != serial.ERROR:
+            return None
+        self.failure_read(oid)
+        return self.failure(mem)
 
     def failure(self, mem: memoryview) -> BaseException:
         """The exception in an error payload. The cause of a ReduceError, the error of its source,

@@ -22,6 +22,7 @@ class Settles(Protocol):
     _oid: int
     _kept: memoryview | None  # the payload, kept when its cluster closed
     _unkept: str  # why it could not be kept
+    _reports: bool  # a failure that nobody reads is reported at the end
 
     def cancelled(self) -> bool:
         """Was the task cancelled?"""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
     from hoplite_mp.client.calls import OwnCalls
     from hoplite_mp.client.channel import Channel
+    from hoplite_mp.client.failures import Failures
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.client.pending import Pending
     from hoplite_mp.client.queues import Queues
@@ -86,6 +87,8 @@ class Submitting(Protocol):
     def queues(self) -> Queues: ...
     @property
     def collector(self) -> Collecting: ...
+    @property
+    def failures(self) -> Failures: ...
     @property
     def waiting(self) -> Waits: ...
     @property

@@ -67,6 +67,7 @@ class Runtime:
         self.memory.pending, self.memory.ended = self.submitter.pending, self.submitter.ended
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
+        self.memory.failure_read = self.submitter.failures.read
         self.actors = Actors(self)
         # In a worker of the common pool: runs this worker's tasks of rounds (`Cluster.run`). Called
         # while a task in this worker waits for a round, so that two tasks that both wait for rounds
@@ -168,6 +169,8 @@ class Runtime:
                 f"(Config.collective_refs_max); {kind} parts of them, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
+        for oid in oids:
+            self.submitter.failures.read(oid)
         shared = list(sources)
         holds = []
         try:
@@ -193,6 +196,7 @@ class Runtime:
         """A Future over an operation's result."""
         oid = hold.oid
         future: Future[None] = Future(self.submitter, oid, hold, False)
+        future._reports = False
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
@@ -225,6 +229,7 @@ class Runtime:
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
+        self.memory.failure_read = lambda oid: None
         self.memory.pending, self.memory.ended = (), lambda oid: None
         self.memory.keep = None
         self.memory.await_lost = _nothing

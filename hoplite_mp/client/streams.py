@@ -245,6 +245,8 @@ class Stream(Generic[T]):
         self._closed = True
         task, self._task, self._link = self._task, None, None
         self._begin, self._cluster = _nothing, None
+        if task is not None:
+            task._seen()
         if task is not None and self._memory.client.usable:
             # This cancels a task that has not begun; one that has begun ends by itself, because
             # nobody holds its link. No lock is taken here, because the garbage collector may call

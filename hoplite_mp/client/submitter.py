@@ -20,6 +20,7 @@ from hoplite_mp import _locks, _shm, _tasks, serial
 from hoplite_mp.client.announcing import Watch
 from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.failures import Failures
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import Unread, keep_results
@@ -76,6 +77,7 @@ class Submitter:
         # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
+        self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = _locks.rlock("client.waits")
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
         self.queue, self.close_queue = self.queues.of, self.queues.close
@@ -114,6 +116,9 @@ class Submitter:
             memory.collect()
         function, carried = self._functions.send(fn)
         call = serial.encode_call(args, kwargs, memory.keep)
+        if len(call.refs) > len(call.dependencies):  # the task may read the others
+            for ref in call.refs:
+                self.failures.read(memory.local_id(ref))
         carries = carried if holder is None else (carried, holder)
         holds: list[Any] = [function, carries, *call.refs]
         inline, args_oid = call.head, 0
@@ -345,6 +350,7 @@ class Submitter:
         future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
         future._settle(False, True, error)
         self.store_result(oid, serial.encode_error(error), True)
+        self.failures.note(future)
         return future
 
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
@@ -439,7 +445,10 @@ class Submitter:
         future = pending.future
         if future is not None:
             failed = state not in VALUED
-            future._complete(failed and is_cancelled(self.client, oid, state), failed)
+            cancelled = failed and is_cancelled(self.client, oid, state)
+            if failed and not cancelled:
+                self.failures.note(future)
+            future._complete(cancelled, failed)
         # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
             unread = self._unread

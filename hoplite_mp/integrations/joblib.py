@@ -224,6 +224,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         future: Any
         try:
             future = self._send(call, func)
+            future._reports = False  # joblib reads what it needs
             future._writable = True  # as results are with joblib's other backends
         except Exception as error:
             future = concurrent.futures.Future()

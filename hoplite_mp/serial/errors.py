@@ -304,6 +304,12 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
     return text, str(mem[middle:end], "utf-8", "replace"), end - meta
 
 
+def error_text(mem: memoryview) -> str:
+    """The traceback in an ERROR payload, or what there is of it, read without unpickling."""
+    text, summary, _ = _error_texts(mem)
+    return (text or summary).strip()
+
+
 def error_name(mem: memoryview) -> str:
     """The name of the exception's class in an ERROR payload, read without unpickling."""
     return _error_texts(mem)[1].partition(":")[0].rpartition(".")[2]

