@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import errors
+from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.option_checks import check_name
@@ -55,7 +56,8 @@ class Group(PeerCalls):
     StoreFullError
         On every rank: one rank has no room in its store.
     PeerLostError
-        The root is dead or, with `strict=True`, any rank is.
+        The root is dead or, with `strict=True`, any rank is. In the first call, with or without
+        `strict`: a rank left or died before all had joined, and its task is over.
     HopliteTimeoutError
         The call took longer than `timeout` seconds, or the Group did not fill within
         `Config.group_wait_s`. It is to be made again. In the background: only the wait for the
@@ -151,6 +153,7 @@ class Group(PeerCalls):
             ranks.index(self.rank),
             self._generation,
             [(rank, *identity) for rank, identity in peers],
+            _own_call(),
         )
         place = self._runtime.channel.call(ask).value
         made = Group(self._runtime, name, len(peers), place, self.strict, self._timeout)
@@ -279,11 +282,17 @@ def join(
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group can be that large")
     check_timeout(timeout)
-    ask = GroupJoin(name, int(size), None if rank is None else int(rank))
+    ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     place = runtime.channel.call(ask).value
     if isinstance(place, str):
         raise PeerLostError(place)
     return Group(runtime, name, int(size), place, strict, timeout)
+
+
+def _own_call() -> int:
+    """The task that runs here, if several run in this process; otherwise 0."""
+    call = current_call.get()
+    return 0 if call is None else call.oid
 
 
 class GroupCalls:
@@ -302,7 +311,10 @@ class GroupCalls:
     ) -> Group:
         """Becomes a member of the Group `name`.
 
-        Returns at once; the first call of the Group waits for all members.
+        Returns at once; the first call of the Group waits for all members. A rank that leaves or
+        dies before all have joined is awaited as long as its task may join again: until the task
+        has ended and is not tried again. Then the Group can never be whole, and the first call of
+        every other member raises PeerLostError.
 
         Parameters
         ----------
@@ -332,7 +344,8 @@ class GroupCalls:
             Another size than the others gave, a rank that is taken, or one member too many.
         PeerLostError
             This task was a member before its process died, and the Group has ended meanwhile. If it
-            had left the Group before that, the first call raises this.
+            had left the Group before that, the first call raises this. Also: a peer of the same
+            `spmd` call was a member, has left, and will not join again.
 
         Examples
         --------

@@ -36,7 +36,7 @@ from hoplite_mp.planner.group_members import (
     Standing,
 )
 from hoplite_mp.planner.group_restoring import RestoredGroups
-from hoplite_mp.planner.group_returns import Returns, ended_text
+from hoplite_mp.planner.group_returns import Returns, Vacated, ended_text, vacated_text
 from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import (
     SHARES,
@@ -76,6 +76,7 @@ class Groups:
         self.groups: dict[str, Group] = {}
         self.ends = GroupEnds()
         self.returns = Returns(node_of)
+        self.vacated = Vacated()
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
         """Gives the caller a rank, or refuses with a reason. A request that arrives twice gets the
@@ -96,11 +97,14 @@ class Groups:
         identity = Identity(message.node, message.client, message.client_generation)
         standing = ON_JOIN[group.phase]
         member = Member(identity, message.request, standing, message.task, message.tries)
+        member.team = message.team
+        for vacated, holder in self.vacated.take(group.name, group.size, member.team).items():
+            group.holders.setdefault(vacated, holder)
         self._take(group, rank, member)
         group.nodes.add(message.node)
         sends = self._settle(group)
         if group.members.get(rank) is not member:
-            text = ended_text(group.name)
+            text = self._why_hopeless(group)
             return [*sends, (message.node, GroupRefused(message.request, text, "ended"))]
         return [*sends, (message.node, _answer(group, rank, message.request))]
 
@@ -193,21 +197,37 @@ class Groups:
         the tasks that its members came back to, may be gone."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
+        awaited.update(task for g in forming for task, _ in g.vacated.values())
         self.returns.keep(awaited)
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: Group) -> list[Send]:
         """Removes those members of a group that is not formed that wait in vain for others."""
+        if not group.members:
+            return []
         waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
         mates = {task for _, some in waits.values() for task in some or ()}
-        sends = self.returns.ask(mates - {task for task, _ in waits.values()})
-        for rank in self.returns.hopeless(waits):
+        vacated = {task for task, _ in group.vacated.values()}
+        sends = self.returns.ask((mates | vacated) - {task for task, _ in waits.values()})
+        never = self._never_again(group)
+        text = self._why_hopeless(group)
+        for rank in list(waits) if never else self.returns.hopeless(waits):
             member = group.members.pop(rank)
             group.tasks.pop(member.task, None)
+            group.holders.pop(rank, None)
             node, client, client_generation = member.identity
             about = group.name, group.generation, group.board, rank, client, client_generation
-            sends.append((node, GroupGivenUp(*about, ended_text(group.name))))
+            sends.append((node, GroupGivenUp(*about, text)))
         return sends
+
+    def _never_again(self, group: Group) -> list[int]:
+        """The ranks that were held, are free, and that their last members do not take again."""
+        vacated = group.vacated.items()
+        return sorted(rank for rank, (task, _) in vacated if self.returns.is_over(task))
+
+    def _why_hopeless(self, group: Group) -> str:
+        ranks = self._never_again(group)
+        return vacated_text(group.name, group.size, ranks) if ranks else ended_text(group.name)
 
     def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
         group.lose(ranks)
@@ -257,6 +277,7 @@ class Groups:
     def _settled(self, group: Group, awaited: bool) -> list[Send]:
         if not group.members and not awaited:
             del self.groups[group.name]
+            self.vacated.add(group.name, group.size, group.vacated)
             return self._close(group)
         if not group.members:  # all members have left before the last founder joined
             return []
@@ -313,6 +334,9 @@ class Groups:
             founders=group.founders,
             come=group.come if group.founders else 0,
             whole=group.whole,
+            holders=()
+            if formed
+            else tuple(group.holders.get(rank, (NO_TASK, NO_TASK)) for rank in range(group.size)),
         )
         return _to_all(group, group.shown)
 

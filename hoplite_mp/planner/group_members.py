@@ -18,7 +18,7 @@ from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.planner.group_returns import Mates
+    from hoplite_mp.planner.group_returns import Holder, Mates
     from hoplite_mp.protocol.groups import Run
     from hoplite_mp.protocol.messages import GroupMembers
 
@@ -64,7 +64,8 @@ ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
 @dataclass(slots=True)
 class Member:
     """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
-    that it came back to. `since`: the first version of the members that shows it; 0: none yet."""
+    that it came back to. `since`: the first version of the members that shows it; 0: none yet.
+    `team`: the `spmd` call whose peer it is."""
 
     identity: Identity
     request: int
@@ -73,6 +74,7 @@ class Member:
     tries: int = 0
     mates: Mates = None
     since: int = 0
+    team: bytes = NO_TASK
 
     @property
     def run(self) -> Run:
@@ -100,10 +102,13 @@ class Group:
     parent: int = 0  # generation of the group whose members found this one; 0: there is none
     founders: tuple[Founder, ...] = ()  # those members, by their rank in this group
     come: int = 0  # ranks that have ever joined, as bits
+    # Until it is formed: rank -> (task, team) of its last member, also if that is gone.
+    holders: dict[int, Holder] = field(default_factory=dict)
 
     def take(self, rank: int, member: Member) -> None:
         """Adds a member."""
         self.members[rank] = member
+        self.holders[rank] = member.task, member.team
         self.come |= 1 << rank
         self.open = self.open or not member.task
         if member.task:
@@ -134,6 +139,18 @@ class Group:
         """The task of the member that was last shown at that rank."""
         tasks = () if self.shown is None else self.shown.tasks
         return tasks[rank] if rank < len(tasks) else NO_TASK
+
+    @property
+    def vacated(self) -> dict[int, Holder]:
+        """Of a group that is not formed: the free ranks whose last members were tasks, and these
+        members. A group that is made from another one waits for its founders by another rule."""
+        if self.phase is Phase.FORMED or self.founders:
+            return {}
+        return {
+            rank: holder
+            for rank, holder in self.holders.items()
+            if holder[0] and rank not in self.members
+        }
 
     @property
     def end(self) -> GroupEnd | None:

@@ -23,6 +23,7 @@ from hoplite_mp.planner.group_members import (
     Standing,
 )
 from hoplite_mp.planner.group_returns import struck_text
+from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import GroupGivenUp
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class RestoredGroups:
             tries = shown.tries[rank] if rank < len(shown.tries) else 0
             member = Member(identity, NO_REQUEST, standing, group.task_at(rank), tries)
             member.since = shown.since_of(rank)
+            member.team = group.holders.get(rank, (NO_TASK, NO_TASK))[1]
             self._take(group, rank, member)
 
     def find_unheard(self, group: Group) -> list[Send]:
@@ -163,6 +165,7 @@ class RestoredGroups:
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
                     member.since = group.shown.since_of(rank)
+                    member.team = join.team
                     self._take(group, rank, member)
                     self._unread.remove(join)
                     found = True
@@ -207,6 +210,7 @@ def restored(shown: GroupMembers) -> Group:
         group.dead.update(dict.fromkeys(shown.past.dead))
         group.open = shown.past.open
     group.left, group.whole = shown.left, shown.whole
+    group.holders.update(enumerate(shown.holders))
     group.parent, group.founders, group.come = shown.parent, shown.founders, shown.come
     return group
 

@@ -1,4 +1,4 @@
-"""Members that come back to a Group that has ended, and wait for others that may never join.
+"""Members that wait for others that may never join.
 
 Why it exists: a task that has left its Group, has died afterwards and is tried again opens a Group
 of that name anew. That is right as long as the other members' tasks may join too, because they use
@@ -6,6 +6,10 @@ the name again or are tried again themselves. When all of these tasks are over n
 the member need not wait for the whole time that a Group may take to form. The node from whose host
 a task was submitted knows whether the task is over. It is asked once, and answers when the task is
 over.
+
+The same is asked about a task that was a member of a Group that is not whole yet and has left it,
+or has died. As long as this task is not over it may join again, because it is tried again or calls
+`group()` once more. When it is over the Group can never be whole.
 
 This module must never know boards, ranks that are free, how a node finds out.
 """
@@ -23,10 +27,15 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.protocol.groups import GroupTasksOver
 
-__all__ = ["Mates", "Returns", "ended_text", "struck_text"]
+__all__ = ["Holder", "Mates", "Returns", "Vacated", "ended_text", "struck_text", "vacated_text"]
 
+# How many (name, team) are remembered for Groups that ended before they were whole. The oldest one
+# is forgotten first; its peers wait for group_wait_s. Higher: more memory of the manager, up to
+# 2 KiB for each.
+VACATED_MAX = 256
 # The tasks that a member came back to; None: it may wait for any task.
 Mates: TypeAlias = "frozenset[bytes] | None"
+Holder: TypeAlias = tuple[bytes, bytes]  # the task of a member, and its team
 
 
 def ended_text(name: str) -> str:
@@ -38,12 +47,49 @@ def ended_text(name: str) -> str:
     )
 
 
+def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
+    """The error text for the members of a Group that can never be whole. ranks: those whose members
+    came and will not come again."""
+    some = ", ".join(map(str, ranks))
+    who, have, tasks = ("rank", "has", "task is")
+    if len(ranks) > 1:
+        who, have, tasks = ("ranks", "have", "tasks are")
+    return (
+        f"group {name!r} can never have all its {size} members: {who} {some} {have} left or died "
+        f"before the others had joined, and the {tasks} over"
+    )
+
+
 def struck_text(name: str) -> str:
     """The error text for a member whose host was given up by a manager that died afterwards."""
     return (
         f"group {name!r}: this host was given up by a manager that has died since, and the others "
         "have gone on without its members"
     )
+
+
+class Vacated:
+    """The ranks that members left free in Groups that ended before they were whole, by the name and
+    the team of these members. The peers of one `spmd` call that join later belong to the same use
+    of the name, so they need not wait for those members."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], tuple[int, dict[int, bytes]]] = {}
+
+    def add(self, name: str, size: int, holders: Mapping[int, Holder]) -> None:
+        """A Group has ended that never was whole."""
+        for rank, (task, team) in holders.items():
+            if team:
+                before, tasks = self._known.pop((name, team), (size, {}))
+                tasks = tasks if before == size else {}
+                self._known[name, team] = size, {**tasks, rank: task}
+        while len(self._known) > VACATED_MAX:
+            del self._known[next(iter(self._known))]
+
+    def take(self, name: str, size: int, team: bytes) -> dict[int, Holder]:
+        """Returns and forgets what is known for a Group that a peer of that team joins."""
+        known, tasks = self._known.pop((name, team), (size, {}))
+        return {rank: (task, team) for rank, task in tasks.items()} if known == size else {}
 
 
 class Returns:
@@ -83,6 +129,10 @@ class Returns:
         """Forgets all other tasks, because no member waits for them."""
         self._asked = {task: node for task, node in self._asked.items() if task in tasks}
         self._over.intersection_update(tasks)
+
+    def is_over(self, task: bytes) -> bool:
+        """Is it known that this task is over?"""
+        return task in self._over
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
         """The ranks of the members that wait in vain. `members`: the task and the mates of each

@@ -60,6 +60,15 @@ def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
             raise ValueError(f"{name}: no id of a task: {task!r}")
 
 
+def _holders(holders: tuple[tuple[bytes, bytes], ...], size: int) -> None:
+    if not isinstance(holders, tuple) or len(holders) not in (0, size):
+        raise ValueError(f"holders must be one for each of {size} ranks: {holders!r}")
+    for holder in holders:
+        if not isinstance(holder, tuple) or len(holder) != 2:
+            raise ValueError(f"holders: not (task, team): {holder!r}")
+        _tasks("holder", holder, 2)
+
+
 def _runs(runs: tuple[Run, ...], count: int) -> None:
     if not isinstance(runs, tuple) or len(runs) != count:
         raise ValueError(f"runs must be one for each of {count} tasks: {runs!r}")
@@ -104,6 +113,7 @@ class GroupJoinRequested(Message, frozen=True):
     `founders`: for a group that is made from another one, whose generation is `parent`: the process
     that gets each rank, as (rank in the other group, node, client, client_generation). The group
     waits for no other processes, nor for a founder that has left the other group.
+    `team`: the id of the `spmd` call whose peer the caller is; NO_TASK if it is none.
     """
 
     request: int
@@ -118,9 +128,11 @@ class GroupJoinRequested(Message, frozen=True):
     parent: int = 0
     founders: tuple[Founder, ...] = ()
     tries: int = 0
+    team: bytes = NO_TASK
 
     def __post_init__(self) -> None:
         _tasks("task", (self.task,), 1)
+        _tasks("team", (self.team,), 1)
         counts(parent=self.parent, tries=self.tries)
         _founders(self.founders)
         counts(request=self.request, node=self.node, client=self.client)
@@ -229,6 +241,8 @@ class GroupMembers(Message, frozen=True):
     earlier versions were for the member before it. A node may miss that version itself, if the
     manager dies before it has sent it to all nodes. `whole`: the first version that showed the
     group formed, 0 before that; members that are shown since then or earlier begin with call 0.
+    `holders`, until the group is formed: by rank, the (task, team) of the last member, also if it
+    has left; for the next manager, too.
     """
 
     name: str
@@ -252,10 +266,12 @@ class GroupMembers(Message, frozen=True):
     tries: tuple[int, ...] = ()
     since: tuple[int, ...] = ()
     whole: int = 0
+    holders: tuple[tuple[bytes, bytes], ...] = ()
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation, board=self.board, version=self.version)
+        _holders(self.holders, self.size)
         counts(parent=self.parent, come=self.come, whole=self.whole)
         _founders(self.founders)
         between("size", self.size, 1, RANKS_MAX)

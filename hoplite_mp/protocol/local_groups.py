@@ -32,13 +32,15 @@ INBOX_MAX = 1000  # messages that one reply names
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Joins a Group. Reply: (board, generation, rank, are there other hosts?, identity of the
     caller: node, slot, generation of the slot), or the message of a ValueError; a text: the group
-    in which the caller's task was has ended. `parent`, `founders`: as in GroupJoinRequested."""
+    in which the caller's task was has ended. `parent`, `founders`: as in GroupJoinRequested.
+    `call`: the task that asks, if several tasks run in the caller's process; otherwise 0."""
 
     name: str
     size: int
     rank: int | None
     parent: int = 0
     founders: list[tuple[int, int, int, int]] = []
+    call: int = 0
 
 
 class GroupBell(msgspec.Struct, frozen=True, tag=True, array_like=True):

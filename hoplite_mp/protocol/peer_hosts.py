@@ -8,6 +8,7 @@ from __future__ import annotations
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.birth import Environment
 from hoplite_mp.protocol.fields import (
+    NO_OBJECT,
     TEXT_CHARS_MAX,
     Message,
     amounts,
@@ -73,7 +74,8 @@ class OpenFarPool(Message, frozen=True):
     """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
     in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
-    long as it lives. `at_once`: refused if these are not free now. Answered by FarPoolOpened."""
+    long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
+    call whose peers the workers run; NO_OBJECT for other pools. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -83,6 +85,7 @@ class OpenFarPool(Message, frozen=True):
     env: Environment = ()
     demand: Wanted = ()
     at_once: bool = False
+    team: bytes = NO_OBJECT
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -91,6 +94,8 @@ class OpenFarPool(Message, frozen=True):
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
+        if len(self.team) != ID_BYTES:
+            raise ValueError(f"team must be {ID_BYTES} bytes, not {self.team!r}")
         amounts("demand", self.demand)
 
 

@@ -47,7 +47,9 @@ class World:
             reply=lambda slot, reply: self.replies.append((slot, reply)),
         )
         above: Any = SimpleNamespace(
-            task_of=lambda slot: (b"", 0), runs_again=self.again.__contains__
+            task_of=lambda slot, call: (b"", 0),
+            team_of=lambda slot: b"",
+            runs_again=self.again.__contains__,
         )
         self.groups = Groups(host, mock.Mock(), mock.Mock(), above)
         self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), MEMBERS)

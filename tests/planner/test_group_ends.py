@@ -57,9 +57,16 @@ class World:
         return answer
 
     def join(
-        self, who: int, slot: int, rank: int | None = None, size: int = 3, tries: int = 0
+        self,
+        who: int,
+        slot: int,
+        rank: int | None = None,
+        size: int = 3,
+        tries: int = 0,
+        team: int = 0,
     ) -> Any:
-        about = slot, who % 2, slot, 1, "g", size, rank, 64, task(who) if who else b"", 0, (), tries
+        about: Any = slot, who % 2, slot, 1, "g", size, rank, 64, task(who) if who else b"", 0, ()
+        about += tries, task(team) if team else b""
         return self.take(self.groups.join(m.GroupJoinRequested(*about)))
 
     def leave(self, who: int, slot: int, rank: int) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
+from hoplite_mp.protocol.fields import NO_OBJECT
+from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.reports import NodeReturned
 
@@ -271,10 +273,16 @@ class Upward:
     def runs_again(self, oid: int) -> bool:
         return False
 
-    def task_of(self, slot: int) -> tuple[bytes, int]:
+    def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
         rooms = self.rooms
-        oid = rooms.host.tasks.running(slot)
+        oid = call or rooms.host.tasks.running(slot)
         if not oid:
             return b"", 0
         task = self.target_of(oid) or rooms.imports.public(oid)
         return task, rooms.host.client.inspect(oid)["tries"]
+
+    def team_of(self, slot: int) -> bytes:
+        workers = self.rooms.workers
+        worker = workers.all.get(slot)
+        pool = None if worker is None else workers.pools.get(worker.pool)
+        return NO_TASK if pool is None or pool.team == NO_OBJECT else pool.team

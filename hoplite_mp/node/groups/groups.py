@@ -51,9 +51,12 @@ class Above(Protocol):
     def runs_again(self, oid: int) -> bool:
         """Is that task being run again because its result was lost?"""
 
-    def task_of(self, slot: int) -> tuple[bytes, int]:
+    def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
         """The task that runs in the process of that slot, by its cluster-wide id, and the number of
-        earlier tries; b"" if none runs."""
+        earlier tries; b"" if none runs. call: its local id if several may run there; else 0."""
+
+    def team_of(self, slot: int) -> bytes:
+        """The id of the `spmd` call whose peer runs in that slot; b"" if none does."""
 
 
 class Groups:
@@ -92,10 +95,11 @@ class Groups:
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
         request, self._next = self._next, self._next + 1
         generation = self.client.client_info(slot)["generation"]
-        task, tries = self.above.task_of(slot)
+        task, tries = self.above.task_of(slot, ask.call)
         asked = GroupJoinRequested(
             request, self.client.number, slot, generation, ask.name, ask.size, ask.rank,
             members_max, task, ask.parent, tuple(ask.founders), tries,
+            self.above.team_of(slot),
         )  # fmt: skip
         self.joining[request] = number, asked
         self.send(asked)

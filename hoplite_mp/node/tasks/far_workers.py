@@ -85,7 +85,7 @@ class FarWorkers:
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
         """The request for so many workers, but for its number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
-        about = pool.max_tasks, setup, pool.audience, pool.env, pool.demand, at_once
+        about = pool.max_tasks, setup, pool.audience, pool.env, pool.demand, at_once, pool.team
         return lambda number: OpenFarPool(number, count, *about)
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: FarPoolOpened) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hoplite_mp import ids
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.tasks.far_workers import FarWorkers
 from hoplite_mp.node.tasks.pools import Pool
@@ -86,6 +87,7 @@ class PoolRequests:
         self.resources = resources
         self.far_workers = FarWorkers(host, workers, delegation, resources)
         self.above = above
+        self._teams = 0  # spmd calls of this host so far
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -113,6 +115,9 @@ class PoolRequests:
         workers = self.workers
         about = self.above.audience_of(slot), ask.env, ask.demand, ask.exact, ask.anywhere
         pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
+        if pool.peers:
+            self._teams += 1
+            pool.team = ids.pack_id(self.client.host_id, self._teams)
         if not workers.open(pool, self.requests.given):
             self.reply(slot, Reply(request.number, None, workers.why_none))
             return
@@ -240,6 +245,7 @@ class PoolRequests:
             audience = self.guests.audience_here(host_id, message.audience)
             about = audience, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
+            opened.team = message.team
             pool = opened.number if self.workers.open(opened) else None
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
                 self.workers.close(pool, True)  # they would wait for resources

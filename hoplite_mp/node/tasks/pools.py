@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hoplite_mp.protocol.fields import NO_OBJECT
+
 if TYPE_CHECKING:
     from collections.abc import Set
 
@@ -64,6 +66,7 @@ class Pool:
     demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
     anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
+    team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""  # why no worker will be started any more

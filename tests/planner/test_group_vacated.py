@@ -1,0 +1,131 @@
+"""Members that leave a Group before it is whole: when the others stop waiting for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hoplite_mp.planner.group import Groups
+from hoplite_mp.planner.group_returns import VACATED_MAX, Vacated
+from hoplite_mp.planner.topology import Topology
+from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol import reports as r
+from tests.planner.test_group_ends import World, ended, task
+from tests.planner.test_group_returns import members, over
+
+TEAM = 99
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_members_of_a_group_whose_rank_was_vacated_are_given_up_when_its_task_is_over(
+    dies: bool,
+) -> None:
+    world = World()
+    world.join(1, 1, 0)
+    world.join(2, 2, 1)
+    if dies:
+        world.die(2, 2)
+    else:
+        world.leave(2, 2, 1)
+    assert world.asked == [(0, task(2))]
+    assert not world.given_up
+    over(world, 2)
+    assert world.given_up == [(1, 0)]
+    assert not world.groups.groups, "the name and the board are free"
+
+
+def test_a_vacated_rank_is_awaited_while_its_task_may_run_again() -> None:
+    world = World()
+    for who in (1, 2):
+        world.join(who, who, who - 1)
+    world.die(2, 2)
+    assert isinstance(world.join(3, 3, 2), m.GroupJoined)
+    assert isinstance(world.join(2, 22, 1, tries=1), m.GroupJoined)
+    assert world.shown[0].formed
+    over(world, 2)
+    assert members(world) == [0, 1, 2], "it is whole"
+
+
+def test_a_vacated_rank_that_another_task_takes_is_not_missing() -> None:
+    world = World()
+    world.join(1, 1, 0)
+    world.join(2, 2, 1)
+    world.leave(2, 2, 1)
+    world.join(4, 4, 1)
+    over(world, 2)
+    assert not world.given_up
+    world.leave(4, 4, 1)
+    over(world, 4)
+    assert world.given_up == [(1, 0)]
+
+
+def test_a_thread_of_a_driver_that_left_is_awaited() -> None:
+    world = World()
+    world.join(1, 1, 0)
+    world.join(0, 2, 1)
+    world.leave(0, 2, 1)
+    assert not world.asked
+    assert members(world) == [0]
+
+
+def test_peers_that_join_after_all_others_have_left_are_given_up() -> None:
+    world = World()
+    world.join(1, 1, 0, team=TEAM)
+    world.die(1, 1)
+    assert not world.groups.groups
+    assert isinstance(world.join(2, 2, 1, team=TEAM), m.GroupJoined)
+    assert world.asked == [(0, task(1))]
+    over(world, 1)
+    assert world.given_up == [(2, 1)]
+    assert ended(world.join(3, 3, 2, team=TEAM)), "what is known is not asked again"
+
+
+def test_peers_that_join_after_all_others_have_left_meet_a_task_that_runs_again() -> None:
+    world = World()
+    world.join(1, 1, 0, 2, team=TEAM)
+    world.die(1, 1)
+    world.join(2, 2, 1, 2, team=TEAM)
+    world.join(1, 11, 0, 2, tries=1, team=TEAM)
+    over(world, 1)
+    assert members(world) == [0, 1]
+    assert not world.given_up
+
+
+@pytest.mark.parametrize("other", [{"team": 5}, {}, {"size": 2, "team": TEAM}], ids=str)
+def test_another_use_of_the_name_waits_for_its_own_members(other: dict[str, int]) -> None:
+    world = World()
+    world.join(1, 1, 0, team=TEAM)
+    world.leave(1, 1, 0)
+    assert isinstance(world.join(2, 2, 1, **other), m.GroupJoined)
+    assert not world.asked
+    assert members(world) == [1]
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["the leave is shown", "only reported"])
+def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
+    world = World()
+    world.join(1, 1, 0, team=TEAM)
+    world.join(2, 2, 1, team=TEAM)
+    if knows:
+        world.leave(2, 2, 1)
+    held = [
+        r.GroupHeld(1, world.shown[1], ((0, 1, 1),)),
+        r.GroupHeld(0, world.shown[0], (), () if knows else (1,)),
+    ]
+    world.asked.clear()
+    world.groups = Groups(8, Topology())
+    world.take(world.groups.restore(held, [], range(100)))
+    assert world.asked == [(0, task(2))]
+    over(world, 2)
+    assert world.given_up == [(1, 0)]
+    world.join(3, 3, 2, team=TEAM)
+    over(world, 2)
+    assert not members(world), "the team of the member that was restored is known"
+
+
+def test_the_oldest_vacated_rank_is_forgotten() -> None:
+    vacated = Vacated()
+    for number in range(VACATED_MAX + 1):
+        vacated.add(f"g{number}", 2, {0: (task(1), task(TEAM))})
+    assert not vacated.take("g0", 2, task(TEAM))
+    assert vacated.take("g1", 2, task(TEAM)) == {0: (task(1), task(TEAM))}
+    assert not vacated.take("g1", 2, task(TEAM)), "the Group has it now"
