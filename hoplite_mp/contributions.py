@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, serial
+from hoplite_mp.ref import NotAnArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,7 +140,11 @@ def reducible(kind: str, x: Any) -> Array:
         return x  # type: ignore[no-any-return]  # the usual case, without further checks
     scalar = isinstance(x, np.generic) and x.dtype.type is cls
     if not (cls is np.ndarray or cls in _EXACT_NUMBERS or scalar):
-        hint = "; np.asarray(x) makes a plain array of it" if _is_like_an_array(x) else ""
+        hint = ""
+        if isinstance(x, NotAnArray):
+            hint = f": use {x.HOW}"
+        elif _is_like_an_array(x):
+            hint = "; np.asarray(x) makes a plain array of it"
         raise TypeError(f"{kind} takes arrays, numbers and bools, not {type_name(x)}{hint}")
     array = np.asarray(x)
     if serial.dtype_name(array.dtype) is None or array.dtype.kind in "SU":

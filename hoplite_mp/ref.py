@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["ByRef", "Carried", "ObjectRef", "RuntimeHooks", "by_ref", "named", "runtime_hooks"]
+    import numpy as np
+
+__all__ = [
+    "ByRef",
+    "Carried",
+    "NotAnArray",
+    "ObjectRef",
+    "RuntimeHooks",
+    "by_ref",
+    "named",
+    "runtime_hooks",
+]
 
 T = TypeVar("T")
 ID_BYTES = 16
@@ -72,7 +83,53 @@ def _no_cluster(ref: ObjectRef[Any]) -> NoReturn:
 runtime_hooks = RuntimeHooks()
 
 
-class ObjectRef(Generic[T]):
+class NotAnArray:
+    """Base of what stands for a value that may be an array. Without it NumPy takes a ref for a
+    number of its own kind, and `np.sum(ref)` returns the ref.
+
+    An array of dtype object can hold it, and compares it with `==` and `!=`. Every other use as an
+    array or a number is a TypeError. `HOW`: how a user gets the value.
+    """
+
+    __slots__ = ()
+    HOW = "c.get(ref)"
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        kind = type(self).__name__
+        raise TypeError(
+            f"this {kind} is not the value that it stands for: use {self.HOW}. An array can hold "
+            "it if its dtype is object"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        if dtype is None or np.dtype(dtype) != object:
+            self._refuse()
+        array = np.empty((), object)
+        array[()] = self
+        return array
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        import numpy as np
+
+        if method != "__call__" or ufunc not in (np.equal, np.not_equal):
+            self._refuse()
+        arrays = [one.__array__(object) if isinstance(one, NotAnArray) else one for one in inputs]
+        return ufunc(*arrays, **kwargs)
+
+
+for _name in (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow",
+    "lshift", "rshift", "and", "xor", "or",
+):  # fmt: skip
+    for _prefix in ("", "r"):
+        setattr(NotAnArray, f"__{_prefix}{_name}__", NotAnArray._refuse)
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(NotAnArray, f"__{_name}__", NotAnArray._refuse)
+
+
+class ObjectRef(NotAnArray, Generic[T]):
     """The name of an object in the cluster.
 
     A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks

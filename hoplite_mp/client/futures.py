@@ -20,7 +20,7 @@ from hoplite_mp.client.thread_futures import for_asyncio
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
 from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp.ref import NotAnArray, ObjectRef
 
 if TYPE_CHECKING:
     import threading
@@ -64,7 +64,7 @@ class _Waiters(list[Any]):
         self._waiting.count_blocked(-1)
 
 
-class Future(concurrent.futures.Future[T]):
+class Future(NotAnArray, concurrent.futures.Future[T]):
     """The result of a task that was submitted; a `concurrent.futures.Future`.
 
     `await future` gives its value, in any event loop. Dropping a Future cancels nothing. The logger
@@ -79,6 +79,7 @@ class Future(concurrent.futures.Future[T]):
     """
 
     __module__ = "hoplite_mp"  # as users import it
+    HOW = "c.get(future) or future.result()"
 
     # The base class's __init__ is not called: see `_condition`.
     def __init__(self, submitter: Submitting, oid: int, hold: object, writable: bool) -> None:

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp.ref import NotAnArray
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -50,9 +52,11 @@ def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
     return lambda future: fn(_WithoutStopIteration(future))
 
 
-class ThreadFuture(concurrent.futures.Future[T]):
+class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
     """A `concurrent.futures.Future` of this process. `await future` gives its value, in any event
     loop; cancelling the `await` cancels nothing else."""
+
+    HOW = "future.result()"
 
     def __init__(self, blocks: Waits | None = None) -> None:
         """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
