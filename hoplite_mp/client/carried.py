@@ -262,6 +262,8 @@ class Look:
         self._carried = carried
         self._seen: dict[int, tuple[Copy, Kept]] = {}
         self.nbytes_min = carried.nbytes_min
+        # The globals and closures of the function, as they were compared: see serial.Keep.
+        self.snapshot: dict[tuple[int, str], Any] = {}
 
     @property
     def kept(self) -> list[Kept]:

@@ -23,6 +23,7 @@ from hoplite_mp.client.carried import Carried as Arrays
 from hoplite_mp.client.carried import Kept, Look
 from hoplite_mp.client.chunks import rows_of
 from hoplite_mp.client.kinds import flags_of, is_async
+from hoplite_mp.serial.aside import UNBOUND
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.serial.aside import Snapshot
 
 __all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "Tried"]
 
@@ -37,7 +39,6 @@ _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
-_ABSENT = object()
 # In place of what a task must hold for its function: nothing, but the function's object is to be
 # freed soon after the task is done.
 NOTHING = object()
@@ -109,17 +110,21 @@ class Functions:
         if known is not None:
             ref, before, *_ = known
             now, constant = _carried(fn, look)
-            if constant and before and len(now) == len(before) and all(map(is_, now, before)):
+            if constant and before and _same(now, before):
                 return ref, None
-        elif importable(fn):
+        if known is None and importable(fn):
             now, constant = _BY_NAME, True
         else:
-            now, constant = _carried(fn, look)
+            now, constant = _carried(fn, look, look.snapshot)
         encoded, beside, refs = serial.encode_with_aside(_in_form(fn, *form), look)
         digest = serial.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
         table = self._table(*form)
+        if constant and now is not _BY_NAME:
+            # Another thread may have changed a closure since. What was sent is then none of the
+            # states that were looked at, so it must not stand for one.
+            constant = _same(now, _carried(fn, look)[0])
         if constant:
             table[fn] = ref, now, digest, look.kept
             return ref, None if now is _BY_NAME else NOTHING
@@ -279,8 +284,13 @@ class Tries(Protocol):
         """The result of an item that has raised."""
 
 
-def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
-    """What travels with a function by value, and whether comparing it would reveal every change."""
+def _same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
+    """What travels with a function by value, and whether comparing it would reveal every change.
+    The globals and closures are recorded in `snapshot`."""
     if type(fn) is not types.FunctionType:
         return [], False
     found: list[Any] = []
@@ -290,7 +300,7 @@ def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
         function = ahead.pop()
         constant = constant and not function.__dict__
         found.append(function.__code__)
-        for value in _values(function):
+        for value in _values(function, snapshot):
             kind = type(value)
             if kind is types.FunctionType:
                 found.append(weakref.ref(value))  # a function always gives the same weakref object
@@ -298,7 +308,7 @@ def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
                     seen.add(value)
                     ahead.append(value)
             elif (
-                value is _ABSENT
+                value is UNBOUND
                 or kind in _IMMUTABLE
                 or (isinstance(value, type) and importable(value))
             ):
@@ -317,16 +327,22 @@ def _contents(cell: types.CellType) -> Iterator[Any]:
         yield cell.cell_contents
 
 
-def _values(function: types.FunctionType) -> Iterator[Any]:
+def _values(function: types.FunctionType, snapshot: Snapshot | None) -> Iterator[Any]:
     """Yields the defaults, the closure's values, and the globals that the code names."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
-        yield next(_contents(cell), cell)
+        value = next(_contents(cell), UNBOUND)
+        if snapshot is not None:
+            value = snapshot.setdefault((id(cell), ""), value)
+        yield value
     scope = function.__globals__
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         for name in code.co_names:
-            yield scope.get(name, _ABSENT)
+            value = scope.get(name, UNBOUND)
+            if snapshot is not None:
+                value = snapshot.setdefault((id(scope), name), value)
+            yield value
         codes += [const for const in code.co_consts if type(const) is types.CodeType]

@@ -28,6 +28,7 @@ class Lending:
 
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
         self.nbytes_min: Any = nbytes_min
+        self.snapshot: dict[tuple[int, str], Any] = {}
         self._memory = memory
         # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
         # removed with its array, so an id never stands for another array.

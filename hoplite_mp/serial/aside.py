@@ -57,10 +57,19 @@ class Numbered(Protocol):
     number: int
 
 
+UNBOUND: Any = object()  # stands for a global variable that has no value
+# (id of a dictionary of globals, name) -> value, or UNBOUND; (id of a cell, "") -> its contents, or
+# UNBOUND.
+Snapshot = dict[tuple[int, str], Any]
+
+
 class Keep(Protocol):
     """Keeps arrays as objects; there is one for each function that is being sent."""
 
     nbytes_min: int
+    # The globals and closures of the function when its sender looked at them. These values are
+    # sent, although other threads may have bound the variables meanwhile.
+    snapshot: Snapshot
 
     def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
         """The object that keeps the array; and a number that no other array of this process has."""

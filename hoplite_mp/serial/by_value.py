@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.aside import UNBOUND
 from hoplite_mp.serial.code import Reduced, cloudpickled, module_travels
 from hoplite_mp.serial.fingerprints import fingerprint
 from hoplite_mp.serial.namespaces import (
@@ -35,6 +36,9 @@ from hoplite_mp.serial.sources import Source, source_of
 
 if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Aside, Keep
+
+
+_NOT_LOOKED_AT: Any = object()
 
 
 class Manifests:
@@ -74,9 +78,11 @@ class Manifests:
         """The entry of one global; None if it is not sent."""
         scope, holds_refs, keep = namespace.scope, False, self.keep
         part = None if keep is None else keep.part()
-        try:
-            value = scope[name]
-        except KeyError:
+        key = id(scope), name
+        value = _NOT_LOOKED_AT if keep is None else keep.snapshot.get(key, _NOT_LOOKED_AT)
+        if value is _NOT_LOOKED_AT:
+            value = scope.get(name, UNBOUND)
+        if value is UNBOUND:
             value, own = None, ABSENT
         else:
             try:

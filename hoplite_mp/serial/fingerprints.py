@@ -107,6 +107,7 @@ def _fingerprinter() -> type[pickle.Pickler]:
         stream: Stream | None = None
         stop_at_refs = False
         holds_refs = False
+        keep = None
         aside: Marks | None = None
 
         def reducer_override(self, obj: Any) -> Reduced:

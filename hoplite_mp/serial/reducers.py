@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from hoplite_mp.ref import ByRef, ObjectRef, named
-from hoplite_mp.serial.aside import SharedArray
+from hoplite_mp.serial.aside import UNBOUND, SharedArray
 from hoplite_mp.serial.code import (
+    NeedCloudpickle,
     Reduced,
     by_value_modules,
     importable,
@@ -143,6 +144,21 @@ def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
     return pickler.manifests.aside.reduce_shared(marker)
 
 
+def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
+    """A variable of a closure, with the value that the sender of its function has looked at."""
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    if pickler.keep is None:
+        return NotImplemented  # cloudpickle's dispatch table knows it.
+    if (value := pickler.keep.snapshot.get((id(cell), ""), cell)) is cell:
+        return NotImplemented  # Nobody has looked at it.
+    from cloudpickle import cloudpickle
+
+    if value is UNBOUND:
+        return cloudpickle._make_empty_cell, ()
+    return cloudpickle._make_cell, (value,)
+
+
 def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
     if view.c_contiguous and view.format in _CASTABLE and view.nbytes:
         return load_view, (pickle.PickleBuffer(view.cast("B")), view.format, view.shape)
@@ -238,6 +254,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (np.ndarray, _reduce_array),
     (memoryview, _reduce_view),
     (SharedArray, _reduce_shared),
+    (types.CellType, _reduce_cell),
     ((type, types.FunctionType), reduce_code),
     (types.CodeType, reduce_code_object),
     (types.ModuleType, reduce_only_by_value),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp import serial
 from tests.tasks.helpers import PATIENCE_S, add, eventually, run
 
 if TYPE_CHECKING:
@@ -141,6 +142,49 @@ def test_globals_of_a_script_change(cluster: Cluster) -> None:
         """
     )
     assert out.split() == ["21", "31", "-9", "-9"]
+
+
+def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread binds it and binds it back; what was sent does not stand for either state."""
+    scope: dict[str, Any] = {"flag": False, "__name__": "a script"}
+    exec("def look(): return flag", scope)
+    original = serial.encode_with_aside
+
+    def toggled(*args: Any) -> Any:
+        scope["flag"] = True
+        encoded = original(*args)
+        scope["flag"] = False
+        return encoded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serial, "encode_with_aside", toggled)
+        assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
+    assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
+
+
+def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = False
+
+    def look() -> bool:
+        return state
+
+    original = serial.encode_with_aside
+
+    def changed(*args: Any) -> Any:
+        nonlocal state
+        state = True
+        encoded = original(*args)
+        state = False
+        return encoded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serial, "encode_with_aside", changed)
+        assert cluster.submit(look).result(PATIENCE_S) is False
+    assert cluster.submit(look).result(PATIENCE_S) is False
 
 
 def test_an_unchanged_function_travels_once(cluster: Cluster) -> None:
