@@ -30,7 +30,7 @@ from hoplite_mp.protocol.local import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -38,6 +38,7 @@ __all__ = [
     "WORKERS_MAX",
     "Node",
     "NodeCalls",
+    "amount_words",
     "counters",
     "gone_nodes",
     "grow",
@@ -106,10 +107,12 @@ class Node:
 
 def resource_words(node: Node) -> list[str]:
     """["gpu 1 of 2"]: how much is free, of how much there is."""
-    return [
-        f"{name} {node.resources_free.get(name, 0):g} of {amount:g}"
-        for name, amount in node.resources.items()
-    ]
+    return amount_words(node.resources, node.resources_free)
+
+
+def amount_words(amounts: Mapping[str, float], free: Mapping[str, float]) -> list[str]:
+    """As `resource_words`, of a node's resources and of what is free of them."""
+    return [f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in amounts.items()]
 
 
 def node_id(number: int) -> str:
@@ -352,12 +355,12 @@ def own_node(runtime: Runtime) -> Node:
     raise errors.NodeLostError(f"node {own!r} of this host is no longer one of the cluster")
 
 
-def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float]]:
-    """(node id, host, seconds ago) of the latest nodes that were lost or have left, as far as this
-    host's node has seen it."""
+def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
+    """(node id, host, seconds ago, whether it has left) of the latest nodes that were lost or have
+    left, as far as this host's node has seen it."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
-    return [(node_id(number), host, seconds) for number, host, seconds in found]
+    return [(node_id(number), *more) for number, *more in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:

@@ -32,7 +32,7 @@ from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect
-from hoplite_mp.looking.status import gone
+from hoplite_mp.looking.status import gone, gone_words, task_counts
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import (
     Node,
@@ -54,11 +54,11 @@ __all__ = ["Look", "lines", "top"]
 PIPED_COLUMNS = 200  # width of a table when the output is no terminal
 NARROW_COLUMNS = 120  # on a narrower terminal, the columns in LEAST are left out
 COLUMNS = (
-    "node", "host", "address", "workers", "memory", "running", "tasks/s", "done", "failed",
-    "objects", "sent/s", "received/s",
+    "node", "host", "address", "workers", "memory", "queued", "running", "tasks/s", "done",
+    "failed", "objects", "sent/s", "received/s",
 )  # fmt: skip
 NUMBERS = COLUMNS[3:]
-LEAST = {"address", "running", "done", "failed", "objects"}
+LEAST = {"address", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
 NO_RATE = "-"  # there is only one look at that node so far
 NO_ANSWER, ALL = "no answer", "all"
@@ -75,14 +75,16 @@ class Look:
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of looking/actors.py
-    running: dict[str, int] | None = None  # tasks that ran then, by id of nodes that answered
+    # How many tasks were queued and ran then, by id of nodes that answered.
+    tasks: dict[str, dict[str, int]] | None = None
     gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
 
 
 def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
     """A line for each node and, if there are several, one with the totals; fields as in COLUMNS."""
     found = []
-    total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects", "running"), 0)
+    names = ("workers", "used", "limit", "done", "failed", "objects", "queued", "running")
+    total = dict.fromkeys(names, 0)
     sums: dict[str, float] = {}
     for node in now.nodes:
         free = "".join(f", {words} free" for words in resource_words(node))
@@ -102,8 +104,8 @@ def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
             "failed": counts["tasks_failed"],
             "objects": counts["objects"],
         }
-        if now.running is not None and node.id in now.running:
-            one["running"] = now.running[node.id]
+        if now.tasks is not None:
+            one |= now.tasks.get(node.id, {})
         for name, number in one.items():
             total[name] += number
         found.append((*head, *_cells(one, rates)))
@@ -118,7 +120,8 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
     return (
         f"{counts['used'] / max(1, counts['limit']):.0%} of {format_bytes(counts['limit'])}",
-        str(counts["running"]) if "running" in counts else "",
+        str(counts.get("queued", "")),
+        str(counts.get("running", "")),
         f"{rates['tasks_done']:.0f}" if "tasks_done" in rates else NO_RATE,
         str(counts["done"]),
         str(counts["failed"]),
@@ -152,8 +155,8 @@ def _look(cluster: Cluster) -> Look:
         if own is None or one.id != node_id(own)
     )
     said = collect(cluster)
-    running = {node_id(one["node"]): one["running"]["count"] for one in said["nodes"]}
-    return Look(at, tuple(shown), counted, tuple(actors.rows(said)), running, tuple(gone(cluster)))
+    lost = tuple(map(gone_words, gone(cluster)))
+    return Look(at, tuple(shown), counted, tuple(actors.rows(said)), task_counts(said), lost)
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:

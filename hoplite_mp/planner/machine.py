@@ -210,8 +210,10 @@ class Planner:
     def _node_lost(self, message: NodeLost, now: float) -> list[Send]:
         if not self.membership.is_living(message.node, message.incarnation):
             return []
+        went = (message.node,)
+        left = went if message.node in self.membership.leaving else ()
         sends = self._end(message.node, now)
-        return [*self._tell_others(message.node, (), (message.node,)), *sends]
+        return [*self._tell_others(message.node, (), went, left), *sends]
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
         """These two living nodes cannot reach each other, so they cannot both stay members. The
@@ -224,12 +226,16 @@ class Planner:
         return [(later, GivenUp(0.0)), *self._node_lost(lost, now)]
 
     def _tell_others(
-        self, node: int, came: tuple[Member, ...], went: tuple[int, ...]
+        self,
+        node: int,
+        came: tuple[Member, ...],
+        went: tuple[int, ...],
+        left: tuple[int, ...] = (),
     ) -> list[Send]:
         others = [other for other in self.membership.nodes if other != node]
         if not others:
             return []
-        changed = MembersChanged(came, went)
+        changed = MembersChanged(came, went, left)
         return [(other, changed) for other in others]
 
     def _end(self, node: int, now: float) -> list[Send]:

@@ -272,8 +272,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number, name, seconds ago) of the hosts of which this node knows that they are gone;
-    only the latest."""
+    """Reply: (number, name, seconds ago, whether it has left, or else was lost) of the hosts of
+    which this node knows that they are gone; only the latest."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -199,13 +199,16 @@ class Credentials(Message, frozen=True):
 
 
 class MembersChanged(Message, frozen=True):
-    """First the nodes `went`, then the nodes `came`. A number in both has begun a new life."""
+    """First the nodes `went`, then the nodes `came`. A number in both has begun a new life. `left`:
+    those of `went` that had announced their end."""
 
     came: tuple[Member, ...]
     went: tuple[int, ...]
+    left: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         numbers("went", self.went, NODES_MAX - 1)
+        numbers("left", self.left, NODES_MAX - 1)
         if not self.came and not self.went:
             raise ValueError("came and went are both empty: nothing has changed")
 

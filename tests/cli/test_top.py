@@ -77,25 +77,29 @@ def test_who_does_not_answer_who_leaves_and_who_comes() -> None:
 
 
 def test_what_runs_now_and_who_is_gone() -> None:
+    tasks = {"h0": {"queued": 5, "running": 3}, "h1": {"queued": 2, "running": 1}}
     look = Look(
-        1.0, NODES, {node.id: counts() for node in NODES}, running={"h0": 3, "h1": 1},
-        gone=("h2 (host2) has been gone for 11 s (left, or lost)",),
+        1.0, NODES, {node.id: counts() for node in NODES}, tasks=tasks,
+        gone=("h2 (host2) left 11 s ago",),
     )  # fmt: skip
     assert [cells(line)["running"] for line in lines(look, None)] == ["3", "1", "4"]
+    assert [cells(line)["queued"] for line in lines(look, None)] == ["5", "2", "7"]
     console = Console(width=200, file=io.StringIO())
     console.print(_drawn("title", look, None, 200))
     assert isinstance(console.file, io.StringIO)
     assert look.gone[0] in console.file.getvalue().splitlines()
     # A node that has counted, but not said what runs there.
-    quiet = Look(2.0, NODES, {node.id: counts() for node in NODES}, running={"h0": 2})
+    only = {"h0": {"queued": 0, "running": 2}}
+    quiet = Look(2.0, NODES, {node.id: counts() for node in NODES}, tasks=only)
     assert [cells(line)["running"] for line in lines(quiet, None)] == ["2", "", "2"]
 
 
 def test_the_line_of_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = [("h0", "host0", 5.0), ("h2", "host2", 11.2)]
+    left = [("h0", "host0", 5.0, True), ("h2", "host2", 11.2, True), ("h3", "host3", 700, False)]
     monkeypatch.setattr(status, "gone_nodes", lambda runtime: left)
     seen: Any = SimpleNamespace(nodes=NODES, _runtime=None)
-    assert status.gone(seen) == ["h2 (host2) has been gone for 11 s (left, or lost)"]
+    said = [status.gone_words(one) for one in status.gone(seen)]
+    assert said == ["h2 (host2) left 11 s ago", "h3 (host3) was lost 12 min ago"]
 
 
 def command(address: str, *options: str) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_silence import Driver
+from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -360,4 +364,56 @@ def test_driver_of_a_removed_node_says_so_in_every_call(lan: Lan, attaches: bool
     assert [line for line in lines[:-1] if not line.endswith(": NodeLostError told")] == []
     if attaches:
         assert cluster.joined[1].wait(PATIENCE_S) == 0
+    assert cluster.end() == [0, 0, 0]
+
+
+def status(cluster: UpCluster) -> dict[str, Any]:
+    """What `hoplite-mp status --json` says on the first host."""
+    told = cluster.lan[0].run(
+        [*HOPLITE, "status", cluster.address, "--no-tls", "--json"],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return dict(json.loads(told.stdout))
+
+
+def test_status_counts_tasks_traffic_of_groups_and_hosts_that_left(lan: Lan) -> None:
+    cluster = UpCluster(lan, tls=False)
+    program = """
+nodes = {n.host: n for n in c.nodes if n.workers}
+def peer(rank):
+    group = hoplite_mp.current().group("traffic", 2, rank)
+    for i in range(100):
+        group.sendrecv(np.ones(1000), 1 - rank, source=1 - rank)
+before = c.stats()["bytes_sent"]
+c.wait([c.options(node=nodes[f"h{rank + 1}"]).submit(peer, rank) for rank in range(2)])
+print(c.stats()["bytes_sent"] - before > 1_600_000, flush=True)
+futures = [c.options(node=nodes["h2"]).submit(time.sleep, 120) for _ in range(5)]
+print(nodes["h2"].id, flush=True)
+input()
+for future in futures:
+    future.cancel(force=True)
+"""
+    with Driver(cluster, lan[0], WAIT_FOR_ALL + program) as driver:
+        assert driver.hear() == "True"
+        name = driver.hear()
+
+        def counted() -> bool:
+            """A task is queued at the node that keeps it until the other node runs it."""
+            found = {node["id"]: node for node in status(cluster)["nodes"]}
+            running, queued = (
+                sum(n[what] for n in found.values()) for what in ("running", "queued")
+            )
+            return found[name]["running"] == running > 0 and running + queued == 5
+
+        eventually(counted, PATIENCE_S)
+        driver.say()
+    assert status(cluster)["gone"] == []
+    lan[2].signal(cluster.joined[1], signal.SIGTERM)
+    assert cluster.joined[1].wait(PATIENCE_S) == 0
+    eventually(lambda: status(cluster)["gone"], PATIENCE_S)
+    (gone,) = status(cluster)["gone"]
+    assert (gone["host"], gone["how"]) == ("h3", "left")
     assert cluster.end() == [0, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp.node.core.membership import Membership
+from hoplite_mp.node.core.membership import GONE_SHOWN_S, Membership
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.protocol.local import GoneNodes
 from hoplite_mp.protocol.messages import Member
@@ -68,7 +68,20 @@ def test_hosts_that_have_gone_and_how_long_ago() -> None:
     world.membership.went(1)
     assert world.membership.went(1) is None  # it was not there any more
     world.loop.pass_time(2.5)
-    assert world.gone() == [(2, "host 2", 7.5), (1, "host 1", 2.5)]
+    assert world.gone() == [(2, "host 2", 7.5, False), (1, "host 1", 2.5, False)]
+    world.loop.pass_time(GONE_SHOWN_S - 5.0)
+    assert world.gone() == [(1, "host 1", GONE_SHOWN_S - 2.5, False)]
+    world.loop.pass_time(5.0)
+    assert world.gone() == []
+
+
+def test_gone_hosts_that_announced_their_end_have_left() -> None:
+    world = World()
+    world.membership.roster.leaving.add(22)  # it has told the other nodes
+    world.membership.went(2)
+    world.membership.went(1)
+    world.membership.has_left(1)  # the manager has told them
+    assert world.gone() == [(2, "host 2", 0.0, True), (1, "host 1", 0.0, True)]
 
 
 def test_a_program_that_only_looked_in_is_no_host_that_has_gone() -> None:
@@ -76,4 +89,4 @@ def test_a_program_that_only_looked_in_is_no_host_that_has_gone() -> None:
     for number, stays in ((3, False), (4, True)):
         world.membership.came(Member(number, 1, 10 + number, 0, host="asks", stays=stays))
         assert world.membership.went(number) is not None
-    assert world.gone() == [(4, "asks", 0.0)]
+    assert world.gone() == [(4, "asks", 0.0, False)]

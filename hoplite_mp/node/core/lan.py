@@ -265,7 +265,7 @@ class Lan:
         self.host.reply(slot, Reply(request.number))
 
     def _counts(self) -> dict[str, int]:
-        sent, received = self.links.moved()
+        sent, received = map(sum, zip(self.links.moved(), self.peers.traffic, strict=True))
         retried = self.local.delegation.retried + self.recovering.reconstruction.begun
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
@@ -301,6 +301,8 @@ class Lan:
                 self.missing.confirm(message.went)
                 for number in message.went:
                     self._went(number)
+                    if number in message.left:
+                        self.membership.has_left(number)
                     self.recovering.report(number)
                 self.spares.are_gone(message.went)
                 for member in message.came:

@@ -388,7 +388,10 @@ class Management:
             wire.close(why)
 
     def farewell(self) -> None:
-        """Announces the end of this node, so that the manager's lease does not depend on it."""
+        """Announces the end of this node, so that it does not count as lost, and the manager's
+        lease does not depend on it."""
+        if self.life.orderly and not self.is_here:
+            self.announce_leaving()
         if self.failover is not None:
             self.send(self.failover.ends())
 

@@ -37,6 +37,8 @@ __all__ = ["Alone", "Membership"]
 
 NUMBER = 0  # the number of the only node in a cluster of one host
 GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
+# How long they are remembered. Higher: `status` and `top` list old losses beside new ones.
+GONE_SHOWN_S = 600.0
 
 
 class Alone:
@@ -119,6 +121,7 @@ class Membership:
         self.members: dict[int, Member] = {}  # by number, in order of joining
         # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
+        self.left: set[int] = set()  # numbers of those of them that had announced their end
         self.numbers = 1  # how many node numbers the manager has given, as far as this node knows
         self.workers_now: int | None = None  # number of workers, if it has changed since joining
 
@@ -177,7 +180,14 @@ class Membership:
         # A program without workers that was connected for a while is not remembered as a host.
         if member is not None and (member.workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
+            self.left.discard(number)
+            if member.host_id in self.roster.leaving:
+                self.has_left(number)
         return member
+
+    def has_left(self, number: int) -> None:
+        """That member had announced its end before it went."""
+        self.left.add(number)
 
     def have_workers(self, host_id: int, count: int) -> Member | None:
         """Updates the number of workers in that host's common pool; None: it is no member."""
@@ -215,7 +225,9 @@ class Membership:
         self.reply(slot, Reply(request.number, found))
 
     def asked_gone(self, slot: int, request: Request) -> None:
-        """A process asks which hosts are gone, and for how many seconds."""
+        """A process asks which hosts are gone, for how many seconds, and whether they have left."""
         now = self.loop.now()
-        gone = [(number, host, now - at) for number, host, at in self.gone]
+        while self.gone and now - self.gone[0][2] > GONE_SHOWN_S:
+            self.gone.popleft()
+        gone = [(number, host, now - at, number in self.left) for number, host, at in self.gone]
         self.reply(slot, Reply(request.number, gone))

@@ -155,6 +155,7 @@ class Peers:
         self.mine = mine
         self.cluster = network.cluster
         self.by_host_id: dict[int, Peer] = {}
+        self.traffic = [0, 0]  # bytes of messages (sent, received) over all wires so far
         self.by_number: dict[int, Peer] = {}
         # By host id: connections of nodes that this node does not know as members yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
@@ -336,6 +337,7 @@ class Peers:
             Decoder(PeerMessage),
             lambda message: self.take(host_id, message),
             lambda reason: self._ended(peer, reason),
+            traffic=self.traffic,
         )
         if peer.wire is None or not peer.wire.open:
             peer.wire = wire

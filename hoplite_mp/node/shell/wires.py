@@ -39,8 +39,11 @@ class Wire:
         ended: Callable[[str], None],
         *,
         shared: bool = False,
+        traffic: list[int] | None = None,
     ) -> None:
-        """shared: another thread also writes to the stream (`beat`)."""
+        """shared: another thread also writes to the stream (`beat`). traffic: [bytes sent, bytes
+        received], to which the wire adds."""
+        self._traffic = [0, 0] if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder
         self._take = take
@@ -70,6 +73,7 @@ class Wire:
         except ConnectionError as error:
             self.close(str(error))
             return False
+        self._traffic[0] += len(frame)
         self._flush()
         return True
 
@@ -96,8 +100,10 @@ class Wire:
         if data is None or not (flushed or data):
             self.close(self.stream.failure or "the other side closed the connection")
             return
-        if data and self.received is not None:
-            self.received()
+        if data:
+            self._traffic[1] += len(data)
+            if self.received is not None:
+                self.received()
         try:
             for message in self._decoder.feed(data) if data else ():
                 if not self.open:
