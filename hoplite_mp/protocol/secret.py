@@ -35,6 +35,16 @@ class Secret:
         """A copy of the bytes, in ordinary memory: for messages to processes of this host."""
         return self._memory[:]
 
+    def __eq__(self, other: object) -> bool:
+        """Compares the bytes, in a time that does not depend on them."""
+        import hmac
+
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._memory[:], other._memory[:])
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return "<Secret>"
 

@@ -13,6 +13,10 @@ import pytest
 
 from hoplite_mp.errors import AuthError
 from hoplite_mp.transport.tokens import Token, load_token, token_path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.secret import Secret
 
 SECRET = "correct-horse-battery-staple"
 OTHER = "another-token-of-enough-length"
@@ -34,7 +38,7 @@ def written(path: Path, text: str = SECRET + "\n", mode: int = 0o600) -> Path:
     return path
 
 
-def key(text: str) -> bytes:
+def key(text: str) -> Secret:
     return Token(text).key
 
 
@@ -67,7 +71,7 @@ def test_the_same_token_from_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path.write_bytes(raw + b"\r\n")
     monkeypatch.setenv("HOPLITE_MP_TOKEN", os.fsdecode(raw))
     assert load_token().key == load_token(path).key == load_token(f" {os.fsdecode(raw)} ").key
-    assert len(load_token().key) == 32
+    assert len(load_token().key.reveal()) == 32
     assert key(SECRET) != key(OTHER)
 
 
@@ -160,7 +164,7 @@ def test_of_several_who_make_it_all_get_the_same(tmp_path: Path) -> None:
 
     def make() -> None:
         barrier.wait()
-        keys.append(load_token(tmp_path / "t", make=True).key)
+        keys.append(load_token(tmp_path / "t", make=True).key.reveal())
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
