@@ -11,6 +11,7 @@ only what other rooms may use. The modules:
     functions functions of tasks                  picklers   the picklers that write the streams
     reading   what the streams' functions need    reducers   how objects are reduced
     copies    for readers that may write          code       code by name or by value
+    classes   classes by value
     by_value  code by value, what it carries      namespaces the globals of such code
     fingerprints  whether a value has changed
     pickle_stream  a stream while it is written

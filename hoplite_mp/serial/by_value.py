@@ -17,7 +17,8 @@ import numpy as np
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.aside import UNBOUND
-from hoplite_mp.serial.code import Reduced, cloudpickled, module_travels
+from hoplite_mp.serial.classes import cloudpickled
+from hoplite_mp.serial.code import Reduced, module_travels
 from hoplite_mp.serial.fingerprints import fingerprint
 from hoplite_mp.serial.namespaces import (
     ABSENT,

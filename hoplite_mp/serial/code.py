@@ -77,13 +77,9 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
     return pickler.reduce_by_value(obj)
 
 
-def cloudpickled(pickler: Any, obj: Any) -> Reduced:
-    """cloudpickle's reduction of a function or class that readers cannot import."""
-    from cloudpickle import cloudpickle
-
-    if isinstance(obj, type) and obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
-        _native_classes.add(obj)
-    return cloudpickle.Pickler.reducer_override(pickler, obj)
+def note_native(cls: type) -> None:
+    """Notes that this process has defined this class by value."""
+    _native_classes.add(cls)
 
 
 def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
 from hoplite_mp.serial.aside import Marks
-from hoplite_mp.serial.code import Reduced, cloudpickled, importable
+from hoplite_mp.serial.classes import cloudpickled
+from hoplite_mp.serial.code import Reduced, importable
 from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:

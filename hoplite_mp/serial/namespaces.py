@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from hoplite_mp import _locks
 from hoplite_mp.serial.aside import Shared
+from hoplite_mp.serial.classes import fill_class
 from hoplite_mp.serial.code import is_native
 from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
 from hoplite_mp.serial.sources import Source, keep_source
@@ -356,12 +357,10 @@ def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
     seen = seen_of_class(cls)
     if seen.marks.get(sender) == mark:
         return
-    from cloudpickle import cloudpickle
-
     with _writing:
         if seen.marks.get(sender) == mark:
             return
-        cloudpickle._class_setstate(cls, state)
+        fill_class(cls, state)
         seen.mark(sender, mark)
         seen.latest = sender, mark, None
         _to_look_at(seen, cls)

@@ -189,6 +189,14 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
                 part.flags.writeable = False
 
 
+def load_cached_property(cls: Any, locked: bool) -> Any:
+    """Named in streams: a `functools.cached_property` whose attributes are not filled in yet."""
+    prop = cls.__new__(cls)
+    if locked:
+        prop.lock = threading.RLock()
+    return prop
+
+
 def load_output(name: str) -> Any:
     """Named in streams: one of the files that this process prints to."""
     return getattr(sys, name)

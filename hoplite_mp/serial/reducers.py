@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import gc
 import io
 import itertools
 import pickle
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +41,7 @@ from hoplite_mp.serial.lent import Lender
 from hoplite_mp.serial.reading import (
     load_array,
     load_array_state,
+    load_cached_property,
     load_exception,
     load_exception_state,
     load_output,
@@ -211,6 +214,25 @@ def _reduces_as_ndarray(cls: type) -> bool:
     )
 
 
+def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) -> Reduced:
+    """Until Python 3.11 it holds a lock, of which each process has its own."""
+    state = {name: value for name, value in vars(prop).items() if name != "lock"}
+    return load_cached_property, (type(prop), "lock" in vars(prop)), state
+
+
+def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
+    """Its entries, which stay there as long as the reader refers to their keys or values."""
+    return type(found), (dict(found),)
+
+
+def _reduce_proxy(pickler: Any, proxy: types.MappingProxyType[Any, Any]) -> Reduced:
+    """A view of a dictionary becomes a view of that same dictionary, not of a copy."""
+    below = gc.get_referents(proxy)
+    if len(below) == 1 and type(below[0]) is dict:
+        return types.MappingProxyType, (below[0],)
+    return types.MappingProxyType, (dict(proxy),)
+
+
 FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 OUTPUTS = ("stdout", "stderr", "__stdout__", "__stderr__")
 _REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
@@ -257,6 +279,9 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (types.CellType, _reduce_cell),
     ((type, types.FunctionType), reduce_code),
     (types.CodeType, reduce_code_object),
+    (types.MappingProxyType, _reduce_proxy),
+    (functools.cached_property, _reduce_cached_property),
+    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _reduce_weak_dict),
     (types.ModuleType, reduce_only_by_value),
     ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
     (typing.ParamSpec, reduce_named),

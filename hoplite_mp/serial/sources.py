@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,13 +27,24 @@ class _Lines(list[str]):
 
 
 _files: dict[str, _Lines] = {}
+# Code -> the lines of its file and what `source_of` has found there.
+_known: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], Source | None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def source_of(code: types.CodeType) -> Source | None:
-    """The text around a function's code; None if nobody knows it."""
+    """The text around a function's code; None if this process does not have it."""
     name = code.co_filename
     linecache.checkcache(name)
     lines = linecache.getlines(name)
+    known = _known.get(code)
+    if known is None or known[0] is not lines or (known[1] and known[1][0] != name):
+        known = _known[code] = lines, _source(code, lines)
+    return known[1]
+
+
+def _source(code: types.CodeType, lines: list[str]) -> Source | None:
     first, last = _own_lines(code)
     if not 0 < first <= last <= len(lines):
         return None
@@ -40,7 +52,7 @@ def source_of(code: types.CodeType) -> Source | None:
     text = "".join(lines[start - 1 : end])
     if len(text) > BLOCK_CHARS_MAX:
         start, text = first, "".join(lines[first - 1 : last])[:BLOCK_CHARS_MAX]
-    return sys.intern(name), start, text
+    return sys.intern(code.co_filename), start, text
 
 
 def _own_lines(code: types.CodeType) -> tuple[int, int]:

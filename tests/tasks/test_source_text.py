@@ -267,5 +267,6 @@ def test_long_statement_brings_own_lines_only(monkeypatch: pytest.MonkeyPatch) -
     inner = scope["outer"]()  # type: ignore[operator]
     assert sources.source_of(inner.__code__) == ("long.py", 1, text)
     monkeypatch.setattr(sources, "BLOCK_CHARS_MAX", 50)
+    sources._known.clear()
     expected = "    def inner():\n        return x\n"
     assert sources.source_of(inner.__code__) == ("long.py", 3, expected)
