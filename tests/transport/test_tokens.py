@@ -8,12 +8,12 @@ import stat
 import threading
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp.errors import AuthError
 from hoplite_mp.transport.tokens import Token, load_token, token_path
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hoplite_mp.protocol.secret import Secret
