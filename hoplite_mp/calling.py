@@ -275,7 +275,7 @@ class Calling(Member):
             raise ValueError(f"root={number}: it must be from 0 to {self.size - 1}")
         if kind == "split":
             check_split(*x[:2])
-        name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else ""
+        name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else op
         gives = kind not in ("broadcast", "scatter") or self.rank == number
         return kind, name, number, contribution(kind, x, self.size, gives=gives)
 

@@ -25,9 +25,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["OPS", "CollectiveCalls", "as_refs", "keep_copies", "operation_name", "place_copies"]
+__all__ = [
+    "OPS",
+    "CollectiveCalls",
+    "as_refs",
+    "function_name",
+    "is_function",
+    "keep_copies",
+    "operation_name",
+    "place_copies",
+]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of protocol/fields.py holds it and a kind of call
 DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
@@ -58,7 +68,19 @@ def operation_name(op: str | Callable[..., Any]) -> str:
         raise ValueError(
             f"{op!r} cannot reduce: an associative and commutative binary ufunc of numpy can"
         )
-    raise ValueError(f"op must be a name or a numpy ufunc, not {op!r}")
+    raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
+
+
+def is_function(op: Any) -> bool:
+    """Is this operator a function of the user, which folds values of any kind?"""
+    return callable(op) and not isinstance(op, np.ufunc)
+
+
+def function_name(op: Callable[..., Any]) -> str:
+    """The module and the qualified name of such a function, by which ranks agree on it."""
+    named = op if hasattr(op, "__qualname__") else type(op)
+    name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+    return name[-FUNCTION_NAME_CHARS_MAX:]
 
 
 def as_refs(refs: Any) -> list[ObjectRef[Any]]:

@@ -55,6 +55,8 @@ SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 # transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
 # is wider, and the call takes longer if the two call nearly together.
 LAST_LAG_SHARE = 0.45
+# The end of errors about values that are no arrays.
+BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -140,16 +142,16 @@ def reducible(kind: str, x: Any) -> Array:
         return x  # type: ignore[no-any-return]  # the usual case, without further checks
     scalar = isinstance(x, np.generic) and x.dtype.type is cls
     if not (cls is np.ndarray or cls in _EXACT_NUMBERS or scalar):
-        hint = ""
+        hint = BY_FUNCTION
         if isinstance(x, NotAnArray):
             hint = f": use {x.HOW}"
         elif _is_like_an_array(x):
-            hint = "; np.asarray(x) makes a plain array of it"
+            hint = f"; np.asarray(x) makes a plain array of it{BY_FUNCTION}"
         raise TypeError(f"{kind} takes arrays, numbers and bools, not {type_name(x)}{hint}")
     array = np.asarray(x)
     if serial.dtype_name(array.dtype) is None or array.dtype.kind in "SU":
         what = "an int beyond 64 bits" if cls is int else f"{type_name(x)} of dtype {array.dtype}"
-        raise TypeError(f"{kind} takes arrays, numbers and bools, not {what}")
+        raise TypeError(f"{kind} takes arrays, numbers and bools, not {what}{BY_FUNCTION}")
     return array
 
 

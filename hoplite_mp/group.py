@@ -38,9 +38,9 @@ class Group(PeerCalls):
 
     A Group belongs to one thread at a time. Calls are matched by their order, so every member has
     to make the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers
-    and bools, of the same shape and dtype on every rank; the other calls carry any object that
-    pickles, each rank its own. Each call has an ``..._async`` form that returns a Future, which can
-    be awaited.
+    and bools, of the same shape and dtype on every rank, or any values if their `op` is a function;
+    the other calls carry any object that pickles, each rank its own. Each call has an ``..._async``
+    form that returns a Future, which can be awaited.
 
     A call completes among the ranks that live, and all of them get the same result and the same
     `contributors`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import _locks
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, PeerLostError, StoreFullError
-from hoplite_mp.protocol.local import GroupInbox, GroupReceived
+from hoplite_mp.protocol.local import RESULT_TAG, GroupInbox, GroupReceived
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -51,7 +51,9 @@ class Receive:
         self.whole_by = deadline  # until when it waits for a group that is not whole
 
     def matches(self, one: Arrived) -> bool:
-        return self.source in (None, one.source) and self.tag in (None, one.tag)
+        if self.tag is None:
+            return one.tag != RESULT_TAG and self.source in (None, one.source)
+        return self.tag == one.tag and self.source in (None, one.source)
 
     @property
     def cancelled(self) -> bool:

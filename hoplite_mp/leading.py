@@ -99,6 +99,8 @@ class Leading:
 
 def _describe(part: Any) -> str:
     kind, op, root, _ = part
+    if op and kind == "allgather":  # of a reduction by a function
+        return str(op)
     detail = ", ".join([repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED))
     return f"{kind}({detail})"
 

@@ -20,7 +20,7 @@ from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
 from hoplite_mp.protocol.fields import SOURCES_MAX
-from hoplite_mp.protocol.local import TAG_MAX, GroupSend
+from hoplite_mp.protocol.local import RESULT_TAG, GroupSend
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
@@ -89,6 +89,12 @@ class Messages(Calling):
         self._begin()
         encoded = serial.encode(x, self._memory.keep)
         ref = self._memory.put_encoded(encoded)
+        why = self._send_encoded(encoded, ref, target, tag)
+        if why:
+            raise PeerLostError(f"group {self.name!r}: {why}")
+
+    def _send_encoded(self, encoded: serial.Encoded, ref: Any, target: int, tag: int) -> str:
+        """Sends what `ref` holds; returns why that rank cannot receive it, or ""."""
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)
         if len(refs) > SOURCES_MAX:
@@ -97,10 +103,9 @@ class Messages(Calling):
         pinned = self._memory.payload(oid, FOREVER_NS) if many else None
         asked = None if many else refs
         ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, asked)
-        why = self._runtime.channel.call(ask).value
+        why: str = self._runtime.channel.call(ask).value
         del pinned
-        if why:
-            raise PeerLostError(f"group {self.name!r}: {why}")
+        return why
 
     def recv(
         self,
@@ -480,6 +485,6 @@ def _tag(tag: Any) -> int:
     number = whole(tag)
     if number is None:
         raise TypeError(f"tag={tag!r}: a tag is an integer")
-    if not 0 <= number <= TAG_MAX:
-        raise ValueError(f"tag={number}: it must be from 0 to {TAG_MAX}")
+    if not 0 <= number < RESULT_TAG:
+        raise ValueError(f"tag={number}: it must be from 0 to {RESULT_TAG - 1}")
     return number

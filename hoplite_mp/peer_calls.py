@@ -17,7 +17,7 @@ import numpy as np
 from hoplite_mp.background import Background, CallFuture
 from hoplite_mp.contributions import NOTHING
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.messaging import Messages
+from hoplite_mp.object_folds import ObjectFolds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def _nothing() -> None:
     """In place of a Group that is gone."""
 
 
-class PeerCalls(Messages):
+class PeerCalls(ObjectFolds):
     """A member that makes calls, in its own thread or in the background."""
 
     def __init__(
@@ -81,16 +81,21 @@ class PeerCalls(Messages):
         Parameters
         ----------
         x : array or number
-            The same shape and dtype on every rank.
-        op : str or numpy.ufunc, optional
-            As for `Cluster.reduce`. Default: "sum".
+            The same shape and dtype on every rank. If `op` is a function: any value that pickles.
+        op : str, numpy.ufunc or callable, optional
+            A name or a ufunc as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
+            values from left to right in the order of ranks, at the lowest living rank. What it
+            raises, every rank raises. The ranks agree on it by its module and qualified name. If
+            that rank dies while it folds, the others fold the values themselves, so the function
+            should give equal results for equal values. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
 
         Returns
         -------
         numpy.ndarray
-            The same bits on every rank. A number gives an array without dimensions.
+            The same bits on every rank. A number gives an array without dimensions. If `op` is a
+            function: the value that it has returned, each rank's own.
 
         Raises
         ------
@@ -110,8 +115,13 @@ class PeerCalls(Messages):
         ...     return g.allreduce(np.array([1.0, rank])), g.contributors
         >>> c.spmd(peer, 2)[0].result()
         (array([2., 1.]), (0, 1))
+        >>> with c.group("allreduce any value", 1) as g:
+        ...     g.allreduce({1 << 80}, op=lambda a, b: a | b)
+        {1208925819614629174706176}
         """
-        result: Array = self._here(self._call, "allreduce", op, 0, x, out)
+        result: Array = self._here(
+            self._call if type(op) is str else self._call_by(op), "allreduce", op, 0, x, out
+        )
         return result
 
     def reduce(
@@ -144,7 +154,9 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [None, array([2, 2])]
         """
-        result: Array | None = self._here(self._call, "reduce", op, root, x, out)
+        result: Array | None = self._here(
+            self._call if type(op) is str else self._call_by(op), "reduce", op, root, x, out
+        )
         return result
 
     def broadcast(self, x: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
@@ -254,7 +266,8 @@ class PeerCalls(Messages):
         Returns
         -------
         numpy.ndarray
-            `np.array_split(total, size, axis=0)[rank]`.
+            `np.array_split(total, size, axis=0)[rank]`. If `op` is a function, the total may also
+            be a list or a tuple with one item for each rank.
 
         Examples
         --------
@@ -264,7 +277,9 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [array([0, 2]), array([4, 6])]
         """
-        result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
+        result: Array = self._here(
+            self._call if type(op) is str else self._call_by(op), "reduce_scatter", op, 0, x, out
+        )
         return result
 
     def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
@@ -354,7 +369,9 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [1, 3]
         """
-        result: Array = self._here(self._call, "scan", op, 0, x, out)
+        result: Array = self._here(
+            self._call if type(op) is str else self._call_by(op), "scan", op, 0, x, out
+        )
         return result
 
     def exscan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array | None:
@@ -380,7 +397,9 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [None, 1]
         """
-        result: Array | None = self._here(self._call, "exscan", op, 0, x, out)
+        result: Array | None = self._here(
+            self._call if type(op) is str else self._call_by(op), "exscan", op, 0, x, out
+        )
         return result
 
     def barrier(self) -> None:

@@ -41,7 +41,7 @@ def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | Non
     if kind not in _KINDS:
         return None
     if kind not in REDUCTIONS:
-        return _KINDS[kind], NONE, NONE
+        return None if op else (_KINDS[kind], NONE, NONE)
     kernel = has_kernel(op, name) if name is not None else None
     if kernel is None or name is None or result_dtype(op, name) != name:
         return None

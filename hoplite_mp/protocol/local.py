@@ -18,6 +18,7 @@ from hoplite_mp.protocol.birth import Environment
 from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
+    RESULT_TAG,
     TAG_MAX,
     GroupAdmit,
     GroupBell,
@@ -60,6 +61,7 @@ __all__ = [
     "POOL_BROKEN",
     "POOL_LEAVING",
     "RESTORED",
+    "RESULT_TAG",
     "SETUP_FAILED",
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",

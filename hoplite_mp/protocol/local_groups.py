@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from hoplite_mp.protocol.point_to_point import TAG_MAX
+from hoplite_mp.protocol.point_to_point import RESULT_TAG, TAG_MAX
 
 __all__ = [
     "INBOX_MAX",
+    "RESULT_TAG",
     "TAG_MAX",
     "GroupAdmit",
     "GroupBell",

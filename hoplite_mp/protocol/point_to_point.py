@@ -20,6 +20,7 @@ from hoplite_mp.protocol.fields import RANKS_MAX, SOURCES_MAX, Message, between,
 
 __all__ = [
     "MESSAGE_INLINE_BYTES_MAX",
+    "RESULT_TAG",
     "TAG_MAX",
     "GroupSent",
     "GroupSentTaken",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 TAG_MAX = (1 << 31) - 1
+RESULT_TAG = TAG_MAX  # of messages that carry results of a Group's calls; users have lower ones
 # A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: other
 # messages on that connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10

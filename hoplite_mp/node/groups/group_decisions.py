@@ -175,6 +175,8 @@ def _cut_as(before: Plan, plan: Plan) -> Plan:
 
 
 def _described(part: GroupPart) -> str:
+    if part.op and part.kind == "allgather":  # of a reduction by a function
+        return part.op
     detail = [repr(part.op)] * bool(part.op) + [f"root={part.root}"] * (part.kind in ROOTED)
     return f"{part.kind}({', '.join(detail)})"
 

@@ -1,0 +1,196 @@
+"""Reductions of any picklable values by a function of the user, as methods of a Group.
+
+The call itself is an allgather of the pickled values. Its contributors are those of the reduction.
+The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
+and sends each rank its result by a message with a tag that no user has. If the leader dies before
+its message has arrived, a rank folds the values itself, which it has from the allgather.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import serial
+from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp.collectives import function_name, is_function
+from hoplite_mp.contributions import into
+from hoplite_mp.errors import PeerLostError
+from hoplite_mp.inbox import Receive
+from hoplite_mp.messaging import Messages
+from hoplite_mp.protocol.local import RESULT_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["ObjectFolds"]
+
+RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
+
+
+class Parcel:
+    """A value that only the ranks that fold it unpickle."""
+
+    def __init__(self, payload: bytes, refs: list[ObjectRef[Any]]) -> None:
+        self._payload = payload
+        self._refs = refs  # keeps the objects inside the value alive
+
+    def open(self, make_ref: Any) -> Any:
+        return serial.decode(memoryview(self._payload), make_ref=make_ref, writable=True)
+
+
+class Packed:
+    """Pickles a value as a Parcel."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __reduce__(self) -> Any:
+        encoded = serial.encode(self._value)
+        return Parcel, (encoded.tobytes(), list(encoded.refs))
+
+
+class ObjectFolds(Messages):
+    """The reductions of a member whose `op` is a function."""
+
+    def _call_by(self, op: Any) -> Callable[..., Any]:
+        """The method that makes a reduction with this operator."""
+        return self._fold if is_function(op) else self._call
+
+    def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
+        ended = self._ended_members()
+        name = f"{kind} by {function_name(op)}"
+        parcels = self._call("allgather", name, root, Packed(x), None)
+        assert self.calls is not None
+        call, ranks = self.calls - 1, self.contributors
+        if kind == "reduce" and root not in ranks:
+            raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
+        fold = lambda: self._results(kind, op, operator.index(root), parcels, ranks)  # noqa: E731
+        if self.rank == ranks[0]:
+            found = self._lead_fold(call, fold, ranks)
+        else:
+            found = self._led_fold(call, ranks[0], deadline, ended, fold)
+        return found if found is None or out is None else into(found, out)
+
+    def _results(
+        self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """What ranks get: (ranks, result). A result is to be copied before the next one is made,
+        because `op` may change its first argument."""
+        make_ref = self._memory.make_ref
+        total = None
+        for place, rank in enumerate(ranks):
+            if kind == "exscan":
+                yield (rank,), total
+            value = parcels[rank].open(make_ref)
+            total = value if place == 0 else op(total, value)
+            if kind == "scan":
+                yield (rank,), total
+        if kind == "allreduce":
+            yield ranks, total
+        elif kind == "reduce":
+            yield (root,), total
+            yield [rank for rank in ranks if rank != root], None
+        elif kind == "reduce_scatter":
+            parts = _split(total, self.size)
+            for rank in ranks:
+                yield (rank,), parts[rank]
+
+    # -- the leader ----------------------------------------------------------------------------
+
+    def _lead_fold(self, call: int, fold: Callable[[], Iterator[Any]], ranks: Sequence[int]) -> Any:
+        """Folds, sends every other rank its result or the error, and returns this rank's."""
+        try:
+            ready = []
+            for some, value in fold():
+                encoded = serial.encode((call, RESULT, value))
+                ready.append((some, encoded, self._memory.put_encoded(encoded)))
+        except Exception as error:
+            failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
+            self._send_result(ranks, failed, self._memory.put_encoded(failed))
+            raise
+        except BaseException:  # of a signal handler: the others go on without this rank
+            alone = serial.encode((call, FOLD_YOURSELF, None))
+            self._send_result(ranks, alone, self._memory.put_encoded(alone))
+            raise
+        own = None
+        for some, encoded, ref in ready:
+            self._send_result(some, encoded, ref)
+            if self.rank in some:
+                own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
+        return own
+
+    def _send_result(
+        self, ranks: Sequence[int], encoded: serial.Encoded, ref: ObjectRef[Any]
+    ) -> None:
+        for rank in ranks:
+            if rank != self.rank:
+                self._send_encoded(encoded, ref, rank, RESULT_TAG)  # a dead rank needs none
+
+    # -- the other ranks -----------------------------------------------------------------------
+
+    def _ended_members(self) -> tuple[int, ...]:
+        """As `Inbox.ended`, now."""
+        self._check_member()
+        self._inbox.look()
+        return self._inbox.ended
+
+    def _led_fold(
+        self,
+        call: int,
+        leader: int,
+        deadline: int,
+        ended: tuple[int, ...],
+        fold: Callable[[], Iterator[Any]],
+    ) -> Any:
+        """This rank's result, from the leader. `ended`: the members that had ended before the
+        call."""
+        try:
+            state, value = self._receive_result(call, leader, deadline, ended)
+        except PeerLostError:
+            if self.strict:
+                raise
+            state, value = FOLD_YOURSELF, None
+        if state == ERROR:
+            raise serial.decode_error(memoryview(value), self._memory.make_ref)
+        if state == RESULT:
+            return value
+        for some, own in fold():
+            if self.rank in some:
+                return own
+        return None
+
+    def _receive_result(
+        self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
+    ) -> tuple[str, Any]:
+        late = f"call {call} is over, but rank {leader} has not folded the values yet"
+        while True:
+            receive = Receive(leader, RESULT_TAG, deadline, self._timeout)
+            try:
+                self._inbox.post(receive)
+                receive.ended = ended
+                self._wait(lambda: self._arrives(receive), deadline, lambda: late, calls=True)  # noqa: B023
+                receive.deadline = FOREVER_NS if deadline < time.monotonic_ns() else deadline
+                number, state, value = self._inbox.take(receive)
+            finally:
+                self._inbox.withdraw(receive)
+            if number == call:  # else this rank was interrupted before it received that one
+                return state, value
+
+
+def _split(total: Any, size: int) -> Sequence[Any]:
+    """The parts of a reduce_scatter's total, by rank."""
+    if isinstance(total, np.ndarray) and total.ndim:
+        return np.array_split(total, size)
+    if isinstance(total, (list, tuple)) and len(total) == size:
+        return total
+    raise TypeError(
+        f"reduce_scatter by a function needs arrays, or lists with one item for each of {size} "
+        f"ranks: {type(total).__name__}"
+    )

@@ -1,0 +1,254 @@
+"""Reductions of a Group by a function, over values of any kind."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import threading
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp import HopliteTimeoutError, PeerLostError
+from tests.collectives.helpers import Gate, eventually
+from tests.collectives.test_group_calls import in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hoplite_mp import Cluster, Group
+
+BIG = 1 << 70
+
+
+def join_text(a: str, b: str) -> str:
+    """Associative, and not commutative."""
+    return a + b
+
+
+def extend(a: list[int], b: list[int]) -> list[int]:
+    """Changes its first argument."""
+    a.extend(b)
+    return a
+
+
+VALUES: dict[str, tuple[Callable[[int], Any], Any, Any]] = {
+    "ints beyond 64 bits": (lambda r: BIG + r, operator.add, 3 * BIG + 3),
+    "decimals": (lambda r: Decimal("0.1"), operator.add, Decimal("0.3")),
+    "sets": (lambda r: {r, 7}, operator.or_, {0, 1, 2, 7}),
+    "lists": (lambda r: [r], operator.add, [0, 1, 2]),
+    "in place": (lambda r: [r], extend, [0, 1, 2]),
+    "text in order": (str, join_text, "012"),
+    "lambda": (lambda r: (r, -r), lambda a, b: (a[0] + b[0], min(a[1], b[1])), (3, -2)),
+    "builtin": (lambda r: f"{r}", max, "2"),
+    "large": (lambda r: bytes([r]) * 300_000, operator.add, b"\0" * 300_000 + b"\1" * 300_000
+              + b"\2" * 300_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_values_of_any_kind_are_folded_in_the_order_of_ranks(cluster: Cluster, what: str) -> None:
+    give, op, total = VALUES[what]
+
+    def body(g: Group) -> Any:
+        x = give(g.rank)
+        found = [g.allreduce(x, op=op), g.reduce(x, op=op, root=1), g.scan(x, op=op)]
+        found += [g.exscan(x, op=op), g.allreduce_async(x, op=op).result(20)]
+        assert x == give(g.rank), "the rank's own value stays as it is"
+        return found, g.calls, g.contributors
+
+    upto = [give(0), op(give(0), give(1)), total]
+    for rank, (found, calls, contributors) in enumerate(in_threads(cluster, what, 3, body)):
+        reduced = total if rank == 1 else None
+        assert found == [total, reduced, upto[rank], [None, *upto][rank], total]
+        assert (calls, contributors) == (5, (0, 1, 2)), "each is one call"
+
+
+def test_arrays_are_writable_and_fill_out(cluster: Cluster) -> None:
+    def subtract(a: Any, b: Any) -> Any:
+        return a - b
+
+    def body(g: Group) -> Any:
+        x, out = np.full(3, 10.0**g.rank), np.empty(3)
+        found = g.allreduce(x, op=subtract)
+        found += 1
+        assert g.allreduce(x, op=subtract, out=out) is out
+        part = g.reduce_scatter(np.arange(4) + g.rank, op=operator.add)
+        items = g.reduce_scatter(([g.rank], [-g.rank]), op=lambda a, b: (a[0] + b[0], a[1] + b[1]))
+        return found.tolist(), out.tolist(), part.tolist(), items
+
+    a, b = in_threads(cluster, "fold arrays", 2, body)
+    assert a == ([-8.0] * 3, [-9.0] * 3, [1, 3], [0, 1])
+    assert b == ([-8.0] * 3, [-9.0] * 3, [5, 7], [0, -1])
+
+
+def test_the_leading_rank_alone_folds(cluster: Cluster) -> None:
+    def where(a: Any, b: Any) -> Any:
+        return {*a, *b, threading.get_ident()}
+
+    def body(g: Group) -> Any:
+        return g.allreduce(set(), op=where), threading.get_ident()
+
+    found = in_threads(cluster, "who folds", 3, body)
+    assert [one for one, _ in found] == [{found[0][1]}] * 3
+
+
+class SpecialError(Exception):
+    def __init__(self, first: int, second: str) -> None:
+        super().__init__(first, second)
+
+
+MISTAKES: dict[str, tuple[Callable[[Group], Any], type[Exception], str]] = {
+    "raises": (lambda g: g.allreduce(g.rank, op=_raise), SpecialError, "two"),
+    "wrong type": (lambda g: g.reduce(g.rank or "text", op=operator.add), TypeError, "concatenate"),
+    "other function": (
+        lambda g: g.allreduce(1, op=operator.or_ if g.rank else operator.add),
+        ValueError,
+        "different calls: allreduce by _operator.add and allreduce by _operator.or_",
+    ),
+    "other kind": (
+        lambda g: g.scan(1, op=max) if g.rank else g.allreduce(1, op=max),
+        ValueError,
+        "allreduce by builtins.max and scan by builtins.max",
+    ),
+    "a name": (
+        lambda g: g.allreduce(1, op="sum") if g.rank else g.allreduce(1, op=max),
+        ValueError,
+        r"allreduce by builtins.max and allreduce\('sum'\)",
+    ),
+    "allgather": (
+        lambda g: g.allgather(1) if g.rank else g.allreduce(1, op=max),
+        ValueError,
+        r"allreduce by builtins.max and allgather\(\)",
+    ),
+    "does not pickle": (
+        lambda g: g.allreduce(threading.Lock() if g.rank else 1, op=max), TypeError, "pickle",
+    ),
+    "ufunc": (lambda g: g.allreduce(1, op=np.subtract), ValueError, "associative and commutative"),
+    "no function": (lambda g: g.allreduce(1, op=3), ValueError, "a function of two values"),
+    "name and int": (lambda g: g.allreduce(BIG), TypeError, "beyond 64 bits; op=callable"),
+    "name and list": (lambda g: g.allreduce([1]), TypeError, "plain array of it; op=callable"),
+    "name and decimal": (lambda g: g.scan(Decimal(1)), TypeError, "decimal.Decimal; op=callable"),
+    "scatters a set": (lambda g: g.reduce_scatter({1}, op=operator.or_), TypeError, "one item"),
+}  # fmt: skip
+
+
+def _raise(a: Any, b: Any) -> Any:
+    raise SpecialError(1, "two")
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_an_error_reaches_every_rank_and_the_next_call_is_good(cluster: Cluster, what: str) -> None:
+    call, kind, words = MISTAKES[what]
+
+    def body(g: Group) -> Any:
+        with pytest.raises(kind, match=words):
+            call(g)
+        return g.allreduce([g.rank], op=operator.add), g.calls
+
+    assert in_threads(cluster, f"fold mistake {what}", 2, body) == [([0, 1], 2)] * 2
+
+
+def test_messages_of_users_are_not_taken_for_results(cluster: Cluster) -> None:
+    def body(g: Group) -> Any:
+        if g.rank == 0:
+            g.send("user's", to=1)
+        total = g.allreduce([g.rank], op=operator.add)
+        if g.rank == 0:
+            return total, g.probe(timeout=0)
+        return total, g.recv(), g.probe(timeout=0)
+
+    found = in_threads(cluster, "fold and messages", 2, body)
+    assert found == [([0, 1], None), ([0, 1], "user's", None)]
+    with cluster.group("tags", 1) as g, pytest.raises(ValueError, match="tag"):
+        g.send(1, to=0, tag=(1 << 31) - 1)
+
+
+def test_refs_inside_the_values_stay_alive(cluster: Cluster) -> None:
+    def body(g: Group) -> Any:
+        refs = g.allreduce([cluster.put(np.full(50_000, g.rank))], op=operator.add)
+        g.barrier()
+        return [int(array[0]) for array in cluster.get(refs)]
+
+    assert in_threads(cluster, "fold refs", 2, body) == [[0, 1]] * 2
+
+
+def test_a_timeout_while_the_leader_folds(cluster: Cluster, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def slow(a: Any, b: Any) -> Any:
+        gate.wait()
+        return a + b
+
+    def body(g: Group) -> Any:
+        if g.rank:
+            g._timeout = 0.2
+            with pytest.raises(HopliteTimeoutError, match="rank 0 has not folded"):
+                g.allreduce([g.rank], op=slow)
+            gate.open()
+            g._timeout = 20
+        else:
+            assert g.allreduce([g.rank], op=slow) == [0, 1]
+        return g.allreduce([g.rank, "next"], op=operator.add)
+
+    assert in_threads(cluster, "slow fold", 2, body) == [[0, "next", 1, "next"]] * 2
+
+
+def dying_leader(rank: int, name: str, folder: Path, strict: bool) -> Any:
+    def fold(a: Any, b: Any) -> Any:
+        if rank == 0:
+            (folder / "folds").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return a + b
+
+    with hoplite_mp.current().group(name, 3, rank, strict=strict) as g:
+        try:
+            found: Any = g.allreduce([rank], op=fold)
+        except PeerLostError as error:
+            return str(error)
+        return found, g.contributors, g.allreduce([rank], op=operator.add), g.contributors
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_leader_dies_while_it_folds(cluster: Cluster, tmp_path: Path, strict: bool) -> None:
+    name = f"leader of a fold dies {strict}"
+    futures = cluster.options(retries=0).spmd(dying_leader, 3, name, tmp_path, strict)
+    assert isinstance(futures[0].exception(30), hoplite_mp.WorkerLostError)
+    assert (tmp_path / "folds").exists()
+    for future in futures[1:]:
+        if strict:
+            assert "lost" in future.result(30) or "has left or died" in future.result(30)
+        else:
+            assert future.result(30) == ([0, 1, 2], (0, 1, 2), [1, 2], (1, 2))
+
+
+def killed_between_folds(rank: int, folder: Path) -> Any:
+    seen = []
+    with hoplite_mp.current().group("killed between folds", 3, rank) as g:
+        while True:
+            found = g.allreduce([rank], op=operator.add)
+            assert found == list(g.contributors)
+            seen.append(g.contributors)
+            (folder / f"{rank}.{os.getpid()}").touch()
+            if len(g.contributors) < 3:
+                return g.contributors, g.calls
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_members_are_killed_at_any_time(cluster: Cluster, tmp_path: Path, victim: int) -> None:
+    futures = cluster.options(retries=0).spmd(killed_between_folds, 3, tmp_path)
+    eventually(lambda: len(list(tmp_path.iterdir())) == 3, "the first calls")
+    time.sleep(0.1)
+    (pid,) = [int(path.suffix[1:]) for path in tmp_path.glob(f"{victim}.*")]
+    os.kill(pid, signal.SIGKILL)
+    left = tuple(rank for rank in range(3) if rank != victim)
+    found = [futures[rank].result(30) for rank in left]
+    assert found[0] == found[1]
+    assert found[0][0] == left
