@@ -30,6 +30,7 @@ if _TYPE_CHECKING:
     from hoplite_mp.errors import PeerLostError as PeerLostError
     from hoplite_mp.errors import ProtocolError as ProtocolError
     from hoplite_mp.errors import ReduceError as ReduceError
+    from hoplite_mp.errors import StateNotSavedError as StateNotSavedError
     from hoplite_mp.errors import StoreFullError as StoreFullError
     from hoplite_mp.errors import TaskError as TaskError
     from hoplite_mp.errors import WorkerLostError as WorkerLostError
@@ -68,6 +69,7 @@ else:
         "Queue": "hoplite_mp.sync.queues",
         "ReduceError": "hoplite_mp.errors",
         "Semaphore": "hoplite_mp.sync.locks",
+        "StateNotSavedError": "hoplite_mp.errors",
         "StoreFullError": "hoplite_mp.errors",
         "TaskError": "hoplite_mp.errors",
         "WorkerLostError": "hoplite_mp.errors",
@@ -124,6 +126,7 @@ __all__ = [
     "Queue",
     "ReduceError",
     "Semaphore",
+    "StateNotSavedError",
     "StoreFullError",
     "TaskError",
     "WorkerLostError",

@@ -303,7 +303,8 @@ class ActorCalls:
         checkpoint : int
             After every `checkpoint` calls the actor's state, pickled, is stored on two hosts, and a
             restart begins with it. A call that is tried again takes effect only once. With 1, no
-            result is returned before the state after that call is stored.
+            result is returned before the state after that call is stored. If there is no room to
+            store it, the call raises StateNotSavedError, although it has taken effect.
         timeout, copy
             For its calls, as in `options`.
         resources : dict

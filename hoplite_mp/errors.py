@@ -27,6 +27,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "ReduceError",
+    "StateNotSavedError",
     "StoreFullError",
     "TaskError",
     "WorkerLostError",
@@ -157,6 +158,19 @@ class StoreFullError(HopliteError, MemoryError):
     Traceback (most recent call last):
         ...
     hoplite_mp.StoreFullError: ...
+    """
+
+
+class StateNotSavedError(StoreFullError):
+    """A call of an actor with `options(checkpoint=)` has taken effect, but its state was not saved.
+
+    The store and the disk had no room for the state. Making the call again would apply it twice.
+    The next call saves the state if there is room.
+
+    Examples
+    --------
+    >>> issubclass(hoplite_mp.StateNotSavedError, hoplite_mp.StoreFullError)
+    True
     """
 
 

@@ -26,6 +26,7 @@ BASES = {
     "PeerLostError": ConnectionError,
     "ManagerLostError": ConnectionError,
     "StoreFullError": MemoryError,
+    "StateNotSavedError": errors.StoreFullError,
     "HopliteTimeoutError": TimeoutError,
     "ReduceError": RuntimeError,
     "ProtocolError": ConnectionError,

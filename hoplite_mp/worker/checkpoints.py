@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
 from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.errors import StateNotSavedError, StoreFullError
 from hoplite_mp.protocol.actors import ActorStateAsked, KeepActorState
 from hoplite_mp.protocol.local import Imported
 from hoplite_mp.worker import actor
@@ -87,17 +88,25 @@ class Checkpoints:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(value)
 
-    def count_one(self) -> None:
-        """Counts a call that was applied; saves the state after every k-th."""
-        self.since += 1
+    def save(self, method: str) -> None:
+        """Saves the state after a call that was applied, if k calls have not been saved."""
         if self.since < self.every:
             return
         made = actor.made()
+        name = type(made).__name__
         try:
             state = self.runtime.memory.put((made, self.results))
+        except StoreFullError as error:
+            raise StateNotSavedError(
+                f"{name}.{method}() has taken effect, but the state after it could not be saved: "
+                f"{error}. Do not make the call again, which would apply it twice. The next call "
+                "saves the state if there is room; until then, the death of the process loses "
+                "what has changed since the last save. Free arrays and refs, or raise memory="
+            ) from error
         except serial.NotPicklable as error:
-            what = f"the state of a {type(made).__name__}, which options(checkpoint=) is to keep"
-            why = f"{what}, does not pickle: {error.__cause__ or error}"
+            what = f"the state of a {name}, which options(checkpoint=) is to keep"
+            cause = serial.text_of(error.__cause__ or error)
+            why = f"{what}, does not pickle: {cause} ({method}() has taken effect)"
             raise serial.reworded(error.reason, why) from error
         self.runtime.channel.call(KeepActorState(self.runtime.memory.local_id(state)))
         self.since, self.kept = 0, state
@@ -138,9 +147,10 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
         except Exception as error:  # the value cannot be pickled
             failed, value = True, error
             checkpoints.note(number, failed, value)
-        checkpoints.count_one()
+        checkpoints.since += 1
     else:
         failed, value = known
+    checkpoints.save(method)
     if failed:
         raise value
     return value
