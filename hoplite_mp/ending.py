@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.losing import Underway, UnlessEnded
@@ -97,6 +97,15 @@ class Ending:
             finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
             self._finisher = finisher.join
             finisher.start()
+
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError(
+            "`async with Cluster(...)` would block the event loop while it opens and closes: "
+            "use `async with hoplite_mp.connect(...) as c`, which takes the same arguments"
+        )
+
+    async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """There only because `async with` looks for it before it calls `__aenter__`."""
 
     def _finish(self) -> None:
         runtime, host = self._runtime, self._host

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["ObjectCalls"]
@@ -122,7 +124,14 @@ class ObjectCalls:
         """
         return self._runtime.memory.empty(shape, dtype, order)
 
-    def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
+    def get(
+        self,
+        refs: Any,
+        timeout: float | None = None,
+        copy: bool = False,
+        *,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
         """The value of a ref or Future, or of several in order.
 
         Parameters
@@ -134,6 +143,9 @@ class ObjectCalls:
             Seconds to wait; 0 polls. Default: no limit.
         copy : bool, optional
             True: writable copies. Default: read-only, without a copy where possible.
+        errors : {"raise", "skip"}, optional
+            "skip": the list leaves out refs that have failed. `refs` must then be a flat iterable.
+            A timeout still raises. Default: "raise".
 
         Returns
         -------
@@ -151,6 +163,8 @@ class ObjectCalls:
             The object was deleted, or every process that held it died and it cannot be made again.
         ReduceError
             Too few sources of the reduction succeeded.
+        ValueError
+            `errors` is something else, or is "skip" for one ref or for a nesting.
         Exception
             Whatever the task raised. Of several failures, the first one in the order of `refs`.
 
@@ -161,6 +175,8 @@ class ObjectCalls:
         [1, 8]
         >>> c.get({"x": x, "y": (y, y)})
         {'x': 1, 'y': (8, 8)}
+        >>> c.get([x, c.submit(int, "no number"), y], errors="skip")
+        [1, 8]
         """
         memory = self._runtime.memory
         memory.check()
@@ -169,6 +185,8 @@ class ObjectCalls:
         def read(ref: ObjectRef[Any]) -> Any:
             return memory.read(memory.local_id(ref), deadline, copy)
 
+        if errors != "raise":
+            return self._get_skipping(refs, errors, read)
         if isinstance(refs, (ObjectRef, Future)):
             (ref,) = as_refs(refs)
             return read(ref)
@@ -183,6 +201,27 @@ class ObjectCalls:
                 in_nest(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
 
+    def _get_skipping(
+        self, refs: Any, errors: Any, read: Callable[[ObjectRef[Any]], Any]
+    ) -> list[Any]:
+        """The values of those refs that have not failed."""
+        if errors != "skip":
+            raise ValueError(f'errors={errors!r}: it must be "raise" or "skip"')
+        nested = type(refs) is dict or (type(refs) in NESTS and any(type(x) in NESTS for x in refs))
+        if nested or isinstance(refs, (ObjectRef, Future)):
+            raise ValueError('errors="skip" needs a flat iterable of refs and Futures')
+        memory, found = self._runtime.memory, []
+        for ref in as_refs(refs):
+            try:
+                found.append(read(ref))
+            except Exception:
+                oid = memory.local_id(ref) if memory.client.usable and memory.lost is None else 0
+                if not oid or not self._runtime.tasks.done(oid):  # a timeout, or no cluster
+                    raise
+                if memory.client.state(oid) in VALUED:  # the value cannot be read or unpickled
+                    raise
+        return found
+
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None
     ) -> tuple[list[Any], list[Any]]:
@@ -193,14 +232,15 @@ class ObjectCalls:
         refs : ObjectRef, Future, or an iterable of them
             What to wait for.
         num : int, optional
-            How many must be done. Default: all.
+            How many must be done, and how many `done` has at most. Default: all.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
 
         Returns
         -------
         done, not_done : list, list
-            What was given, each in the given order. More than `num` may be done.
+            `done`: the first `num` of those that are done, in the given order, so that a loop may
+            take them one by one. `not_done`: the rest, in the given order, even if they are done.
 
         Raises
         ------
@@ -226,8 +266,11 @@ class ObjectCalls:
         if wanted:
             submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
         flags = [submitter.tasks.done(oid) for oid in oids]
-        done = [ref for ref, flag in zip(given, flags, strict=True) if flag]
-        return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
+        done: list[Any] = []
+        rest: list[Any] = []
+        for ref, flag in zip(given, flags, strict=True):
+            (done if flag and len(done) < wanted else rest).append(ref)
+        return done, rest
 
     def delete(self, refs: Any) -> None:
         """Drops objects now, without waiting for the last ref.

@@ -40,6 +40,7 @@ FLOORS = [
     {"member", "inbox", "splitting", "board_calls", "being_member"},
     {"calling", "background"},
     {"messaging"},
+    {"object_folds"},
     {"peer_calls"},
     {"group", "objects"},
     {"cluster"},

@@ -173,3 +173,15 @@ def test_it_can_be_awaited_alone(run: Run) -> None:
         await asyncio.to_thread(c.shutdown)
 
     run(main())
+
+
+def test_async_with_a_cluster_names_connect() -> None:
+    async def enter(cluster: Any) -> None:
+        async with cluster:
+            pass
+
+    with hoplite_mp.Cluster(workers=0) as c:
+        for one in (c, c.options(retries=1)):
+            with pytest.raises(TypeError, match=r"async with hoplite_mp\.connect"):
+                asyncio.run(enter(one))
+        assert c.get(c.put(1)) == 1, "it is still open"

@@ -213,7 +213,9 @@ def test_wait(cluster: Cluster, gate: Gate) -> None:
     failed, ready = cluster.submit(fail, "x"), cluster.put(1)
     refs = [pending, failed, ready]
     assert cluster.wait(refs, num=2) == ([failed, ready], [pending])
-    assert cluster.wait(refs, num=0) == ([failed, ready], [pending])
+    assert cluster.wait(refs, num=0) == ([], refs)
+    assert cluster.wait(refs, num=1) == ([failed], [pending, ready]), "the first one in their order"
+    assert cluster.wait(refs, num=3, timeout=0) == ([failed, ready], [pending])
     assert cluster.wait(refs, timeout=0) == ([failed, ready], [pending])
     begun = time.monotonic()
     assert cluster.wait(refs, timeout=0.05) == ([failed, ready], [pending])
@@ -228,6 +230,56 @@ def test_wait(cluster: Cluster, gate: Gate) -> None:
     for num in (-1, 4):
         with pytest.raises(ValueError, match="num"):
             cluster.wait(refs, num=num)
+
+
+def test_get_skips_refs_that_have_failed(cluster: Cluster, gate: Gate) -> None:
+    ready, failed = cluster.put(1), cluster.submit(fail, "x")
+    deleted, cancelled = cluster.put("gone"), cluster.submit(when, gate.path, 1)
+    own_timeout = cluster.submit(_raise_timeout)
+    cluster.delete(deleted)
+    gate.await_task()
+    cancelled.cancel(force=True)
+    last = cluster.submit(abs, -2)
+    refs = [ready, failed, deleted, own_timeout, cancelled, last]
+    assert cluster.get(refs, errors="skip") == [1, 2]
+    assert cluster.get(iter(refs), errors="skip", timeout=20) == [1, 2]
+    assert cluster.get([], errors="skip") == []
+    with pytest.raises(KeyError):
+        cluster.get(refs, errors="raise")
+    for nested in (ready, failed, {"a": ready}, [ready, [ready]], [ready, (failed,)]):
+        with pytest.raises(ValueError, match="flat iterable"):
+            cluster.get(nested, errors="skip")
+    with pytest.raises(ValueError, match=r"errors='ignore'.*skip"):
+        cluster.get(refs, errors="ignore")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a ref or a Future"):
+        cluster.get([ready, 3], errors="skip")
+
+
+def test_get_that_skips_failures_raises_its_timeout(cluster: Cluster, gate: Gate) -> None:
+    pending = cluster.submit(when, gate.path, 1)
+    gate.await_task()
+    with pytest.raises(HopliteTimeoutError, match="not ready within"):
+        cluster.get([cluster.submit(fail, "x"), pending], errors="skip", timeout=0.05)
+    gate.open()
+    assert cluster.get([pending], errors="skip") == [1]
+
+
+def _raise_timeout() -> None:
+    raise HopliteTimeoutError("the task's own")
+
+
+def test_get_raises_what_cannot_be_unpickled_although_it_skips(cluster: Cluster) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cluster.get([cluster.put(_Unloadable())], errors="skip")
+
+
+class _Unloadable:
+    def __reduce__(self) -> Any:
+        return _divide, (1, 0)
+
+
+def _divide(a: int, b: int) -> float:
+    return a / b
 
 
 def test_locations(cluster: Cluster, gate: Gate) -> None:
