@@ -23,8 +23,8 @@ from hoplite_mp.client.carried import Carried as Arrays
 from hoplite_mp.client.carried import Kept, Look
 from hoplite_mp.client.chunks import rows_of
 from hoplite_mp.client.kinds import flags_of, is_async
+from hoplite_mp.serial import code
 from hoplite_mp.serial.aside import UNBOUND
-from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ __all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "T
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
-    int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
+    int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType,
 }  # fmt: skip
 # In place of what a task must hold for its function: nothing, but the function's object is to be
 # freed soon after the task is done.
@@ -52,7 +52,6 @@ Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
 FORMS_MAX = 64  # how many (chunked, exceptions, catches) have tables of their own
-_BY_NAME: list[Any] = []  # what a function that readers import carries: nothing
 
 
 class Functions:
@@ -98,7 +97,8 @@ class Functions:
             return sent
         form = chunked, again, catches
         known = self._table(*form).get(fn) if kind in _BY_IDENTITY else None
-        if known is not None and known[1] is _BY_NAME:
+        by_name = code.by_name  # that of now; a registration meanwhile begins another
+        if known is not None and known[1] is by_name:
             return known[0], None
         look = Look(self._arrays)
         if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
@@ -112,8 +112,8 @@ class Functions:
             now, constant = _carried(fn, look)
             if constant and before and _same(now, before):
                 return ref, None
-        if known is None and importable(fn):
-            now, constant = _BY_NAME, True
+        if (known is None or known[1] == []) and code.importable(fn):
+            now, constant = by_name, True
         else:
             now, constant = _carried(fn, look, look.snapshot)
         encoded, beside, refs = serial.encode_with_aside(_in_form(fn, *form), look)
@@ -121,13 +121,13 @@ class Functions:
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
         table = self._table(*form)
-        if constant and now is not _BY_NAME:
+        if constant and now is not by_name:
             # Another thread may have changed a closure since. What was sent is then none of the
             # states that were looked at, so it must not stand for one.
             constant = _same(now, _carried(fn, look)[0])
         if constant:
             table[fn] = ref, now, digest, look.kept
-            return ref, None if now is _BY_NAME else NOTHING
+            return ref, None if now is by_name else NOTHING
         table[fn] = ref, None, digest, look.kept
         return ref, (fn, now) if refs else NOTHING
 
@@ -304,13 +304,14 @@ def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[lis
             kind = type(value)
             if kind is types.FunctionType:
                 found.append(weakref.ref(value))  # a function always gives the same weakref object
-                if value not in seen and not importable(value):
+                if value not in seen and not code.importable(value):
                     seen.add(value)
                     ahead.append(value)
             elif (
                 value is UNBOUND
                 or kind in _IMMUTABLE
-                or (isinstance(value, type) and importable(value))
+                or (isinstance(value, type) and code.importable(value))
+                or (kind is types.ModuleType and code.module_travels(value.__name__))
             ):
                 found.append(value)
             elif isinstance(value, np.ndarray) and look.keeps(value):
@@ -339,10 +340,10 @@ def _values(function: types.FunctionType, snapshot: Snapshot | None) -> Iterator
     scope = function.__globals__
     codes = [function.__code__]
     while codes:
-        code = codes.pop()
-        for name in code.co_names:
+        one = codes.pop()
+        for name in one.co_names:
             value = scope.get(name, UNBOUND)
             if snapshot is not None:
                 value = snapshot.setdefault((id(scope), name), value)
             yield value
-        codes += [const for const in code.co_consts if type(const) is types.CodeType]
+        codes += [const for const in one.co_consts if type(const) is types.CodeType]

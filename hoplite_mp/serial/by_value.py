@@ -95,9 +95,8 @@ class Manifests:
                     # A task has set this global to a value that cannot travel, such as an open
                     # connection. Readers have their own, or none, as in the standard library.
                     return None
-                own = os.urandom(
-                    8
-                )  # It counts as changed, so the pickler will raise why it cannot.
+                # It counts as changed, so the pickler will raise why it cannot be pickled.
+                own = os.urandom(8)
         if keep is not None and part is not None:
             module = sys.modules.get(namespace.key[0])
             if isinstance(module, types.ModuleType) and module.__dict__ is scope:

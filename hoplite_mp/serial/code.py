@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
+# What a function that readers import carries: nothing. Another list after each registration, so
+# that no function counts any longer as sent by its name.
+by_name: list[Any] = []
 _MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
@@ -52,6 +55,13 @@ def importable(obj: Any) -> bool:
         if found is None:
             return False
     return found is obj
+
+
+def register(module: types.ModuleType) -> None:
+    """Sends the module, and those below it, by value from now on."""
+    global by_name
+    by_value_modules[module.__name__] = module
+    by_name = []
 
 
 def module_travels(module_name: Any) -> bool:

@@ -27,13 +27,13 @@ from hoplite_mp.serial.aside import UNBOUND, SharedArray
 from hoplite_mp.serial.code import (
     NeedCloudpickle,
     Reduced,
-    by_value_modules,
     importable,
     reduce_code,
     reduce_code_object,
     reduce_named,
     reduce_not_by_name,
     reduce_only_by_value,
+    register,
 )
 from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
 from hoplite_mp.serial.layout import INBAND_BYTES_MAX
@@ -316,6 +316,7 @@ _OF_DESCRIPTORS = tuple(
 def _learn_handler(cls: type) -> Handler | None:
     """Finds out, once per class, how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
+    handlers = _handlers  # those of now; a registration meanwhile begins others
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
     elif _is_file(cls):
@@ -331,9 +332,9 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce = getattr(cls, "__reduce__", None) is not object.__reduce__
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
-    if len(_handlers) >= CLASSES_MAX:
-        _handlers.clear()  # Otherwise classes made at run time would live as long as the process.
-    _handlers[cls] = handler
+    if len(handlers) >= CLASSES_MAX:
+        handlers.clear()  # Otherwise classes made at run time would live as long as the process.
+    handlers[cls] = handler
     return handler
 
 
@@ -349,10 +350,10 @@ def reducer_override(pickler: Any, obj: Any) -> Reduced:
 
 def register_future_type(cls: type) -> None:
     """Lets instances of `cls` stand for the ref in their attribute `ref`."""
-    global _ref_types
+    global _ref_types, _handlers
     if cls not in _ref_types:
         _ref_types = (*_ref_types, cls)
-        _handlers.clear()
+        _handlers = {}
 
 
 def ref_types() -> tuple[type, ...]:
@@ -388,10 +389,13 @@ def register_pickle_by_value(module: types.ModuleType) -> None:
         raise TypeError(f"expected a module, not {type(module).__name__}")
     if module.__name__ not in sys.modules:
         raise ValueError(f"{module.__name__} was not imported: it is not in sys.modules")
-    by_value_modules[module.__name__] = module
-    _handlers.clear()
+    global _handlers
+    register(module)
+    _handlers = {}
     if "cloudpickle" in sys.modules:
-        sys.modules["cloudpickle"].register_pickle_by_value(module)
+        import cloudpickle  # another thread may be importing it just now
+
+        cloudpickle.register_pickle_by_value(module)
 
 
 register_pickle_by_value.__module__ = "hoplite_mp"  # as users import it
