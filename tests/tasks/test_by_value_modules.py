@@ -1,11 +1,9 @@
-"""Modules whose functions and classes travel by value: registered ones, and those of one program."""
+"""Modules whose functions and classes travel by value: registered ones, those of one program."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.tasks.helpers import run
 
