@@ -73,22 +73,21 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
         def _is_owned(self) -> bool: ...
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._is_owned():
-            if self.reentrant:
-                return bool(super().acquire())
+        owned = self._is_owned()
+        if owned and not self.reentrant:
             if not blocking:
                 return False
             if timeout >= 0:
                 time.sleep(timeout)
                 return False
             raise LockOrderError(self.checker.taken_twice(self))
-        if blocking:
+        if blocking and not owned:
             self.checker.before(self)
         got: list[bool] = []
         try:
             # One step of C: no signal handler runs between taking the lock and noting it.
             got.extend(map(super().acquire, (blocking,), (timeout,)))
-            if got[0]:
+            if got[0] and not owned:
                 self.checker.after(self)
         except BaseException:
             if got and got[0]:
@@ -96,8 +95,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
             raise
         return got[0]
 
-    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
-        return self.acquire()
+    __enter__ = acquire  # a call of it would be another step, after which a signal handler may run
 
     def locked(self) -> bool:
         if self._is_owned():
@@ -132,6 +130,11 @@ class Checker:
         self._local = _Thread()
         self._collecting = 0  # the thread that runs the garbage collector
         gc.callbacks.append(self._on_collection)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A forked child makes its locks anew, so it holds none."""
+        self._local, self._collecting = _Thread(), 0
 
     def close(self) -> None:
         """Ends this checker, of a test say."""

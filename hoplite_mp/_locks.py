@@ -64,8 +64,8 @@ ORDER: dict[str, bool] = {
     # completions
     "client.completions": False,
     "client.waits": False,
-    "client.making_conditions": False,
     "client.future": False,
+    "client.making_conditions": False,
     "client.spmd": False,
     "client.collector": False,
     "client.own_calls": False,
