@@ -269,7 +269,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         if self._pool == COMMON_POOL:
             for pool in self._runtime.bound.values():
                 queues |= submitter.queues.all_to(pool)
-        return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
+        return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
         """Cancels tasks. Those that wait come first, because an interrupted worker would begin one

@@ -137,10 +137,11 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
     with UnlessEnded():  # the cluster may end meanwhile
         queues = submitter.queues.all_to(pool)
         while oids := [
-            oid for oid, task in list(submitter.pending.items()) if task.queue in queues
+            oid for oid, task in submitter.pending.copy().items() if task.queue in queues
         ]:
             submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
             submitter.drain()
+        submitter.call_back()
         _end_pool(runtime, pool)
 
 

@@ -2,9 +2,11 @@
 
 Why it exists: a result is processed by the thread that waits for it or submits next. Callbacks, the
 standard library's waiters and dependencies between tasks have no such thread, so the collector runs
-for them; otherwise it sleeps. It survives errors of callbacks and a full store. The threads that
-wake it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread
-of the standard library, whose inner locks an interrupt can leave locked for ever.
+for them; otherwise it sleeps. It calls all callbacks of Futures, because the thread that waits for
+a result may hold a lock of the user that a callback of another Future takes. It survives errors of
+callbacks and a full store. The threads that wake it may be interrupted anywhere (Ctrl-C), so
+nothing here is a Condition, an Event or a Thread of the standard library, whose inner locks an
+interrupt can leave locked for ever.
 It must never know: what processing a result means.
 """
 
@@ -111,6 +113,24 @@ class Collector:
         self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
+    @property
+    def _serves(self) -> bool:
+        """Does the thread run, and go on?"""
+        memory = self._submitter.memory
+        return self._thread > 0 and not self._closed and memory.lost is None
+
+    @property
+    def _is_here(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def call_back(self) -> None:
+        """Makes the thread call the callbacks of Futures that have ended. Without a thread they are
+        called here; the thread that ends the cluster calls those that are left."""
+        if not self._serves:
+            self._submitter.call_back()
+        elif not self._is_here:
+            self.wake()
+
     def stop(self) -> None:
         """Ends the thread. Unless the caller is that thread, waits until it has ended, but at most
         STOP_PATIENCE_S, because it may be busy in a callback."""
@@ -148,6 +168,7 @@ class Collector:
         tasks, memory = submitter.tasks, submitter.memory
         seen = tasks.event()
         submitter.drain()
+        submitter.call_back()
         if submitter.client.news():
             memory.collect()
         submitter.look_at_others()
@@ -155,6 +176,7 @@ class Collector:
         if self._look_again:
             self._look_again = False
             submitter.look_at_all()
+            submitter.call_back()
             if self._look_again:  # something cannot be processed now
                 self._sleep(interval)
                 return

@@ -132,7 +132,7 @@ class Completions(Generic[T]):
         if self._sleeping:
             for one in list(self._submitters):
                 told.append(functools.partial(one.tasks.wake, one.client.slot))
-        for waiter, inbox in list(self._loops.items()):
+        for waiter, inbox in self._loops.copy().items():
             inbox.put(waiter, told)
         while submitter is None and told:
             told.popleft()()

@@ -9,6 +9,7 @@ It must never know: why a node ends, who watches it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
         memory.lost = error
     ended: list[Settles] = []
     for finished_too in (False, True):
-        for oid, one in list(pending.items()):
+        for oid, one in pending.copy().items():
             if not finished_too and memory.client.usable and tasks.done(oid):
                 continue
             future = one.future
@@ -61,6 +62,9 @@ def abandon(submitter: Submitting, error: BaseException) -> None:
         if not finished_too and pending:
             submitter.look_at_all()
     submitter.forget_waiting()
+    while submitter.ended_futures:  # whose callbacks the collector has not called
+        with contextlib.suppress(IndexError):  # until just now
+            ended.append(submitter.ended_futures.popleft())
     interrupt: BaseException | None = None
     for future in ended:
         try:

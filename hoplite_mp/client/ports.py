@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.client.failures import Failures
     from hoplite_mp.client.memory import Memory
-    from hoplite_mp.client.pending import Pending
+    from hoplite_mp.client.pending import Pending, Settles
     from hoplite_mp.client.queues import Queues
 
 __all__ = ["Collecting", "Membership", "Submitting", "Waits"]
@@ -44,6 +44,9 @@ class Collecting(Protocol):
 
     def look_again(self) -> None:
         """Makes the thread check everything that is pending."""
+
+    def call_back(self) -> None:
+        """Makes the thread call the callbacks of Futures that have ended."""
 
 
 class Waits(Protocol):
@@ -84,6 +87,10 @@ class Submitting(Protocol):
     @property
     def told(self) -> deque[Callable[[], None]]: ...
     @property
+    def ended_futures(self) -> deque[Settles]:
+        """Futures whose callbacks have not been called yet."""
+
+    @property
     def queues(self) -> Queues: ...
     @property
     def collector(self) -> Collecting: ...
@@ -121,6 +128,9 @@ class Submitting(Protocol):
 
     def wake_told(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
+
+    def call_back(self) -> None:
+        """Calls the callbacks of the Futures that have ended."""
 
     def is_done(self, oid: int) -> bool:
         """Has the object's task ended?"""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.memory import Memory
+    from hoplite_mp.client.pending import Settles
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
@@ -67,11 +68,14 @@ class Submitter:
         self.memory = memory
         self.client: _shm.Client = memory.client
         self.tasks = tasks
+        # Other threads change it at any time. `copy()` is one step of C; a list of `items()` is
+        # none, because the garbage collector may run inside, and let other threads run.
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and watches on it.
         self.waits: dict[int, list[Pending | Watch]] = {}
         self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
+        self.ended_futures: deque[Settles] = deque()  # their callbacks have not been called yet
         self.readers: Any = None  # threads that read values for event loops
         # Bucket in which this process is parked -> dependencies there that other processes own, and
         # which therefore never appear in the done bitmaps of this process's own tables.
@@ -448,7 +452,10 @@ class Submitter:
             cancelled = failed and is_cancelled(self.client, oid, state)
             if failed and not cancelled:
                 self.failures.note(future)
-            future._complete(cancelled, failed)
+            if future._settle(cancelled, failed):
+                # This thread may hold a lock of the user that a callback takes.
+                self.ended_futures.append(future)
+                self.collector.call_back()
         # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
             unread = self._unread
@@ -459,6 +466,12 @@ class Submitter:
         pending.needs = []
         if oid in self.waits:
             self.release(oid)
+
+    def call_back(self) -> None:
+        """Calls the callbacks of the Futures that have ended."""
+        while self.ended_futures:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self.ended_futures.popleft()._tell()
 
     def keep_results(self, bytes_max: int) -> None:
         """Before the end: keeps results readable that nobody has read yet."""
@@ -497,6 +510,12 @@ class Submitter:
             self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))
         if outcome:
             self.drain()
+            # As in the standard library, callbacks are called before `cancel` returns.
+            future = None if pending is None else pending.future
+            if future is not None:
+                with contextlib.suppress(ValueError):  # there are none, or the collector calls them
+                    self.ended_futures.remove(future)
+                    future._tell()
         return outcome != 0
 
     def stop(self) -> None:

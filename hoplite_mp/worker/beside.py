@@ -262,7 +262,7 @@ class Beside:
         """After a signal: raises CancelledError, at an await, in tasks that were cancelled by
         force."""
         if self._loop is not None:
-            for oid, call in list(self.running.items()):
+            for oid, call in self.running.copy().items():
                 if self.tasks.aborted(oid) and call.coroutine is not None:
                     self._loop.loop.call_soon_threadsafe(self._cancel, call)
 

@@ -45,6 +45,14 @@ class VirtualCollector(Collector):
         self._woken.put(None)
         self._processes.wake_all(self)
 
+    @property
+    def _serves(self) -> bool:
+        return self._process is not None and not self._closed
+
+    @property
+    def _is_here(self) -> bool:
+        return self._process is self._processes.running
+
     def stop(self) -> None:
         self._closed = True
         if self._process is not None and self._process is not self._processes.running:
