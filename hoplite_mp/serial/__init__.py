@@ -18,6 +18,7 @@ only what other rooms may use. The modules:
     aside     large arrays beside a function's stream
     lent      large arrays that a task reads where they lie
     tensors   tensors of torch
+    mains     the `__main__` of a worker
     sources   source text of functions by value
 """
 
@@ -105,10 +106,17 @@ from hoplite_mp.serial.layout import (
 from hoplite_mp.serial.lent import (
     Lender,
 )
+from hoplite_mp.serial.mains import (
+    begin as begin_main,
+)
+from hoplite_mp.serial.mains import (
+    refuse_in_children,
+)
 from hoplite_mp.serial.namespaces import (
     Carried,
     begin_run,
     end_run,
+    turn_to_audience,
 )
 from hoplite_mp.serial.reducers import (
     is_bytes_alone,
@@ -168,6 +176,7 @@ __all__ = [
     "NotPicklable",
     "RemoteTraceback",
     "ResolveRef",
+    "begin_main",
     "begin_run",
     "cause_of",
     "decode",
@@ -203,10 +212,12 @@ __all__ = [
     "read_contributors",
     "read_dependencies",
     "read_refs",
+    "refuse_in_children",
     "register_future_type",
     "register_pickle_by_value",
     "reworded",
     "short_error",
     "text_of",
+    "turn_to_audience",
     "with_text",
 ]

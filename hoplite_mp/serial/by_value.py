@@ -20,6 +20,7 @@ from hoplite_mp.serial.aside import UNBOUND
 from hoplite_mp.serial.classes import cloudpickled
 from hoplite_mp.serial.code import Reduced, module_travels
 from hoplite_mp.serial.fingerprints import fingerprint
+from hoplite_mp.serial.mains import MAIN_NAMES, hidden_names
 from hoplite_mp.serial.namespaces import (
     ABSENT,
     Entry,
@@ -37,6 +38,8 @@ from hoplite_mp.serial.sources import Source, source_of
 
 if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Aside, Keep
+
+_ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
 
 
 _NOT_LOOKED_AT: Any = object()
@@ -74,6 +77,40 @@ class Manifests:
         if place not in self.entries:
             self.entries[place] = self._entry(namespace, name)
         return self.entries[place]
+
+    def found_by_name(
+        self, obj: Any, code: types.CodeType | None, known: list[Entry]
+    ) -> tuple[Namespace, list[Entry]] | None:
+        """What code in tasks may look up by name in `__main__` because of this object of a script:
+        the object itself, and what its annotations name. `known` need no second entry."""
+        if obj.__module__ not in MAIN_NAMES:
+            return None
+        module = sys.modules.get(obj.__module__)
+        if not isinstance(module, types.ModuleType):
+            return None
+        namespace = self.namespace(module.__dict__)
+        here = {entry[0] for entry in known}
+        manifest = list(known)
+        root = obj.__qualname__.partition(".")[0]
+        if root not in here and _found(module, obj):
+            here.add(root)
+            manifest += filter(None, [self.entry(namespace, root)])
+        annotations = vars(obj).get("__annotations__") if code is None else obj.__annotations__
+        for name in hidden_names(namespace.scope, code, annotations):
+            if name not in here and self._can_travel(namespace.scope[name]):
+                here.add(name)
+                manifest += filter(None, [self.entry(namespace, name)])
+        return namespace, manifest
+
+    def _can_travel(self, value: Any) -> bool:
+        """Code only mentions the value, so it must not make a function unpicklable."""
+        if isinstance(value, types.ModuleType):
+            return module_travels(value.__name__)
+        try:
+            fingerprint(value, keep=None if self.keep is None else self.keep.part())
+        except Exception:
+            return False
+        return True
 
     def _entry(self, namespace: Namespace, name: str) -> Entry | None:
         """The entry of one global; None if it is not sent."""
@@ -124,7 +161,33 @@ def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
     if isinstance(obj, types.FunctionType):
         return _reduce_function(pickler, obj, reduced)
     sender, mark = seen_of_class(obj).sent_as(_class_mark(obj))
-    return (*reduced[:2], (reduced[2], sender, mark), *reduced[3:5], load_class_state)
+    state: tuple[Any, ...] = (reduced[2], sender, mark)
+    found = _manifests(pickler).found_by_name(obj, None, [])
+    if found is not None:
+        namespace, manifest = found
+        state = (*state, namespace.key, _attributes(namespace.scope), manifest)
+    return (*reduced[:2], state, *reduced[3:5], load_class_state)
+
+
+def _manifests(pickler: Any) -> Manifests:
+    found: Manifests | None = pickler.manifests
+    if found is None:
+        aside = pickler.globals_aside or pickler.aside
+        found = pickler.manifests = Manifests(aside, pickler.keep)
+    return found
+
+
+def _attributes(scope: dict[str, Any]) -> dict[str, Any]:
+    """The names of a module that its functions see wherever they run."""
+    return {name: scope[name] for name in _ATTRIBUTES if name in scope}
+
+
+def _found(module: types.ModuleType, obj: Any) -> bool:
+    """Is this the object that pickle finds by its name?"""
+    found: Any = module
+    for name in obj.__qualname__.split("."):
+        found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None
+    return found is obj
 
 
 def _class_mark(cls: type) -> bytes:
@@ -140,13 +203,13 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     (code, attributes, _, _, cells), (state, slots) = reduced[1:3]
     del slots["__globals__"]
     submodules = slots.pop("_cloudpickle_submodules")  # modules used as attributes of packages
-    manifests = pickler.manifests
-    if manifests is None:
-        aside = pickler.globals_aside or pickler.aside
-        manifests = pickler.manifests = Manifests(aside, pickler.keep)
+    manifests = _manifests(pickler)
     namespace = manifests.namespace(function.__globals__)
     names = cloudpickle._extract_code_globals(code)
     manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
+    found = manifests.found_by_name(function, code, manifest)
+    if found is not None and found[0] is namespace:
+        manifest = found[1]
     if manifests.keep is not None:
         manifests.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)

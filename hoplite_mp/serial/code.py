@@ -16,6 +16,7 @@ import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.mains import MAIN_NAMES
 from hoplite_mp.serial.reading import OWN_IDS
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ by_value_modules: dict[str, types.ModuleType] = {}
 # What a function that readers import carries: nothing. Another list after each registration, so
 # that no function counts any longer as sent by its name.
 by_name: list[Any] = []
-_MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
 # Classes that were defined in this process, not received. A stream that comes back must not change
@@ -67,7 +67,7 @@ def register(module: types.ModuleType) -> None:
 def module_travels(module_name: Any) -> bool:
     """May readers import this module? Not `__main__`, nor a module that is registered to travel by
     value, nor one that is not in sys.modules."""
-    if module_name in _MAIN_NAMES or module_name not in sys.modules:
+    if module_name in MAIN_NAMES or module_name not in sys.modules:
         return False
     while by_value_modules and module_name:
         if module_name in by_value_modules:

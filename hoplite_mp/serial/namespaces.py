@@ -26,6 +26,7 @@ from hoplite_mp.serial.aside import Shared
 from hoplite_mp.serial.classes import fill_class
 from hoplite_mp.serial.code import is_native
 from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
+from hoplite_mp.serial.mains import MAIN_NAMES, Main, mains
 from hoplite_mp.serial.sources import Source, keep_source
 
 ABSENT = b""  # The fingerprint of a name that its sender does not have.
@@ -77,10 +78,11 @@ class Seen:
 class Namespace:
     """The globals of one module of one process."""
 
-    __slots__ = ("home", "key", "scope", "seen")
+    __slots__ = ("home", "key", "module", "scope", "seen")
 
-    def __init__(self, key: Key, scope: Scope, home: bool) -> None:
+    def __init__(self, key: Key, scope: Scope, home: bool, module: Main | None = None) -> None:
         self.key = key
+        self.module = module  # of a `__main__` that is not this process's own
         self.scope = scope
         self.home = home
         self.seen: dict[str, Seen] = {}
@@ -123,9 +125,10 @@ class Carried:
     """The globals that one decoded function has brought: the manifests of all functions by value
     in its stream, and the classes."""
 
-    __slots__ = ("classes", "entries", "nbytes", "number")
+    __slots__ = ("classes", "entries", "main", "nbytes", "number")
 
     def __init__(self) -> None:
+        self.main: Main | None = None  # what stands for its `__main__`
         self.number = next(_numbers)
         self.nbytes = 0  # of the function's stream, and of arrays that have come beside it
         # Each global once, with the marks to compare with (a part of its namespace).
@@ -135,7 +138,7 @@ class Carried:
         self.classes: list[tuple[type, bytes, bytes, Any]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.classes)
+        return bool(self.entries or self.classes or self.main)
 
     def check(self) -> None:
         """Called before the function runs. Its globals are then as its sender sent them, or as
@@ -143,6 +146,8 @@ class Carried:
         changes = _state.changes
         if _state.checked == self.number and _state.checked_at == changes:
             return
+        if self.main is not None and self.main is not mains.current:
+            mains.turn_to(self.main)
         for cls, sender, mark, state in self.classes:
             _set_class(cls, sender, mark, state)
         for marks, sender, mark, namespace, entry in self.entries.values():
@@ -181,6 +186,7 @@ class _State:
         self.changes = -1
         self.checked = self.checked_at = -1  # the Carried checked last, and `changes` at that time
         self.depth = 0  # how many runs are inside each other
+        self.mains: list[Main | None] = []  # what was `__main__` when each of them began
         # The entries that the end of a run takes back: namespace, entry, and the value, mark and
         # latest before it was written.
         self.journal: list[tuple[Namespace, Entry, Any, bytes, Any]] = []
@@ -277,14 +283,26 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
     with _lock:
         found = _received.pop(key, None)
         if found is None:
-            scope = {**attributes, "__builtins__": builtins.__dict__}
-            found = Namespace(key, scope, False)
+            module = Main(key[0]) if key[0] in MAIN_NAMES else None
+            scope = {} if module is None else module.__dict__
+            scope.update(attributes, __builtins__=builtins.__dict__)
+            found = Namespace(key, scope, False, module)
             _by_place[id(scope)] = found
         _received[key] = found  # at the end, so that the least recently used stands in front
         if len(_received) > NAMESPACES_MAX:
             oldest = _received.pop(next(iter(_received)))
             del _by_place[id(oldest.scope)]
+    if found.module is not None:
+        _meet(found.module)
     return found
+
+
+def _meet(module: Main) -> None:
+    """Something from that `__main__` has arrived."""
+    if _local.carried is not None and _local.carried.main is None:
+        _local.carried.main = module
+    if mains.current is mains.empty and mains.empty is not None:
+        mains.turn_to(module)
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -332,6 +350,10 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
     namespace = _by_place.get(id(function.__globals__))
     if namespace is None:
         return  # It has come home.
+    _write_all(namespace, manifest)
+
+
+def _write_all(namespace: Namespace, manifest: list[Entry]) -> None:
     carried = _local.carried
     for entry in manifest:
         namespace.write(entry)
@@ -341,16 +363,21 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
             carried.entries[id(namespace), name] = marks, sender, mark, namespace, entry
 
 
-def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
+def load_class_state(cls: type, given: tuple[Any, ...]) -> None:
     """Named in streams: fills in a class that came by value."""
     # A class that comes home is the class that is here already. Its members are newer than those in
     # the stream.
     if is_native(cls):
         return
-    state, sender, mark = given
+    state, sender, mark, *names = given
     _set_class(cls, sender, mark, state)
     if _local.carried is not None:
         _local.carried.classes.append((cls, sender, mark, state))
+    if names:
+        key, attributes, manifest = names
+        namespace = _namespace(key, attributes)
+        if not namespace.home:
+            _write_all(namespace, manifest)
 
 
 def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
@@ -401,7 +428,17 @@ def look_at_fresh() -> None:
 def begin_run() -> int:
     """Called when a task or an initializer begins. Give the result to `end_run`."""
     _state.depth += 1
+    _state.mains.append(mains.current)
     return len(_state.journal)
+
+
+def turn_to_audience(audience: int) -> None:
+    """The next task belongs to that driver: its `__main__` is that of the driver's last task."""
+    mains.audience = audience
+    module = mains.of_audience.get(audience, mains.empty)
+    if module is not None and module is not mains.current:
+        mains.install(module)
+        _state.changes = next(_numbers)
 
 
 def end_run(mark: int) -> None:
@@ -410,6 +447,10 @@ def end_run(mark: int) -> None:
     nested = _state.depth > 1
     _state.depth -= 1
     _state.fresh.clear()
+    before_run = _state.mains.pop()
+    if nested and before_run is not None and before_run is not mains.current:
+        mains.install(before_run)
+        _state.changes = next(_numbers)
     journal = _state.journal
     if len(journal) == mark:
         return

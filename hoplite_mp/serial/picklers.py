@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +43,8 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
     for module in by_value_modules.values():
         cloudpickle.register_pickle_by_value(module)
-    if "__mp_main__" in sys.modules:  # the script, in a process that multiprocessing has spawned
-        cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+    # The script, in a process that multiprocessing has spawned, and in workers of that process.
+    cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.add("__mp_main__")
 
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         by_value = True

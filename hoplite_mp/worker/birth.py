@@ -13,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import serial
 from hoplite_mp.client.descriptors import lift
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _apply(birth: Birth, number: int) -> None:
     process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
     if birth.start_method:
         context._default_context.set_start_method(birth.start_method, True)
+    serial.refuse_in_children(context, process)
 
 
 def _end_of(pid: int) -> int:

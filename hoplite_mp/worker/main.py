@@ -109,6 +109,7 @@ def main(
         os.close(fd)
     worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.host_id, audience))
     runtime.submitter.audience = audience
+    serial.begin_main(audience)
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
     take_after(birth, slot - FIRST_SLOT + 1)

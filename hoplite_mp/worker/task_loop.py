@@ -341,6 +341,8 @@ class Worker:
     def speak_to(self, audience: int) -> None:
         """Sets the audience of what is printed from now on, here and by tasks submitted from here.
         It stays set after the task, until another one begins."""
+        if audience != self.submitter.audience and not self.is_actor:
+            serial.turn_to_audience(audience)
         self.submitter.audience = audience
         self.voice.turn_to(audience)
 

@@ -1,0 +1,190 @@
+"""The `__main__` of a worker: a module whose globals are those of its driver's `__main__`.
+
+Code in tasks reaches `__main__` by name: pickle finds classes and functions there, dataclasses and
+`typing` the names in annotations. Workers never run a script, so the module holds only what
+functions and classes by value have brought. Drivers share workers; each has a module of its own,
+and `sys.modules` names that of the driver whose task runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
+AUDIENCES_MAX = 256  # drivers whose module is remembered; if there are more, most have ended
+TEXT_CHARS_MAX = 200  # longer texts are no annotations
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+class Main(types.ModuleType):
+    """What stands for a driver's `__main__` in a worker."""
+
+    @property
+    def __file__(self) -> str:  # type: ignore[override]
+        """Hidden, or processes that a task spawns would run the script. `inspect` needs it to find
+        the text of a class. Functions see the global variable."""
+        if sys._getframe(1).f_globals.get("__name__") == "inspect":
+            name = vars(self).get("__file__")
+            if name is not None:
+                return str(name)
+        raise AttributeError(f"{self!r} has no file")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self!r} has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"<module {self.__name__!r} in a worker, which does not run the script: only what has "
+            "arrived with functions, arguments and classes is there>"
+        )
+
+
+class _Mains:
+    """Which module is `__main__` in this process."""
+
+    def __init__(self) -> None:
+        self.empty: Main | None = None  # that of a driver of which nothing has arrived yet
+        self.current: Main | None = None  # None: this process is no worker
+        self.audience = 0
+        self.of_audience: dict[int, Main] = {}
+        self.template: Any = None  # keeps the globals of the functions that have begun this process
+
+    def install(self, module: Main) -> None:
+        """Makes the module this process's `__main__`."""
+        self.current = sys.modules["__main__"] = module
+        if module.__name__ == "__mp_main__":  # The driver was itself spawned by multiprocessing.
+            sys.modules["__mp_main__"] = module
+        else:
+            sys.modules.pop("__mp_main__", None)
+
+    def turn_to(self, module: Main) -> None:
+        """Makes the module `__main__`, now and whenever a task of the present driver begins."""
+        self.install(module)
+        self.of_audience.pop(self.audience, None)
+        self.of_audience[self.audience] = module
+        if len(self.of_audience) > AUDIENCES_MAX:
+            del self.of_audience[next(iter(self.of_audience))]
+
+
+mains = _Mains()
+
+
+def begin(audience: int) -> None:
+    """Called when a worker begins: its `__main__` is empty until something arrives."""
+    mains.template = sys.modules["__main__"]
+    mains.empty = Main("__main__")
+    mains.audience = audience
+    mains.install(mains.empty)
+
+
+# -- names that code does not load as globals --------------------------------------------------
+
+# Code -> the names in its texts that may be annotations, and the names it may look up in `__main__`
+_names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozenset[str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def hidden_names(
+    scope: dict[str, Any], code: types.CodeType | None, annotations: Any
+) -> Iterator[str]:
+    """The globals that code or annotations mention in another way than by loading them: as text in
+    an annotation, or as an attribute of `__main__`."""
+    in_texts: set[str] = set()
+    if type(annotations) is dict:
+        in_texts.update(*(_in_text(text) for text in annotations.values() if type(text) is str))
+    if code is not None:
+        known = _names.get(code)
+        if known is None:
+            known = _names[code] = _names_in(code)
+        in_texts |= known[0]
+        yield from (name for name in known[1] if name in scope)
+    yield from (name for name in in_texts if name in scope and _annotates(scope[name]))
+
+
+def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    texts: set[str] = set()
+    attributes: set[str] = set()
+    codes = [code]
+    nested = any(isinstance(const, types.CodeType) for const in code.co_consts)
+    for one in codes:
+        consts = list(one.co_consts)
+        attributes.update(one.co_names)
+        for const in consts:
+            if isinstance(const, types.CodeType):
+                codes.append(const)
+            elif isinstance(const, tuple):
+                consts.extend(const)
+            elif type(const) is str:
+                texts.add(const)
+    named = "__main__" in texts or "__main__" in attributes
+    # Only the code of a class or function inside this one has annotations.
+    annotated = frozenset().union(*map(_in_text, texts)) if nested else frozenset[str]()
+    return annotated, frozenset(attributes) if named else frozenset()
+
+
+def _in_text(text: str) -> frozenset[str]:
+    return frozenset(_NAME.findall(text)) if len(text) <= TEXT_CHARS_MAX else frozenset()
+
+
+def _annotates(value: Any) -> bool:
+    """Is this what annotations name: a class, a module, or an object of `typing`?"""
+    kinds = type, types.ModuleType, types.GenericAlias, types.UnionType
+    return isinstance(value, kinds) or type(value).__module__ == typing.__name__
+
+
+# -- children ----------------------------------------------------------------------------------
+
+
+def refuse_in_children(context: Any, process: Any) -> None:
+    """Makes multiprocessing refuse what `__main__` defines for children that it spawns in tasks:
+    they cannot import it. With the fork context they have it."""
+    for kind in (context.SpawnProcess, context.ForkServerProcess):
+        kind._Popen = staticmethod(_refusing(kind._Popen, process))
+
+
+def _refusing(popen: Callable[[Any], Any], process: Any) -> Callable[[Any], Any]:
+    def start(child: Any) -> Any:
+        reduction: Any = sys.modules["multiprocessing.reduction"]
+        if "reducer_override" not in vars(reduction.ForkingPickler):
+            reduction.ForkingPickler.reducer_override = _override(process)
+        return popen(child)
+
+    return start
+
+
+def _override(process: Any) -> Callable[[Any, Any], Any]:
+    def reducer_override(pickler: Any, obj: Any) -> Any:
+        if (
+            isinstance(obj, (type, types.FunctionType))
+            and obj.__module__ in MAIN_NAMES
+            and isinstance(sys.modules["__main__"], Main)
+            and _spawns(process)
+        ):
+            raise TypeError(
+                f"{obj.__qualname__} of the script cannot be sent to a process that a task spawns, "
+                "because neither it nor the worker runs the script: use "
+                "multiprocessing.get_context('fork'), define it in a module that can be imported, "
+                "or submit to hoplite_mp.current()"
+            )
+        return NotImplemented
+
+    return reducer_override
+
+
+def _spawns(process: Any) -> bool:
+    """Does this process start a child that is no fork, or has it such children?"""
+    context: Any = sys.modules["multiprocessing.context"]
+    if context.get_spawning_popen() is not None:
+        return True
+    return any(
+        getattr(child._popen, "method", "fork") != "fork" for child in list(process._children)
+    )
