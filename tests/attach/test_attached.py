@@ -193,3 +193,49 @@ def test_what_tasks_print_appears_at_their_driver(up: Up) -> None:
         assert sorted(line.split(") ")[1] for line in err.splitlines()) == [
             f"problem {i}" for i in range(3)
         ]
+
+
+OWN_MAIN = """
+import asyncio, enum, pickle, __main__
+class Color(enum.Enum):
+    RED = {number}
+class Config:
+    number = {number}
+constant = {number}
+def by_name():
+    same = pickle.loads(pickle.dumps(Color.RED)) is Color.RED
+    return same, type(pickle.loads(pickle.dumps(Config()))).number, sys.modules["__main__"].constant
+async def for_a_while():
+    found = set()
+    for _ in range(20):
+        found.add(by_name())
+        await asyncio.sleep(0.005)
+    return found
+print("ready", flush=True)
+sys.stdin.readline()
+dumped = pickle.dumps(Config())
+for _ in range(5):
+    tasks = [c.submit(by_name) for _ in range(5)]
+    tasks += [c.submit(pickle.loads, dumped) for _ in range(5)]
+    waiting = [c.submit(for_a_while) for _ in range(3)]
+    for task in tasks:
+        found = task.result()
+        assert found == (True, {number}, {number}) or found.number == {number}, found
+    assert [task.result() for task in waiting] == [{{(True, {number}, {number})}}] * 3
+print("done")
+"""
+
+
+def test_each_driver_has_its_own_main_in_shared_worker(make_up: Callable[..., Up]) -> None:
+    up = make_up(1)
+    drivers = [up.driver(OWN_MAIN.format(number=number)) for number in (1, 2)]
+    for driver in drivers:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+    for driver in drivers:
+        assert driver.stdin is not None
+        driver.stdin.write("go\n")
+        driver.stdin.flush()
+    for driver in drivers:
+        assert driver.communicate(timeout=PATIENCE_S)[0] == "done\n"
+        assert driver.returncode == 0

@@ -274,7 +274,7 @@ def run(arguments: list[str]) -> int:
     try:
         if arguments[0] == "-c":
             sys.argv, sys.path[0] = ["-c"], ""
-            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+            exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), main.__dict__)
         else:
             module = importlib.import_module("hoplite_mp.__main__")
             sys.argv = [str(module.__file__), *arguments[2:]]
