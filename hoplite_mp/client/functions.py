@@ -311,11 +311,14 @@ def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[lis
                 value is UNBOUND
                 or kind in _IMMUTABLE
                 or (isinstance(value, type) and code.importable(value))
-                or (kind is types.ModuleType and code.module_travels(value.__name__))
             ):
                 found.append(value)
             elif isinstance(value, np.ndarray) and look.keeps(value):
                 found += look.copy_of(value)
+            elif kind is types.ModuleType:
+                found += value, code.by_name  # a registration may change how it travels
+                if snapshot is not None:  # else the state before counts, which was constant
+                    constant = constant and code.module_travels(value.__name__)
             else:
                 found.append(value)
                 constant = False

@@ -45,6 +45,9 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
             note_native(obj)
         if obj not in cloudpickle._BUILTIN_TYPE_NAMES:
             return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
+    elif isinstance(obj, types.FunctionType):
+        # Not by cloudpickle's rule, by which readers can import all that is in sys.modules here.
+        return pickler._dynamic_function_reduce(obj)
     return cloudpickle.Pickler.reducer_override(pickler, obj)
 
 

@@ -8,19 +8,21 @@ know payloads, refs and arrays.
 
 from __future__ import annotations
 
+import builtins
 import copyreg
 import functools
 import pickle
 import sys
+import types
 import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.imports import is_found_by_readers
 from hoplite_mp.serial.mains import MAIN_NAMES
 from hoplite_mp.serial.reading import OWN_IDS
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable
 
 
@@ -65,15 +67,16 @@ def register(module: types.ModuleType) -> None:
 
 
 def module_travels(module_name: Any) -> bool:
-    """May readers import this module? Not `__main__`, nor a module that is registered to travel by
-    value, nor one that is not in sys.modules."""
+    """Can readers import this module? Not `__main__`, nor a module that is registered to travel by
+    value, nor one that only this program has imported."""
     if module_name in MAIN_NAMES or module_name not in sys.modules:
         return False
+    name = module_name
     while by_value_modules and module_name:
         if module_name in by_value_modules:
             return False
         module_name = module_name.rpartition(".")[0]
-    return True
+    return is_found_by_readers(name)
 
 
 def reduce_code(pickler: Any, obj: Any) -> Reduced:
@@ -106,6 +109,27 @@ def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
 def is_native(cls: type) -> bool:
     """Was this class by value defined in this process?"""
     return cls in _native_classes
+
+
+def reduce_module(pickler: Any, module: types.ModuleType) -> Reduced:
+    """A module: by its name, or with all that is in it if readers cannot import it."""
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    name = module.__name__
+    if name in MAIN_NAMES or (sys.modules.get(name) is module and module_travels(name)):
+        return NotImplemented  # cloudpickle's dispatch table knows it.
+    state = {key: value for key, value in vars(module).items() if key not in _OF_IMPORT}
+    # The state comes later than the module, because its functions may name the module.
+    return types.ModuleType, (name,), state, None, None, load_module_state
+
+
+def load_module_state(module: types.ModuleType, state: dict[str, Any]) -> None:
+    """Named in streams: fills in a module that came by value."""
+    vars(module).update(state, __builtins__=builtins.__dict__)
+
+
+# Names in a module that describe how this process has imported it.
+_OF_IMPORT = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 
 
 def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:

@@ -30,9 +30,9 @@ from hoplite_mp.serial.code import (
     importable,
     reduce_code,
     reduce_code_object,
+    reduce_module,
     reduce_named,
     reduce_not_by_name,
-    reduce_only_by_value,
     register,
 )
 from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
@@ -282,7 +282,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (types.MappingProxyType, _reduce_proxy),
     (functools.cached_property, _reduce_cached_property),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _reduce_weak_dict),
-    (types.ModuleType, reduce_only_by_value),
+    (types.ModuleType, reduce_module),
     ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
     (typing.ParamSpec, reduce_named),
     (getattr(typing, "TypeVarTuple", typing.ParamSpec), reduce_named),

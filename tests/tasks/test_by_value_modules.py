@@ -1,7 +1,10 @@
-"""Modules whose functions and classes travel by value: registered ones, those of one program."""
+"""Modules that travel by value: registered ones, and those that only the program can import."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -109,3 +112,123 @@ def test_other_module_registered_leaves_functions_sent_by_name(tmp_path: Path) -
         tmp_path,
     )
     assert out.splitlines() == ["as in the file"] + ["as in the file []"] * 2
+
+
+# Ways to make a module that workers cannot import; `source` is its text, `path` a file with it.
+MAKES = {
+    "a file at another place": """
+        spec = importlib.util.spec_from_file_location("plugin", path)
+        m = importlib.util.module_from_spec(spec)
+        sys.modules["plugin"] = m
+        spec.loader.exec_module(m)
+        """,
+    "a file at another place with the name of one on the path": """
+        spec = importlib.util.spec_from_file_location("m_on_path", path)
+        m = importlib.util.module_from_spec(spec)
+        sys.modules["m_on_path"] = m
+        spec.loader.exec_module(m)
+        """,
+    "memory": """
+        m = sys.modules["in_memory"] = types.ModuleType("in_memory")
+        exec(source, m.__dict__)
+        m.itself = m
+        """,
+    "a package of a finder of the program": """
+        class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "virtual":
+                    return importlib.util.spec_from_loader(name, self, is_package=name == "virtual")
+            def exec_module(self, module):
+                if module.__name__ != "virtual": exec(source, module.__dict__)
+        sys.meta_path.insert(0, Finder())
+        import virtual.sub as m
+        """,
+    "a script that was run": """
+        m = types.SimpleNamespace(**runpy.run_path(path))
+        """,
+}
+
+
+HELP = "import types\ndef fail_with(error): raise error"
+
+
+@pytest.mark.parametrize("made", MAKES)
+def test_module_that_only_the_program_has_imported_travels_by_value(
+    made: str, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "plugin.py").write_text(MODULE)
+    (tmp_path / "m_on_path.py").write_text("state = 'in the wrong file'\n" + MODULE)
+    out = program(
+        textwrap.dedent(
+            """
+        HELP
+        path = "elsewhere/plugin.py"
+        source = open(path).read()
+        MAKE
+        look, Kind = m.look, m.Kind
+        c = hoplite_mp.Cluster(workers=1)
+        say(m.state, {way: found for way, found in ways().items() if found != m.state})
+        if isinstance(m, types.ModuleType):
+            m.state = "as in the program"
+        say({way: found for way, found in ways().items() if found != m.state})
+        made = c.submit(Kind).result()
+        try: c.submit(fail_with, m.Error).result()
+        except m.Error as error: say(type(made) is Kind, type(error) is m.Error)
+        c.shutdown()
+        """
+        )
+        .replace("MAKE", textwrap.dedent(MAKES[made]).strip())
+        .replace("HELP", HELP),
+        tmp_path,
+    )
+    assert out.splitlines() == ["as in the file {}", "{}", "True True"]
+
+
+def test_script_that_runs_under_a_name_sends_its_functions_by_value(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        MODULE + "import hoplite_mp\n"
+        "with hoplite_mp.Cluster(workers=1) as c:\n"
+        "    print(c.submit(look).result(), c.submit(Kind).result().state, flush=True)\n"
+    )
+    assert program("runpy.run_path('job.py', run_name='a job')", tmp_path) == (
+        "as in the file as in the file\n"
+    )
+
+
+def test_modules_of_the_path_of_python_and_of_packages_travel_by_name(tmp_path: Path) -> None:
+    (tmp_path / "parts" / "inner").mkdir(parents=True)
+    (tmp_path / "parts" / "inner" / "part.py").write_text(MODULE)
+    (tmp_path / "m_on_path.py").write_text(MODULE)
+    out = program(
+        """
+        import collections.abc, json.decoder, os.path, xml.etree.ElementTree, numpy.linalg, psutil
+        import m_on_path, parts.inner.part
+        from hoplite_mp.serial.code import module_travels
+        import hoplite_mp.client.functions, typing, builtins, _io, cloudpickle, pytest
+        names = [name for name in list(sys.modules) if not module_travels(name)]
+        say(sorted(name for name in names if not name.startswith("six.")))
+        """,
+        tmp_path,
+    )
+    assert out.strip() == "['__main__']"
+
+
+def test_pytest_with_import_mode_importlib_sends_test_functions(tmp_path: Path) -> None:
+    below = tmp_path / "deep"
+    below.mkdir()
+    (below / "test_it.py").write_text(
+        MODULE + "import hoplite_mp\n"
+        "def test_it():\n"
+        "    with hoplite_mp.Cluster(workers=1) as c:\n"
+        "        assert c.submit(look).result() == c.submit(Kind).result().state == state\n"
+        "        assert type(c.submit(Kind).result()) is Kind\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import pytest; raise SystemExit(pytest.main())",
+         "-p", "no:cacheprovider"],
+        cwd=below, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTEST_ADDOPTS": "--import-mode=importlib -c /dev/null test_it.py",
+             "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,116 @@
+"""Which modules can readers import, and which ones has only this program imported?
+
+Workers have this program's `sys.path` and the finders that `site` installs. Readers can import a
+module if these find the same file for its name. They cannot import a module that the program has
+made in another way: from a file at another place, in memory, with a finder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import re
+import site
+import sys
+import types
+import weakref
+from typing import Any
+
+_OWN_FINDERS: tuple[Any, ...] = (
+    importlib.machinery.BuiltinImporter,
+    importlib.machinery.FrozenImporter,
+    importlib.machinery.PathFinder,
+)
+_BUILT_IN = frozenset({"built-in", "frozen"})
+# Name -> the module that was looked at, and the answer.
+_answers: dict[str, tuple[weakref.ref[types.ModuleType], bool]] = {}
+_site_finders: dict[str, bool] = {}  # name of a finder's module -> does `site` install it?
+
+
+def is_found_by_readers(name: str) -> bool:
+    """Will a reader that imports this name, which is in sys.modules, get the same module?"""
+    module: Any = sys.modules[name]
+    known = _answers.get(name)
+    if known is not None and known[0]() is module:
+        return known[1]
+    if not isinstance(module, types.ModuleType):
+        return True  # an object that stands in for its module
+    found = _is_found(name, module)
+    _answers[name] = weakref.ref(module), found
+    return found
+
+
+def _is_found(name: str, module: types.ModuleType) -> bool:
+    real = module.__name__
+    if real != name and sys.modules.get(real) is module:
+        return is_found_by_readers(real)  # the name is another one for the same module
+    own = getattr(module, "__spec__", None)
+    files = {getattr(own, "origin", None), getattr(module, "__file__", None)} - {None}
+    if any(str(file).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for file in files):
+        return True  # compiled code cannot travel by value
+    try:
+        spec = _find(name)
+    except Exception:  # a parent's `__path__` may be anything
+        return True
+    if spec is None:
+        head = name.rpartition(".")[0]
+        if files:
+            return False
+        if head in sys.modules:  # a module without a file comes with the package that has made it
+            return is_found_by_readers(head)
+        # Else a loader of the program has made it, or the program has run code in it. Compiled
+        # modules make others without either.
+        return own is None and "__builtins__" not in vars(module)
+    if spec.origin is None or spec.origin in _BUILT_IN:
+        return True  # a package without a file, or a module of Python
+    if not files:  # a module in memory has the name of a file, or has replaced that file's module
+        return own is not None or type(module) is not types.ModuleType
+    return any(_same_file(spec.origin, str(file)) for file in files)
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    head = name.rpartition(".")[0]
+    path: Any = None
+    if head:
+        path = getattr(sys.modules.get(head), "__path__", None)
+        if path is None:
+            parent = _find(head)
+            path = None if parent is None else parent.submodule_search_locations
+            if path is None:
+                return None
+    for finder in (*_OWN_FINDERS, *filter(_is_from_site, sys.meta_path)):
+        found: importlib.machinery.ModuleSpec | None = finder.find_spec(name, path)
+        if found is not None:
+            return found
+    return None
+
+
+def _same_file(one: str, other: str) -> bool:
+    return one == other or os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_from_site(finder: Any) -> bool:
+    """Does `site` install this finder in each process, as for packages in development mode?"""
+    name = getattr(finder, "__module__", None)
+    if type(name) is not str or finder in _OWN_FINDERS:
+        return False
+    known = _site_finders.get(name)
+    if known is None:
+        named = re.compile(rf"^import\s.*\b{re.escape(name)}\b", re.MULTILINE)
+        customs = {"sitecustomize", "usercustomize"}
+        known = name in customs or any(map(named.search, _path_files()))
+        _site_finders[name] = known
+    return known
+
+
+def _path_files() -> list[str]:
+    """The texts of the .pth files that `site` has run."""
+    texts = []
+    for folder in (*site.getsitepackages(), site.getusersitepackages()):
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                if entry.endswith(".pth"):
+                    with open(os.path.join(folder, entry), errors="replace") as file:
+                        texts.append(file.read())
+    return texts
