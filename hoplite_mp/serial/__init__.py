@@ -12,6 +12,8 @@ only what other rooms may use. The modules:
     reading   what the streams' functions need    reducers   how objects are reduced
     copies    for readers that may write          code       code by name or by value
     classes   classes by value
+    blame     which part of a value cannot be pickled
+    imports   which modules readers can import
     by_value  code by value, what it carries      namespaces the globals of such code
     fingerprints  whether a value has changed
     pickle_stream  a stream while it is written

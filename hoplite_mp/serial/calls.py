@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial.blame import blamed
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
     ARGS_ONLY,
@@ -160,7 +161,7 @@ def _blame_argument(
         try:
             write_stream(arg)
         except UNPICKLABLE as cause:
-            return unpicklable(what, arg, cause)
+            return unpicklable(what, arg, cause, blamed(arg))
     return unpicklable("arguments", args, error)
 
 

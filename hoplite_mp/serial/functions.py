@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial.aside import Aside, Keep, bringing
+from hoplite_mp.serial.blame import blamed
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.picklers import LightPickler, heavy_pickler
@@ -62,7 +63,7 @@ def encode_with_aside(
             raise
         text = f"cannot pickle the {type(function).__name__} {_display_name(function)}: "
         if isinstance(error, Exception):
-            raise NotPicklable(text + text_of(error)) from error
+            raise NotPicklable(text + text_of(error) + blamed(function)) from error
         text += f"it raised {type(error).__qualname__}: {text_of(error)}"
         raise ExitWhilePickling(text) from error
     data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))

@@ -60,6 +60,7 @@ class NotPicklable(TypeError):
     """A value cannot be pickled; the message is for users."""
 
     __module__ = "hoplite_mp.serial"  # As tracebacks show it, and as pickle finds it.
+    place = ""  # ": " and which part of the value it is, if that is known
 
     @property
     def reason(self) -> BaseException:
@@ -102,12 +103,14 @@ def reworded(error: BaseException, text: str) -> BaseException:
     return error
 
 
-def unpicklable(what: str, value: Any, error: BaseException) -> NotPicklable:
-    """The exception to raise for `value`, with a message for users."""
+def unpicklable(what: str, value: Any, error: BaseException, place: str = "") -> NotPicklable:
+    """The exception to raise for `value`, with a message for users. `place`: see NotPicklable."""
     text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
     if issubclass(type(error), EXITS):
         return ExitWhilePickling(f"{text}it raised {type(error).__qualname__}: {text_of(error)}")
-    return NotPicklable(text + text_of(error))
+    made = NotPicklable(text + text_of(error) + place)
+    made.place = place
+    return made
 
 
 def _too_long(nbytes: int) -> ValueError | None:

@@ -17,6 +17,7 @@ import numpy as np
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial.arrays import decode_array, encode_array
+from hoplite_mp.serial.blame import blamed
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
     ARRAY,
@@ -100,7 +101,7 @@ def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
     except UNPICKLABLE as error:
         if is_interruption(error):
             raise
-        raise unpicklable("value", value, error) from error
+        raise unpicklable("value", value, error, blamed(value)) from error
 
 
 _ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {

@@ -135,7 +135,7 @@ class Source:
             if not isinstance(error, serial.NotPicklable):
                 raise
             what = f"an item of {self.name}(), a {type(value).__name__}"
-            why = f"{type(cause).__name__}: {serial.text_of(cause)}"
+            why = f"{type(cause).__name__}: {serial.text_of(cause)}{getattr(error, 'place', '')}"
             reason = serial.reworded(cause, f"{what}, does not pickle: {why}")
             raise reason from serial.cause_of(cause)
 
