@@ -37,7 +37,8 @@ def is_found_by_readers(name: str) -> bool:
     if not isinstance(module, types.ModuleType):
         return True  # an object that stands in for its module
     found = _is_found(name, module)
-    _answers[name] = weakref.ref(module), found
+    if getattr(module, "__spec__", None) is not None:  # else the program may still be filling it
+        _answers[name] = weakref.ref(module), found
     return found
 
 

@@ -181,12 +181,13 @@ class Thread:
             for do in plan:
                 do()
         except BaseException:
-            print("WRONG", self.t, traceback.format_exc(), flush=True)
+            print("FAILED", self.t, traceback.format_exc(), flush=True)
 
 
 def main(seed: int) -> None:
     sys.setswitchinterval(random.Random(seed).choice((1e-6, 1e-5, 5e-3)))
-    with hoplite_mp.Cluster(workers=2) as cluster:
+    config = hoplite_mp.Config(start_timeout_s=PROGRAM_S / 2)
+    with hoplite_mp.Cluster(workers=2, config=config) as cluster:
         barrier = threading.Barrier(THREADS)
         threads = [
             threading.Thread(target=Thread(cluster, t, seed).run, args=(barrier,))
@@ -210,7 +211,7 @@ def forks(first: int, count: int) -> None:
             finally:
                 os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print("program", seed, "ended" if code == 0 else f"WRONG: exit code {code}", flush=True)
+        print("program", seed, "ended" if code == 0 else f"FAILED: exit code {code}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.tasks.helpers import run
 
 if TYPE_CHECKING:

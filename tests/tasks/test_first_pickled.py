@@ -31,7 +31,7 @@ def wrong_of(*numbers: int) -> list[str]:
     )
     lines = done.stdout.splitlines()
     ended = sum(line.startswith("end ") for line in lines)
-    wrong = [f"seed {numbers[0]}: {line}" for line in lines if "WRONG" in line]
+    wrong = [f"seed {numbers[0]}: {line}" for line in lines if "WRONG" in line or "FAILED" in line]
     if done.returncode or ended != (numbers[1] if len(numbers) > 1 else 1):
         wrong.append(f"seed {numbers[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
     return wrong
