@@ -18,7 +18,7 @@ import numpy as np
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.aside import UNBOUND
 from hoplite_mp.serial.classes import cloudpickled
-from hoplite_mp.serial.code import Reduced, module_travels
+from hoplite_mp.serial.code import Reduced, importable, module_travels
 from hoplite_mp.serial.fingerprints import fingerprint
 from hoplite_mp.serial.mains import MAIN_NAMES, hidden_names
 from hoplite_mp.serial.namespaces import (
@@ -48,7 +48,7 @@ _NOT_LOOKED_AT: Any = object()
 class Manifests:
     """The globals that one pickler has met: each is written once, however many functions use it."""
 
-    __slots__ = ("aside", "entries", "keep", "namespaces", "sources")
+    __slots__ = ("aside", "classes", "entries", "keep", "namespaces", "sources")
 
     def __init__(self, aside: Aside | None, keep: Keep | None) -> None:
         self.aside = aside
@@ -58,6 +58,7 @@ class Manifests:
         self.namespaces: dict[int, Namespace] = {}
         self.entries: dict[tuple[int, str], Entry | None] = {}
         self.sources: dict[tuple[str, int], Source] = {}
+        self.classes: dict[type, tuple[bytes, bool]] = {}
 
     def namespace(self, scope: dict[str, Any]) -> Namespace:
         found = self.namespaces.get(id(scope))
@@ -78,6 +79,13 @@ class Manifests:
             self.entries[place] = self._entry(namespace, name)
         return self.entries[place]
 
+    def class_mark(self, cls: type) -> tuple[bytes, bool]:
+        """As `fingerprint`, once for each class: its state and its name in `__main__` need it."""
+        known = self.classes.get(cls)
+        if known is None:
+            known = self.classes[cls] = fingerprint(cls)
+        return known
+
     def found_by_name(
         self, obj: Any, code: types.CodeType | None, known: list[Entry]
     ) -> tuple[Namespace, list[Entry]] | None:
@@ -91,8 +99,9 @@ class Manifests:
         namespace = self.namespace(module.__dict__)
         here = {entry[0] for entry in known}
         manifest = list(known)
-        root = obj.__qualname__.partition(".")[0]
-        if root not in here and _found(module, obj):
+        root, nested, _ = obj.__qualname__.partition(".")
+        method = code is not None and nested  # its class brings its own name
+        if not method and root not in here and _found(module, obj):
             here.add(root)
             manifest += filter(None, [self.entry(namespace, root)])
         annotations = vars(obj).get("__annotations__") if code is None else obj.__annotations__
@@ -107,7 +116,10 @@ class Manifests:
         if isinstance(value, types.ModuleType):
             return module_travels(value.__name__)
         try:
-            fingerprint(value, keep=None if self.keep is None else self.keep.part())
+            if isinstance(value, type) and not importable(value):
+                self.class_mark(value)
+            else:
+                fingerprint(value, keep=None if self.keep is None else self.keep.part())
         except Exception:
             return False
         return True
@@ -124,7 +136,10 @@ class Manifests:
             value, own = None, ABSENT
         else:
             try:
-                own, holds_refs = fingerprint(value, keep=part)
+                if isinstance(value, type) and not importable(value):
+                    own, holds_refs = self.class_mark(value)
+                else:
+                    own, holds_refs = fingerprint(value, keep=part)
             except (MemoryError, HopliteError):  # such as no room
                 raise
             except Exception:
@@ -160,9 +175,14 @@ def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
         return reduced
     if isinstance(obj, types.FunctionType):
         return _reduce_function(pickler, obj, reduced)
-    sender, mark = seen_of_class(obj).sent_as(_class_mark(obj))
+    manifests = _manifests(pickler)
+    try:
+        own, _ = manifests.class_mark(obj)
+    except Exception:
+        own = os.urandom(8)
+    sender, mark = seen_of_class(obj).sent_as(own)
     state: tuple[Any, ...] = (reduced[2], sender, mark)
-    found = _manifests(pickler).found_by_name(obj, None, [])
+    found = manifests.found_by_name(obj, None, [])
     if found is not None:
         namespace, manifest = found
         state = (*state, namespace.key, _attributes(namespace.scope), manifest)
@@ -188,13 +208,6 @@ def _found(module: types.ModuleType, obj: Any) -> bool:
     for name in obj.__qualname__.split("."):
         found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None
     return found is obj
-
-
-def _class_mark(cls: type) -> bytes:
-    try:
-        return fingerprint(cls)[0]
-    except Exception:
-        return os.urandom(8)
 
 
 def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -> Reduced:

@@ -124,6 +124,8 @@ def test_main_in_task_is_as_in_standard_pool(tmp_path: Path) -> None:
 
 
 EVERYWHERE = """
+QUICK = "t_objects", "t_identity", "t_hints", "t_dataclass", "t_source", "t_import"
+tests = {name: tests[name] for name in QUICK}
 async def a(): return all_of_them()
 def items(): yield all_of_them()
 class Actor:

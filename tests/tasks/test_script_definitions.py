@@ -549,7 +549,7 @@ def t_node():
 
 def _run(path: Path, pool: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(path), pool], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, str(path), pool], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

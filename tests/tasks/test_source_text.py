@@ -35,7 +35,7 @@ def script(folder: Path, text: str, **env: str) -> str:
         [sys.executable, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, **env},
     )
