@@ -60,6 +60,7 @@ ORDER: dict[str, bool] = {
     "serial.fingerprints": False,
     "serial.numbers": False,
     "serial.namespaces": False,
+    "serial.hooks": False,
     "client.written_pages": True,
     # completions
     "client.completions": False,

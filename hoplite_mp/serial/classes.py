@@ -12,12 +12,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import os
 import threading
 import types
 import typing
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _locks
 from hoplite_mp.serial.code import Reduced, importable, note_native
 
 if TYPE_CHECKING:
@@ -26,7 +28,16 @@ if TYPE_CHECKING:
 _HOOK = "__init_subclass__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
 _MEMBER_TYPES = frozenset({object, int, float, complex, str, bytes, tuple})
-_hooks = threading.RLock()  # held while a hook is exchanged
+_hooks = _locks.rlock("serial.hooks")  # held while a hook is exchanged
+
+
+def _forked() -> None:
+    """A thread that a forked child does not have may have held the lock."""
+    global _hooks
+    _hooks = _locks.rlock("serial.hooks")
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class _Local(threading.local):

@@ -8,6 +8,7 @@ are part of the payloads. It must never know how streams are written, nor where 
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import sys
 import threading
@@ -193,7 +194,7 @@ def load_cached_property(cls: Any, locked: bool) -> Any:
     """Named in streams: a `functools.cached_property` whose attributes are not filled in yet."""
     prop = cls.__new__(cls)
     if locked:
-        prop.lock = threading.RLock()
+        prop.lock = vars(functools.cached_property(len))["lock"]
     return prop
 
 
