@@ -39,8 +39,12 @@ if _TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef as ObjectRef
     from hoplite_mp.ref import by_ref as by_ref
     from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
+    from hoplite_mp.sync.conditions import Barrier as Barrier
+    from hoplite_mp.sync.conditions import Condition as Condition
+    from hoplite_mp.sync.locks import BoundedSemaphore as BoundedSemaphore
     from hoplite_mp.sync.locks import Event as Event
     from hoplite_mp.sync.locks import Lock as Lock
+    from hoplite_mp.sync.locks import RLock as RLock
     from hoplite_mp.sync.locks import Semaphore as Semaphore
     from hoplite_mp.sync.queues import Queue as Queue
 else:
@@ -48,8 +52,11 @@ else:
         "Actor": "hoplite_mp.actor",
         "ActorLostError": "hoplite_mp.errors",
         "AuthError": "hoplite_mp.errors",
+        "Barrier": "hoplite_mp.sync.conditions",
+        "BoundedSemaphore": "hoplite_mp.sync.locks",
         "ClosedError": "hoplite_mp.errors",
         "Cluster": "hoplite_mp.cluster",
+        "Condition": "hoplite_mp.sync.conditions",
         "Config": "hoplite_mp.config",
         "ConfigError": "hoplite_mp.errors",
         "Event": "hoplite_mp.sync.locks",
@@ -67,6 +74,7 @@ else:
         "PeerLostError": "hoplite_mp.errors",
         "ProtocolError": "hoplite_mp.errors",
         "Queue": "hoplite_mp.sync.queues",
+        "RLock": "hoplite_mp.sync.locks",
         "ReduceError": "hoplite_mp.errors",
         "Semaphore": "hoplite_mp.sync.locks",
         "StateNotSavedError": "hoplite_mp.errors",
@@ -105,8 +113,11 @@ __all__ = [
     "Actor",
     "ActorLostError",
     "AuthError",
+    "Barrier",
+    "BoundedSemaphore",
     "ClosedError",
     "Cluster",
+    "Condition",
     "Config",
     "ConfigError",
     "Event",
@@ -124,6 +135,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "Queue",
+    "RLock",
     "ReduceError",
     "Semaphore",
     "StateNotSavedError",

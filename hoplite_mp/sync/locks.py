@@ -1,4 +1,4 @@
-"""Lock, Semaphore and Event between all processes of a cluster.
+"""Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
 
 Why it exists: see the package.
 It must never know: which process holds a permit, which one is next.
@@ -7,7 +7,10 @@ It must never know: which process holds a permit, which one is next.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import HopliteError
@@ -21,11 +24,27 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
 
-__all__ = ["Event", "Lock", "Semaphore"]
+__all__ = ["BoundedSemaphore", "Event", "Lock", "RLock", "Semaphore", "owner", "task_owner"]
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_counter = itertools.count(1)
+
+
+def owner() -> int:
+    """The number of this thread as the owner of a recursive lock; no other thread has had it."""
+    return _numbers.setdefault(threading.current_thread(), next(_counter))
+
+
+def task_owner() -> int:
+    """That of the asyncio task that runs."""
+    import asyncio
+
+    task = asyncio.current_task()
+    return owner() if task is None else _numbers.setdefault(task, next(_counter))
 
 
 class _Acquired(Handle):
-    """Base of `Lock` and `Semaphore`: acquiring and releasing."""
+    """Base of locks and semaphores: acquiring and releasing."""
 
     __slots__ = ()
 
@@ -59,12 +78,12 @@ class _Acquired(Handle):
         return await run_async(self._acquiring(block, timeout))
 
     def _acquiring(
-        self, block: bool, timeout: float | None
+        self, block: bool, timeout: float | None, *owner: int
     ) -> Generator[Future[Any] | Until | Read, Any, bool]:
         may_wait, deadline = waits(block, timeout)
         ticket = self._ticket()
         try:
-            code, promised = yield self._call("acquire", ticket, may_wait)
+            code, promised = yield self._call("acquire", ticket, may_wait, *owner)
             answer: Answer | None = Answer(code)
             if answer is Answer.WAIT:
                 answer = yield from self._until(promised, deadline)
@@ -84,7 +103,7 @@ class _Acquired(Handle):
         Raises
         ------
         ValueError
-            It is a lock, and no process holds it.
+            It is a lock or a bounded semaphore, and no process holds it.
 
         Examples
         --------
@@ -100,7 +119,8 @@ class _Acquired(Handle):
 
     def _check(self, released: bool) -> None:
         if not released:
-            raise ValueError("lock released too many times: nobody holds it")
+            kind = type(self).__name__
+            raise ValueError(f"{kind} released too many times: no process holds it")
 
     def locked(self) -> bool:
         """Would `acquire` wait now?
@@ -192,7 +212,7 @@ class Semaphore(_Acquired):
 
     __slots__ = ()
 
-    _served = serving.Semaphore
+    _served: ClassVar[type] = serving.Semaphore
 
     def __init__(
         self, value: int = 1, *, name: str | None = None, node: Any = None, detached: bool = False
@@ -217,6 +237,133 @@ class Semaphore(_Acquired):
         3
         """
         return int(self._call("value").result())
+
+
+class BoundedSemaphore(Semaphore):
+    """A semaphore that never has more permits than at the beginning.
+
+    `release` raises ValueError if no process holds a permit. Otherwise it is like `Semaphore`.
+
+    Parameters
+    ----------
+    value, name, node, detached
+        As for `Semaphore`.
+
+    Examples
+    --------
+    >>> semaphore = hoplite_mp.BoundedSemaphore(2)
+    >>> with semaphore:
+    ...     semaphore.get_value()
+    1
+    >>> semaphore.release()
+    Traceback (most recent call last):
+        ...
+    ValueError: BoundedSemaphore released too many times: no process holds it
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = serving.BoundedSemaphore
+
+
+class RLock(_Acquired):
+    """A recursive lock between processes of all hosts; `with lock:` and `async with lock:`.
+
+    Like `multiprocessing.RLock` it belongs to the thread that has acquired it, which may acquire it
+    again, and is free when that thread has released it as often. The coroutine functions, and
+    `async with`, let it belong to the asyncio task instead. When the owner's process or host dies,
+    the thread that has waited longest gets the lock.
+
+    Parameters
+    ----------
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> lock = hoplite_mp.RLock()
+    >>> with lock, lock:
+    ...     c.submit(lock.acquire, block=False).result()
+    False
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = serving.RLock
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Acquires it for this thread, once more if this thread has it already.
+
+        Parameters
+        ----------
+        block, timeout
+            As for `Lock.acquire`.
+
+        Returns
+        -------
+        bool
+            Whether it was acquired.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.RLock()
+        >>> lock.acquire(), lock.acquire()
+        (True, True)
+        """
+        return run(self._acquiring(block, timeout, owner()))
+
+    async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As `acquire`, for the asyncio task that runs, without blocking the event loop.
+
+        A call that is cancelled has acquired nothing."""
+        return await run_async(self._acquiring(block, timeout, task_owner()))
+
+    def release(self) -> None:
+        """Undoes one `acquire`.
+
+        Raises
+        ------
+        AssertionError
+            Another thread has it, or none.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.RLock()
+        >>> _ = lock.acquire()
+        >>> lock.release()
+        """
+        self._check(self._call("release", self._process(), owner()).result())
+
+    async def release_async(self) -> None:
+        """As `release`, without blocking the event loop."""
+        self._check(await self._call("release", self._process(), task_owner()))
+
+    def _check(self, released: bool) -> None:
+        if not released:
+            raise AssertionError("attempt to release an RLock that this thread does not own")
+
+    def locked(self) -> bool:
+        """Does any thread own it now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.RLock().locked()
+        False
+        """
+        return super().locked()
 
 
 class Event(Handle):

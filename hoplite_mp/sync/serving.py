@@ -1,4 +1,4 @@
-"""The objects in the actors' processes: one for each queue, lock, semaphore, event.
+"""The objects in the actors' processes: one for each synchronization object.
 
 Why it exists: a table (`waiting`) makes the decisions. This file keeps the promises for the calls
 that wait, and the lives of the processes that have called (`client/promises.py`). When a process or
@@ -20,7 +20,15 @@ from hoplite_mp.client.announcing import watch
 from hoplite_mp.client.promises import keep, promise
 from hoplite_mp.client.runtime import current_runtime
 from hoplite_mp.errors import ObjectLostError, PeerLostError
-from hoplite_mp.sync.waiting import Answer, Item, Permits, QueueTable
+from hoplite_mp.sync.waiting import (
+    Answer,
+    Gathering,
+    Item,
+    Notifications,
+    Permits,
+    QueueTable,
+    Recursive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -28,7 +36,17 @@ if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
     from hoplite_mp.sync.waiting import Ticket
 
-__all__ = ["Event", "Lock", "Queue", "Reply", "Semaphore"]
+__all__ = [
+    "Barrier",
+    "BoundedSemaphore",
+    "Condition",
+    "Event",
+    "Lock",
+    "Queue",
+    "RLock",
+    "Reply",
+    "Semaphore",
+]
 
 # The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
@@ -221,6 +239,126 @@ class Lock(Semaphore):
 
     def __init__(self) -> None:
         super().__init__(1, True)
+
+    # For a condition; `number` tells the owners of a recursive lock apart.
+
+    def is_held(self, process: bytes, number: int) -> bool:
+        return process in self._table.held
+
+    def release_all(self, process: bytes, number: int) -> int:
+        with self._alone(process) as table:
+            return int(process in table.held and table.release(process))
+
+    def acquire_again(self, ticket: Ticket, number: int, times: int) -> Reply:
+        return self.acquire(ticket, True)
+
+
+class BoundedSemaphore(Semaphore):
+    """The object of one bounded semaphore."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value, True)
+
+
+class RLock(Served):
+    """The object of one recursive lock."""
+
+    def __init__(self) -> None:
+        super().__init__(Recursive())
+
+    def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> Reply:
+        with self._alone(ticket[0]) as table:
+            answer = table.acquire(ticket, waits, number, times)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def release(self, process: bytes, number: int) -> bool:
+        with self._alone(process) as table:
+            return bool(table.release(process, number))
+
+    def value(self) -> int:
+        return int(self._table.owner is None)
+
+    def is_held(self, process: bytes, number: int) -> bool:
+        return bool(self._table.owner == (process, number))
+
+    def release_all(self, process: bytes, number: int) -> int:
+        with self._alone(process) as table:
+            return int(table.release_all(process, number))
+
+    def acquire_again(self, ticket: Ticket, number: int, times: int) -> Reply:
+        return self.acquire(ticket, True, number, times)
+
+
+class Condition(Served):
+    """The object of one condition; its lock is another one."""
+
+    def __init__(self) -> None:
+        super().__init__(Notifications())
+
+    def wait(self, ticket: Ticket) -> ObjectRef[Any]:
+        with self._alone(ticket[0]) as table:
+            table.wait(ticket)
+            promised: ObjectRef[Any] = self._wait(ticket)[1]
+            return promised
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def returned(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.returned(ticket)
+
+    def notify(self, process: bytes, count: int) -> None:
+        with self._alone(process) as table:
+            table.notify(count)
+
+
+class Barrier(Served):
+    """The object of one barrier."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__(Gathering(parties))
+
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[int, Any, int]:
+        """A Reply, and how many came before."""
+        with self._alone(ticket[0]) as table:
+            answer, index = table.arrive(ticket, waits, acts)
+            return int(answer), self._wait(ticket)[1] if answer is Answer.WAIT else None, index
+
+    def acted(self, ticket: Ticket) -> bool:
+        with self._alone(ticket[0]) as table:
+            return bool(table.acted(ticket))
+
+    def give_up(self, ticket: Ticket) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.give_up(ticket)
+            return int(answer)
+
+    def leave(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.leave(ticket)
+            self._keep(ticket, Answer.REFUSED)
+
+    def abort(self) -> None:
+        with self._alone() as table:
+            table.abort()
+
+    def reset(self) -> None:
+        with self._alone() as table:
+            table.reset()
+
+    def state(self) -> tuple[int, int, bool]:
+        """How many parties there are, how many wait, and whether the barrier is broken."""
+        return self._table.parties, len(self._table.waiting), self._table.broken
 
 
 class Event(Served):

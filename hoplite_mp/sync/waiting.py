@@ -1,6 +1,7 @@
-"""The tables of a queue and of permits: which calls wait, which process has what, which is next.
+"""The tables of the synchronization objects: which calls wait, and which of them goes on next.
 
-Why it exists: all decisions of `hoplite_mp.Queue`, `Lock` and `Semaphore` are made here, one after
+Why it exists: all decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
+`Barrier` are made here, one after
 the other, by one process. A *ticket* names one call: the process that made it, and a number that
 this process uses once. Each method returns the answer to its caller, and appends to `woken` the
 tickets of the waiting calls that go on because of it.
@@ -18,7 +19,17 @@ import enum
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Answer", "Item", "Permits", "QueueTable", "Ticket", "Tickets"]
+__all__ = [
+    "Answer",
+    "Gathering",
+    "Item",
+    "Notifications",
+    "Permits",
+    "QueueTable",
+    "Recursive",
+    "Ticket",
+    "Tickets",
+]
 
 Ticket: TypeAlias = "tuple[bytes, int]"
 Tickets: TypeAlias = "OrderedDict[Ticket, Any]"  # in the order in which they came
@@ -30,7 +41,8 @@ class Answer(enum.IntEnum):
     DONE = 0
     REFUSED = 1  # empty, full, or taken; or still so at the deadline
     WAIT = 2  # the ticket will be in `woken` later
-    ENDED = 3  # the queue was shut down
+    ENDED = 3  # the queue was shut down, or the barrier is broken
+    ACT = 4  # all parties have come, and this one runs the barrier's action
 
 
 class Item(NamedTuple):
@@ -275,3 +287,185 @@ class Permits:
             ticket, _ = self.waiting.popitem(last=False)
             self._grant(ticket)
             self.woken.append((ticket, Answer.DONE))
+
+
+class Recursive:
+    """The table of a recursive lock. An owner is a thread or an asyncio task: (process, number)."""
+
+    def __init__(self) -> None:
+        self.owner: tuple[bytes, int] | None = None
+        self.tickets: list[Ticket] = []  # one for each time that the owner has acquired it
+        self.waiting: OrderedDict[Ticket, tuple[int, int]] = OrderedDict()  # -> (number, times)
+        self.woken: list[tuple[Ticket, Answer]] = []
+
+    def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> Answer:
+        owner = ticket[0], number
+        if self.owner == owner or (self.owner is None and not self.waiting):
+            self.owner = owner
+            self.tickets += [ticket] * times
+            return Answer.DONE
+        if not waits:
+            return Answer.REFUSED
+        self.waiting[ticket] = number, times
+        return Answer.WAIT
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
+        """As that of `Permits`."""
+        if self.waiting.pop(ticket, None) is not None or ticket not in self.tickets:
+            return Answer.REFUSED
+        if not keep:
+            self.tickets = [one for one in self.tickets if one != ticket]
+            self._wake()
+        return Answer.DONE
+
+    def release(self, process: bytes, number: int) -> bool:
+        """Undoes one `acquire` of the owner. False: another owner has it, or none."""
+        if self.owner != (process, number):
+            return False
+        self.tickets.pop()
+        self._wake()
+        return True
+
+    def release_all(self, process: bytes, number: int) -> int:
+        """Undoes all of them; returns how many they were."""
+        if self.owner != (process, number):
+            return 0
+        times = len(self.tickets)
+        self.tickets.clear()
+        self._wake()
+        return times
+
+    def died(self, process: bytes) -> None:
+        for ticket in [one for one in self.waiting if one[0] == process]:
+            del self.waiting[ticket]
+        if self.owner is not None and self.owner[0] == process:
+            self.tickets.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.tickets:
+            return
+        self.owner = None
+        if self.waiting:
+            ticket, (number, times) = self.waiting.popitem(last=False)
+            self.owner, self.tickets = (ticket[0], number), [ticket] * times
+            self.woken.append((ticket, Answer.DONE))
+
+
+class Notifications:
+    """The table of a condition: the calls that wait for a notification."""
+
+    def __init__(self) -> None:
+        self.waiting: Tickets = OrderedDict()
+        # Calls that were notified and have not returned yet. If one never does, because its process
+        # dies or it is interrupted, another call is notified in its place.
+        self.notified: set[Ticket] = set()
+        self.woken: list[tuple[Ticket, Answer]] = []
+
+    def wait(self, ticket: Ticket) -> None:
+        self.waiting[ticket] = None
+
+    def notify(self, count: int) -> None:
+        for _ in range(min(count, len(self.waiting))):
+            ticket, _ = self.waiting.popitem(last=False)
+            self.notified.add(ticket)
+            self.woken.append((ticket, Answer.DONE))
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
+        """The caller does not wait any longer. DONE: it was notified just before; if not `keep`,
+        another call is notified in its place."""
+        if ticket in self.waiting:
+            del self.waiting[ticket]
+            return Answer.REFUSED
+        if ticket not in self.notified:
+            return Answer.REFUSED
+        if not keep:
+            self.notified.discard(ticket)
+            self.notify(1)
+        return Answer.DONE
+
+    def returned(self, ticket: Ticket) -> None:
+        """A notified call has returned."""
+        self.notified.discard(ticket)
+
+    def died(self, process: bytes) -> None:
+        for ticket in [one for one in self.waiting if one[0] == process]:
+            del self.waiting[ticket]
+        lost = [one for one in self.notified if one[0] == process]
+        self.notified.difference_update(lost)
+        self.notify(len(lost))
+
+
+class Gathering:
+    """The table of a barrier. If the barrier has an action, the call that comes last runs it; the
+    others of its round wait in `round` meanwhile."""
+
+    def __init__(self, parties: int) -> None:
+        self.parties = parties
+        self.broken = False
+        self.waiting: Tickets = OrderedDict()
+        self.acting: Ticket | None = None
+        self.round: list[Ticket] = []
+        self.woken: list[tuple[Ticket, Answer]] = []
+
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[Answer, int]:
+        """The answer, and how many came before in this round. acts: the barrier has an action."""
+        index = len(self.waiting)
+        if self.broken or index == self.parties:  # the second: a whole round waits for an action
+            return Answer.ENDED, index
+        if index + 1 == self.parties and self.acting is None:
+            others, self.waiting = list(self.waiting), OrderedDict()
+            if acts:
+                self.acting, self.round = ticket, others
+                return Answer.ACT, index
+            self.woken += [(other, Answer.DONE) for other in others]
+            return Answer.DONE, index
+        if not waits:
+            self.abort()
+            return Answer.ENDED, index
+        self.waiting[ticket] = None
+        return Answer.WAIT, index
+
+    def acted(self, ticket: Ticket) -> bool:
+        """The action has been run. False: the barrier was broken or reset meanwhile."""
+        if self.acting != ticket:
+            return False
+        self.woken += [(other, Answer.DONE) for other in self.round]
+        self.acting, self.round = None, []
+        if len(self.waiting) == self.parties:  # the next round has come meanwhile
+            *others, last = self.waiting
+            self.waiting = OrderedDict()
+            self.acting, self.round = last, others
+            self.woken.append((last, Answer.ACT))
+        return True
+
+    def give_up(self, ticket: Ticket) -> Answer:
+        """The caller's time is over, which breaks the barrier. DONE: it was answered before."""
+        if ticket in self.waiting or ticket in self.round:
+            self.abort()
+            return Answer.ENDED
+        return Answer.DONE
+
+    def leave(self, ticket: Ticket) -> None:
+        """The caller was interrupted: the others wait for another one in its place. If it was to
+        run the action, the barrier is broken."""
+        self.waiting.pop(ticket, None)
+        if ticket == self.acting:
+            self.abort()
+
+    def abort(self) -> None:
+        self.broken = True
+        self._end_round()
+
+    def reset(self) -> None:
+        self.broken = False
+        self._end_round()
+
+    def died(self, process: bytes) -> None:
+        here = [*self.waiting, *([self.acting] if self.acting else [])]
+        if any(ticket[0] == process for ticket in here):
+            self.abort()
+
+    def _end_round(self) -> None:
+        self.woken += [(ticket, Answer.ENDED) for ticket in (*self.waiting, *self.round)]
+        self.waiting, self.acting, self.round = OrderedDict(), None, []

@@ -154,3 +154,70 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert second.end() != 0
         first.say()
         assert first.hear() == "True 1"
+
+
+def test_conditions_and_barriers_between_hosts(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + MEMBERS
+        + """
+hosts = sorted((n for n in c.nodes if n.workers), key=lambda node: node.host)
+barrier, changed = hoplite_mp.Barrier(3, node=there), hoplite_mp.Condition(node=second)
+lock, seen = hoplite_mp.RLock(node=hosts[0]), hoplite_mp.Queue()
+def peer(rank):
+    assert barrier.wait(30) in range(3)
+    with lock, lock:
+        seen.put(os.uname().nodename)
+    with changed:
+        changed.notify_all()
+        assert changed.wait_for(lambda: seen.qsize() == 3, 30)
+    return barrier.wait(30)
+print(sorted(c.get(c.options(node=hosts).spmd(peer, 3))), sorted(seen.get() for _ in range(3)))
+""",
+    )
+    assert out.splitlines() == ["[0, 1, 2] ['h1', 'h2', 'h3']"]
+
+
+def test_a_host_dies_with_owners_and_waiters(lan_permitted: None) -> None:
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        program = (
+            WAIT_FOR_ALL
+            + MEMBERS
+            + """
+lock, barrier, changed = hoplite_mp.RLock(), hoplite_mp.Barrier(3), hoplite_mp.Condition()
+owner, arrives, waits_there = [member(there, one) for one in (lock, barrier, changed)]
+assert owner.call("acquire").result(30) and owner.call("acquire").result(30)
+arrives.call("wait")
+class Waiter:
+    def __init__(self, used):
+        self.used = used
+    def wait(self):
+        with self.used:
+            return self.used.wait()
+dies = c.options(node=there).actor(Waiter, changed)
+lost = dies.wait()
+waits(changed, 1)
+stays = c.options(node=second).actor(Waiter, changed).wait()
+waits(changed, 2)
+local = c.options(node=second).submit(barrier.wait)
+while barrier.n_waiting < 2:
+    time.sleep(0.01)
+print("ready", flush=True)
+input()
+assert lock.acquire(timeout=30)
+print(type(local.exception(30)).__name__, barrier.broken, flush=True)
+with changed:
+    changed.notify()
+print(stays.result(30), flush=True)
+"""
+        )
+        with Driver(cluster, lan[0], program) as driver:
+            assert driver.hear() == "ready"
+            lan[2].kill()
+            driver.say()
+            assert driver.hear() == "BrokenBarrierError True"
+            assert driver.hear() == "True"
+        cluster.joined.pop()
+        assert cluster.end() == [0, 0]

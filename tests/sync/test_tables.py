@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.sync import serving
-from hoplite_mp.sync.waiting import Answer, Item, Permits, QueueTable
+from hoplite_mp.sync.waiting import (
+    Answer,
+    Gathering,
+    Item,
+    Notifications,
+    Permits,
+    QueueTable,
+    Recursive,
+)
 
 PROCESSES = [b"a", b"b", b"c"]
 WHO = st.sampled_from(PROCESSES)
@@ -335,3 +343,118 @@ def test_dropping_items_that_were_finished_early() -> None:
     table.end(True)
     assert table.unfinished == 0
     assert table.join() is Answer.DONE
+
+
+@given(st.lists(st.tuples(st.sampled_from(["acquire", "release", "all", "stop", "die"]), WHO,
+                          st.integers(1, 2)), max_size=60))  # fmt: skip
+@settings(deadline=None)
+def test_a_recursive_lock_has_one_owner_and_wakes_the_first_that_waits(
+    steps: list[tuple[str, bytes, int]],
+) -> None:
+    table, owner, depth = Recursive(), None, 0
+    waiting: list[tuple[tuple[bytes, int], int]] = []
+    for turn, (step, process, number) in enumerate(steps):
+        me = process, number
+        if step == "acquire":
+            free = owner == me or (owner is None and not waiting)
+            answer = table.acquire((process, turn), True, number)
+            assert (answer is Answer.DONE) == free
+            if free:
+                owner, depth = me, depth + 1
+            else:
+                waiting.append(((process, turn), number))
+        elif step == "release":
+            assert table.release(process, number) == (owner == me)
+            depth -= owner == me
+        elif step == "all":
+            assert table.release_all(process, number) == (depth if owner == me else 0)
+            depth = 0 if owner == me else depth
+        elif step == "stop" and waiting:
+            assert table.stop_waiting(waiting.pop()[0], True) is Answer.REFUSED
+        elif step == "die":
+            table.died(process)
+            waiting = [one for one in waiting if one[0][0] != process]
+            depth = 0 if owner is not None and owner[0] == process else depth
+        if not depth:
+            owner = None
+            if waiting:
+                ticket, number = waiting.pop(0)
+                owner, depth = (ticket[0], number), 1
+                assert table.woken.pop() == (ticket, Answer.DONE)
+        assert not table.woken
+        assert (table.owner, len(table.tickets)) == (owner, depth)
+        assert list(table.waiting) == [ticket for ticket, _ in waiting]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["wait", "notify", "stop", "keep", "return", "die"]), WHO,
+                          st.integers(0, 3)), max_size=60))  # fmt: skip
+@settings(deadline=None)
+def test_a_notification_is_lost_only_if_no_call_waits(steps: list[tuple[str, bytes, int]]) -> None:
+    table, returned = Notifications(), 0
+    for turn, (step, process, count) in enumerate(steps):
+        notified, waiting = sorted(table.notified), list(table.waiting)
+        expected = returned + len(notified)
+        if step == "wait":
+            table.wait((process, turn))
+        elif step == "notify":
+            table.notify(count)
+            expected += min(count, len(waiting))
+        elif step == "return" and notified:
+            table.returned(notified[0])
+            returned += 1
+        elif step in ("stop", "keep") and notified:
+            assert table.stop_waiting(notified[0], step == "keep") is Answer.DONE
+            expected -= step == "stop" and not waiting
+        elif step == "die":
+            table.died(process)
+            lost = sum(one[0] == process for one in notified)
+            others = sum(one[0] != process for one in waiting)
+            expected -= max(0, lost - others)
+        assert returned + len(table.notified) == expected
+        assert not table.notified & set(table.waiting)
+
+
+@given(st.integers(1, 3), st.booleans(), st.lists(st.tuples(st.sampled_from(
+    ["arrive", "act", "late", "leave", "abort", "reset", "die"]), WHO), max_size=60))  # fmt: skip
+@settings(deadline=None)
+def test_a_barrier_lets_whole_rounds_go_on(
+    parties: int, acts: bool, steps: list[tuple[str, bytes]]
+) -> None:
+    table = Gathering(parties)
+    answers: Counter[Answer] = Counter()
+    for turn, (step, process) in enumerate(steps):
+        if step == "arrive":
+            answer, index = table.arrive((process, turn), True, acts)
+            answers[answer] += 1
+            assert answer is Answer.ENDED or 0 <= index < parties
+        elif step == "act" and table.acting is not None:
+            assert table.acted(table.acting)
+            answers[Answer.DONE] += 1
+            answers[Answer.ACT] -= 1
+        elif step == "late" and table.waiting:
+            assert table.give_up(next(iter(table.waiting))) is Answer.ENDED
+            assert table.broken
+        elif step == "leave" and table.waiting:
+            ticket = next(iter(table.waiting))
+            table.leave(ticket)
+            answers[Answer.WAIT] -= 1
+        elif step in ("abort", "reset"):
+            answers[Answer.ACT] = 0
+            getattr(table, step)()
+            assert table.broken == (step == "abort")
+        elif step == "die":
+            gone = any(one[0] == process for one in table.waiting) or (
+                table.acting is not None and table.acting[0] == process
+            )
+            broken = table.broken
+            table.died(process)
+            assert table.broken == (broken or gone)
+        for _, answer in table.woken:
+            answers[answer] += 1
+            answers[Answer.WAIT] -= 1
+        table.woken.clear()
+        if table.acting is None:
+            answers[Answer.ACT] = 0
+        assert answers[Answer.DONE] % parties == 0, "no part of a round goes on"
+        assert answers[Answer.WAIT] == len(table.waiting) + len(table.round)
+        assert len(table.waiting) < parties or table.acting is not None
