@@ -15,6 +15,7 @@ import numpy as np
 
 from hoplite_mp import errors, serial
 from hoplite_mp.actor import _identity_of
+from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ClosedError, HopliteError
 from hoplite_mp.ref import ObjectRef, by_ref
@@ -260,21 +261,26 @@ class Queue(Handle, Generic[T]):
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
         """As `get`, without blocking the event loop while it waits.
 
-        A call that is cancelled has taken nothing."""
-        return await run_async(self._getting(block, timeout))
+        A call that is cancelled has taken nothing. So that items stay in order, no other call takes
+        the next item until this one has returned, for at most `UNCERTAIN_S` (0.5) seconds."""
+        return await run_async(self._getting(block, timeout, True))
 
     def _getting(
-        self, block: bool, timeout: float | None
+        self, block: bool, timeout: float | None, cancellable: bool = False
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
+        """cancellable: the call may be cancelled at any time, so the item may come back."""
         may_wait, deadline = waits(block, timeout)
         yield from self._all_given_back()
         ticket = self._ticket()
         asked: Future[Any] | None = None
         try:
             while True:
-                asked = self._call("take", *ticket, may_wait)
+                asked = self._call("take", *ticket, may_wait, *([True] if cancellable else ()))
                 code, *found = yield asked
                 asked = None
+                if code == Answer.BUSY:
+                    yield from self._until(found[0], deadline_ns(serving.UNCERTAIN_S))
+                    continue
                 if code != Answer.WAIT:
                     break
                 # After the deadline it tries once more, without waiting.
@@ -294,11 +300,16 @@ class Queue(Handle, Generic[T]):
         value: Any = found[1]
         try:
             if isinstance(value, ObjectRef):
-                return (yield Read(self._runtime, value, self._copy))  # type: ignore[no-any-return]
-            make_ref = self._runtime.memory.make_ref
-            decoded = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
-            return decoded  # type: ignore[no-any-return]
+                read = yield Read(self._runtime, value, self._copy)
+            else:
+                make_ref = self._runtime.memory.make_ref
+                read = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
+            if cancellable:
+                self._say("keep_item", *ticket)
+            return read  # type: ignore[no-any-return]
         except Exception:
+            if cancellable:
+                self._say("keep_item", *ticket)
             raise
         except BaseException:  # the item was taken, but the caller does not have it
             self._say("give_back", ticket[0], found[0], by_ref(value))

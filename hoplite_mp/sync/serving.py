@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
@@ -51,6 +52,9 @@ __all__ = [
 # The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
 _JOINED = "joined"
+# How long other calls wait for an item that may come back because its caller can be cancelled.
+# Higher: items stay in order although the caller's event loop is busy; lower: others wait less.
+UNCERTAIN_S = 0.5
 
 
 class Served:
@@ -150,6 +154,7 @@ class Queue(Served):
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
+        self._decided_by = 0.0  # when to wait no longer for an item that may come back
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
@@ -165,17 +170,32 @@ class Queue(Served):
             self._keep(ticket, answer)
             return int(answer)
 
-    def take(self, process: bytes, turn: int, waits: bool) -> Reply | tuple[int, int, Any]:
+    def take(
+        self, process: bytes, turn: int, waits: bool, uncertain: bool = False
+    ) -> Reply | tuple[int, int, Any]:
         """Returns (Answer.DONE, the item's number, its value), or a Reply."""
         ticket = process, turn
         with self._alone(process) as table:
-            found = table.take(ticket, waits)
+            if table.uncertain is not None and time.monotonic() >= self._decided_by:
+                table.decide()  # its event loop is busy with something else
+            found = table.take(ticket, waits, uncertain)
             if isinstance(found, Item):
+                if uncertain:
+                    self._decided_by = time.monotonic() + UNCERTAIN_S
+                if ticket in self._promises:  # it has called again before it was woken
+                    self._keep(ticket, Answer.DONE)
                 return int(Answer.DONE), found.number, found.value
             if found is Answer.WAIT:
                 return self._wait(ticket)
+            if found is Answer.BUSY:
+                return int(found), self._wait(ticket)[1]
             self._keep(ticket, found)
             return int(found), None
+
+    def keep_item(self, process: bytes, turn: int) -> None:
+        """That call has its item, which will not come back."""
+        with self._alone(process) as table:
+            table.keep_item((process, turn))
 
     def stop_taking(self, ticket: Ticket) -> None:
         with self._alone(ticket[0]) as table:

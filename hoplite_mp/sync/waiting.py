@@ -8,8 +8,10 @@ tickets of the waiting calls that go on because of it.
 It must never know: processes, promises, how a death is learned, what an item is.
 
 Invariants of a queue: no call waits for an item while there is one that is not set aside for a
-getter that was woken; no call waits for room while there is some. An item leaves the table only as
-the answer to a call (or with `end(at_once=True)`), so no death takes along an item of the table.
+getter that was woken, or that may come back; no call waits for room while there is some. An item
+leaves the table only as the answer to a call (or with `end(at_once=True)`), so no death takes along
+an item of the table. While the newest item that was taken may come back, because its call can be
+cancelled before it returns, no other call takes a later one.
 Invariant of permits: free + held = the permits at the beginning + those released beyond them.
 """
 
@@ -43,6 +45,7 @@ class Answer(enum.IntEnum):
     WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down, or the barrier is broken
     ACT = 4  # all parties have come, and this one runs the barrier's action
+    BUSY = 5  # an item may come back; the ticket will be in `woken` when that is decided
 
 
 class Item(NamedTuple):
@@ -64,6 +67,11 @@ class QueueTable:
         self.putters: Tickets = OrderedDict()  # calls that wait for room, each with its value
         self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
         self.woken: list[tuple[Ticket, Answer]] = []
+        self.uncertain: tuple[Ticket, int] | None = (
+            None  # the call, and the item, that may come back
+        )
+        self.busy: Tickets = OrderedDict()  # calls that wait until that is decided
+        self.turn: Ticket | None = None  # of these, the one that was woken, and calls again
         self.unfinished = 0  # items put for which task_done was not called yet
         # Of these, how many each living process has taken, and handed over to no other, as far as
         # `finish_one` can tell.
@@ -108,14 +116,28 @@ class QueueTable:
 
     # -- taking --------------------------------------------------------------------------------
 
-    def take(self, ticket: Ticket, waits: bool) -> Item | Answer:
+    def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | Answer:
         """Takes the oldest item. A getter that was woken calls again with the same ticket, and gets
-        the item that was set aside for it."""
+        the item that was set aside for it. uncertain: the caller says by `keep` that it has the
+        item, or gives it back."""
+        if ticket == self.turn:
+            self.turn = None
+        if self.uncertain is not None:
+            self.busy[ticket] = None
+            return Answer.BUSY
+        self.busy.pop(ticket, None)
+        found = self._take(ticket, waits, uncertain)
+        self._wake_busy()
+        return found
+
+    def _take(self, ticket: Ticket, waits: bool, uncertain: bool) -> Item | Answer:
         called = ticket in self.called
         if called or len(self.items) > len(self.called):
             self.called.discard(ticket)
             self.getters.pop(ticket, None)
             item = self.items.popleft()
+            if uncertain:
+                self.uncertain = ticket, item.number
             self.taken[ticket[0]] = self.taken.get(ticket[0], 0) + 1
             while self.putters and self._has_room():
                 putter, value = self.putters.popitem(last=False)
@@ -128,28 +150,57 @@ class QueueTable:
         self.getters[ticket] = None
         return Answer.WAIT
 
+    def keep_item(self, ticket: Ticket) -> None:
+        """The caller of that call has its item."""
+        if self.uncertain is not None and self.uncertain[0] == ticket:
+            self.decide()
+
+    def decide(self) -> None:
+        """The item that might have come back has done so, or never will."""
+        self.uncertain = None
+        self._wake_busy()
+        self._wake_getters()
+
+    def _wake_busy(self) -> None:
+        """Wakes one call, which may be uncertain again; the next one follows it."""
+        if self.busy and self.turn is None and self.uncertain is None:
+            self.turn, _ = self.busy.popitem(last=False)
+            self.woken.append((self.turn, Answer.DONE))
+
     def stop_taking(self, ticket: Ticket) -> None:
         """The caller does not wait any longer."""
         self.getters.pop(ticket, None)
+        self._stop_being_busy(ticket)
         if ticket in self.called:
             self.called.discard(ticket)
             self._wake_getters()
 
+    def _stop_being_busy(self, ticket: Ticket) -> None:
+        self.busy.pop(ticket, None)
+        if ticket == self.turn:
+            self.turn = None
+            self._wake_busy()
+
     def give_back(self, process: bytes, item: Item) -> None:
         """Puts an item back in its place, because the process that took it was interrupted before
         its caller had the item. If the others were dropped meanwhile, it is dropped, too."""
+        decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
+            if decides:
+                self.decide()
             return
         at = 0
         while at < len(self.items) and self.items[at].number < item.number:
             at += 1
         self.items.insert(at, item)
         self._forget_taken(process)
+        if decides:
+            self.decide()
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        while self.getters and len(self.items) > len(self.called):
+        while self.uncertain is None and self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
             self.called.add(ticket)
             self.woken.append((ticket, Answer.DONE))
@@ -216,6 +267,10 @@ class QueueTable:
         self.turned_away = {one for one in self.turned_away if one[0] != process}
         self.lost += self.taken.pop(process, 0)
         self._bound_lost()
+        for ticket in [one for one in (*self.busy, self.turn) if one and one[0] == process]:
+            self._stop_being_busy(ticket)
+        if self.uncertain is not None and self.uncertain[0][0] == process:
+            self.decide()
         self._wake_getters()
 
 

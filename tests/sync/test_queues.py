@@ -7,6 +7,8 @@ import gc
 import queue
 import random
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -358,3 +360,70 @@ def _put_all(q: Queue[tuple[int, int]], who: int, count: int, seed: int) -> None
                 break
             except queue.Full:
                 continue
+
+
+def put_all(q: Queue[int | None], count: int) -> None:
+    for number in range(count):
+        q.put(number)
+
+
+async def get_impatiently(q: Queue[int | None], seed: int) -> list[int]:
+    """Gets until None comes; most calls are cancelled if they take long."""
+    found: list[int] = []
+    chance = random.Random(seed)
+    while True:
+        patience = chance.choice([0.0005, 0.002, 0.01, 10])
+        try:
+            item = await asyncio.wait_for(q.get_async(), patience)
+        except TimeoutError:
+            continue
+        if item is None:
+            return found
+        found.append(item)
+
+
+def get_in_a_loop(q: Queue[int | None], seed: int, consumers: int) -> list[list[int]]:
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*(get_impatiently(q, seed + n) for n in range(consumers)))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("processes", "consumers"), [(2, 1), (1, 3), (2, 2)])
+def test_items_stay_in_order_although_gets_are_cancelled(
+    c: Cluster, processes: int, consumers: int
+) -> None:
+    q: Queue[int | None] = hoplite_mp.Queue(maxsize=20)
+    getting = [c.submit(get_in_a_loop, q, 10 * n, consumers) for n in range(processes)]
+    c.submit(put_all, q, 500).result(60)
+    for _ in range(processes * consumers):
+        q.put(None)
+    found = [items for future in getting for items in future.result(60)]
+    assert sorted(item for items in found for item in items) == list(range(500))
+    for items in found:
+        assert items == sorted(items)
+
+
+async def hold_up(q: Queue[int], path: str) -> int:
+    """Its loop is busy when the item comes."""
+    getting = asyncio.ensure_future(q.get_async())
+    await asyncio.sleep(0)
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return await getting
+
+
+def test_event_loop_that_is_busy_does_not_hold_up_other_consumers(
+    c: Cluster, tmp_path: Path
+) -> None:
+    q: Queue[int] = hoplite_mp.Queue()
+    q.put(0)
+    path = tmp_path / "go"
+    slow = c.submit(hold_up, q, str(path))
+    eventually(lambda: q.qsize() == 0)
+    q.put(1)
+    assert q.get(timeout=20) == 1
+    q.put(2)
+    assert q.get_nowait() == 2
+    path.touch()
+    assert slow.result(20) == 0

@@ -458,3 +458,61 @@ def test_a_barrier_lets_whole_rounds_go_on(
         assert answers[Answer.DONE] % parties == 0, "no part of a round goes on"
         assert answers[Answer.WAIT] == len(table.waiting) + len(table.round)
         assert len(table.waiting) < parties or table.acting is not None
+
+
+STEPS = st.sampled_from(["put", "take", "take for sure", "keep", "give back", "stop", "die"])
+
+
+@given(st.lists(st.tuples(STEPS, WHO, st.booleans()), max_size=80))
+@settings(deadline=None)
+def test_items_that_come_back_stay_in_order_and_no_call_is_forgotten(
+    steps: list[tuple[str, bytes, bool]],
+) -> None:
+    table = QueueTable(0)
+    uncertain: dict[tuple[bytes, int], Item] = {}  # the call that may give its item back
+    waiting: set[tuple[bytes, int]] = set()  # calls that were told to wait
+    kept: list[int] = []
+
+    def take(ticket: tuple[bytes, int], may_come_back: bool) -> None:
+        found = table.take(ticket, True, may_come_back)
+        if isinstance(found, Item):
+            assert not uncertain, "no item is taken while an earlier one may come back"
+            kept.append(found.number)
+            if may_come_back:
+                uncertain[ticket] = found
+        else:
+            waiting.add(ticket)
+
+    def settle() -> None:
+        while table.woken:
+            ticket, _ = table.woken.pop(0)
+            if ticket in waiting:  # it may have stopped, or died
+                waiting.discard(ticket)
+                take(ticket, ticket[1] % 2 == 0)
+
+    for number, (step, process, sure) in enumerate(steps):
+        if step == "put":
+            table.put((process, number), number, False)
+        elif step.startswith("take"):
+            take((process, 2 * number + sure), not sure)
+        elif step in ("keep", "give back") and uncertain:
+            ticket, item = uncertain.popitem()
+            if step == "keep":
+                table.keep_item(ticket)
+            else:
+                kept.remove(item.number)
+                table.give_back(ticket[0], item)
+        elif step == "stop" and waiting:
+            ticket = min(waiting)
+            waiting.discard(ticket)
+            table.stop_taking(ticket)
+        elif step == "die":
+            table.died(process)
+            waiting = {one for one in waiting if one[0] != process}
+            uncertain = {one: item for one, item in uncertain.items() if one[0] != process}
+        settle()
+        assert kept == sorted(kept)
+        assert bool(uncertain) == (table.uncertain is not None)
+        if not uncertain:
+            assert not table.busy
+            assert not waiting or not table.items
