@@ -19,7 +19,7 @@ from hoplite_mp.client.kinds import (
     is_async,
     yields,
 )
-from hoplite_mp.client.option_checks import check_name
+from hoplite_mp.client.option_checks import check_name, refuse_unused
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.nodes import working_places
@@ -325,6 +325,7 @@ class ActorCalls:
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from {cls!r:.80}")
         options = self._options
+        refuse_unused(options, "actor")
         if options.checkpoint and getattr(options, "concurrency", 1) > 1:
             raise ValueError(
                 "checkpoint= with concurrency= above 1: a state that other calls are changing "

@@ -15,7 +15,7 @@ from hoplite_mp import _tasks, errors, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, flags_of, is_async
-from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.runtime import current_runtime
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp.errors import HopliteTimeoutError
@@ -79,7 +79,7 @@ class EverywhereCalls(TaskExecutor):
         >>> len(set(pids.values())) == sum(node.workers for node in c.nodes)
         True
         """
-        refuse_env(self._options.env, "run")
+        refuse_unused(self._options, "run")
         numbers = self._resolved({"node": node})["node"] or self._options.node or ()
         options = self._options
         return _run(self._runtime, fn, args, numbers, timeout, options.copy, options.name)
@@ -123,6 +123,8 @@ def _run(
     if not callable(fn):
         raise TypeError(f"run() takes a function, not {fn!r:.80}")
     check_timeout(timeout)
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: it must be seconds from 0, or None")
     flags = flags_of(fn)
     runtime.memory.check()
     if runtime.take_part is not None:

@@ -17,7 +17,7 @@ from hoplite_mp.client.demands import check_demands
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.memory import whole
-from hoplite_mp.client.option_checks import check_values, refuse_env
+from hoplite_mp.client.option_checks import UNUSED, check_values, refuse_unused
 from hoplite_mp.client.queues import SHUT_DOWN
 from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
@@ -61,10 +61,16 @@ class Options:
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
+    # An option is set that has no effect on `submit`, which has no time to look at each.
+    _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        unfit = any(getattr(self, name) for name in UNUSED["submit"])
+        object.__setattr__(self, "_unfit", unfit)
 
     def override(self, changes: dict[str, Any]) -> Options:
         """These options with some changed; TypeError for names that do not exist."""
-        known = {field.name for field in dataclasses.fields(self)}
+        known = {field.name for field in dataclasses.fields(self) if field.init}
         unknown = sorted(set(changes) - known)
         if unknown:
             raise TypeError(
@@ -185,8 +191,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
         options = self._options
-        if options.env:
-            refuse_env(options.env, "submit")
+        if options._unfit:
+            refuse_unused(options, "submit")
         if options.retry_exceptions and not isinstance(fn, Fixed):
             fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
         flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)

@@ -18,7 +18,7 @@ from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import flags_of
 from hoplite_mp.client.mapping import Results, Run
-from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.progress import length_of, open_bar
 from hoplite_mp.protocol.fields import NUMBER_MAX
 
@@ -123,7 +123,7 @@ class MapCalls:
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
-        refuse_env(self._options.env, "map")
+        refuse_unused(self._options, "map")
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         items = Items(iterables, at_once=buffersize is None)

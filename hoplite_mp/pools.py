@@ -23,6 +23,7 @@ from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.losing import Underway, UnlessEnded
 from hoplite_mp.client.memory import whole
+from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.executor import TaskExecutor
 from hoplite_mp.nodes import named_places, working_places
@@ -356,6 +357,7 @@ class PoolCalls(TaskExecutor):
         self._runtime.memory.check()
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
         wanted = self._options.override(options)
+        refuse_unused(wanted, "executor")
         if max_workers is None:
             max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
             if wanted.resources is not None:
@@ -423,6 +425,7 @@ class PoolCalls(TaskExecutor):
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         size = number
         self._runtime.memory.check()
+        refuse_unused(self._options, "spmd")
         places = named_places(self._runtime, node, self._options.node)
         weights = [(number, 1) for number, _ in places]
         if self._options.resources is None:

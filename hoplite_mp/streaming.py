@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.kinds import FLAG_STREAM, is_async
-from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.queues import SHUT_DOWN
 from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.client.streams import Plan, Stream
@@ -93,7 +93,7 @@ class StreamCalls(TaskExecutor):
                 f"submit({name}, ...) gives; stream() is for generator functions"
             )
         options, runtime = self._options, self._runtime
-        refuse_env(options.env, "stream")
+        refuse_unused(options, "stream")
         if options.retry_exceptions:
             raise ValueError(
                 "retry_exceptions= is not for stream(): what a generator raises comes after the "

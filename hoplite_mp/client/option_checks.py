@@ -13,7 +13,26 @@ from hoplite_mp.protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
 if TYPE_CHECKING:
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["check_name", "check_values", "refuse_env"]
+__all__ = ["UNUSED", "check_name", "check_values", "refuse_unused"]
+
+_OF_ACTORS = ("restarts", "checkpoint", "detached", "get_if_exists")
+_OF_TASKS = ("retries", "timeout", "retry_exceptions", "concurrency", "priority", "resources")
+# Options that would have no effect on a call. The first call that uses each is named in errors.
+UNUSED: dict[str, tuple[str, ...]] = {
+    "submit": ("env", *_OF_ACTORS, "buffersize"),
+    "map": ("env", *_OF_ACTORS, "buffersize"),
+    "stream": ("env", *_OF_ACTORS, "concurrency"),
+    "run": ("env", *_OF_ACTORS, "buffersize", *_OF_TASKS),
+    "executor": (*_OF_ACTORS, "buffersize"),
+    "spmd": (*_OF_ACTORS, "buffersize"),
+    "actor": ("priority",),
+}
+_USERS = {
+    **dict.fromkeys(_OF_ACTORS, "actor()"),
+    **dict.fromkeys(_OF_TASKS, "submit() and map()"),
+    "buffersize": "stream(); map() has an argument of that name",
+    "timeout": "submit() and map(); run() has an argument of that name",
+}
 
 
 def check_name(name: str, whose: str) -> None:
@@ -83,9 +102,17 @@ def _environment(given: Any) -> Environment:
     return tuple(sorted(given.items()))
 
 
-def refuse_env(env: Environment, call: str) -> None:
-    """ValueError if env= was given, because that call uses processes that are already running."""
-    if env:
+def refuse_unused(options: Any, call: str) -> None:
+    """ValueError if an option was given that would have no effect on that call."""
+    defaults = type(options)()
+    for name in UNUSED[call]:
+        if getattr(options, name) == getattr(defaults, name):
+            continue
+        if name != "env":
+            raise ValueError(
+                f"options({name}=) has no effect on {call}(): it is for {_USERS[name]}; make a "
+                "view without it, c.options(...)"
+            )
         raise ValueError(
             f"env= is for processes of their own, which executor(), actor() and spmd() start; "
             f"{call}() uses workers that run already: use c.options(env=...).executor(), or "

@@ -215,14 +215,26 @@ class Semaphore(_Acquired):
     _served: ClassVar[type] = serving.Semaphore
 
     def __init__(
-        self, value: int = 1, *, name: str | None = None, node: Any = None, detached: bool = False
+        self,
+        value: int | None = None,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
     ) -> None:
-        permits = whole(value)
+        permits = whole(1 if value is None else value)
         if permits is None:
-            raise TypeError(f"value={value!r}: it must be a whole number")
+            raise TypeError(f"value={value!r}: it must be a whole number, or None")
         if permits < 0:
             raise ValueError(f"value={value!r}: a semaphore has 0 permits or more")
         self._make((permits,), name, node, detached)
+        if name and value is not None:
+            found = self._call("first_value").result()
+            if found != permits:
+                raise ValueError(
+                    f"value={value!r}: the semaphore named {name!r} was made with value={found}; "
+                    "leave value out to open it, or choose another name"
+                )
 
     def get_value(self) -> int:
         """Returns how many permits are free now.

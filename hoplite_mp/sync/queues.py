@@ -56,10 +56,12 @@ class Queue(Handle, Generic[T]):
     Parameters
     ----------
     maxsize : int, optional
-        How many items it holds at most. Default: 0, any number.
+        How many items it holds at most; 0: any number. Default: that of the queue of this name, or
+        any number for a new one.
     name : str, optional
         `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
-        it, and the other arguments of later calls have no effect on it.
+        it. A later call with another `maxsize` is a ValueError; its `node` and `detached` have no
+        effect.
     node : Node or str, optional
         Where its actor runs. Default: this host.
     detached : bool, optional
@@ -97,18 +99,24 @@ class Queue(Handle, Generic[T]):
 
     def __init__(
         self,
-        maxsize: int = 0,
+        maxsize: int | None = None,
         *,
         name: str | None = None,
         node: Any = None,
         detached: bool = False,
         copy: bool = False,
     ) -> None:
-        size = whole(maxsize)
+        size = whole(0 if maxsize is None else maxsize)
         if size is None:
-            raise TypeError(f"maxsize={maxsize!r}: it must be a whole number")
+            raise TypeError(f"maxsize={maxsize!r}: it must be a whole number, or None")
+        size = max(size, 0)
         self._copy = bool(copy)
-        self._make((max(size, 0),), name, node, detached)
+        self._make((size,), name, node, detached)
+        if name and maxsize is not None and (found := self.maxsize) != size:
+            raise ValueError(
+                f"maxsize={maxsize!r}: the queue named {name!r} was made with maxsize={found}; "
+                "leave maxsize out to open it, or choose another name"
+            )
 
     def _extras(self) -> tuple[Any, ...]:
         return (self._copy,)

@@ -234,6 +234,7 @@ class Semaphore(Served):
 
     def __init__(self, value: int, bounded: bool = False) -> None:
         super().__init__(Permits(value, bounded))
+        self._first = value
 
     def acquire(self, ticket: Ticket, waits: bool) -> Reply:
         with self._alone(ticket[0]) as table:
@@ -252,6 +253,9 @@ class Semaphore(Served):
 
     def value(self) -> int:
         return int(self._table.free)
+
+    def first_value(self) -> int:
+        return self._first
 
 
 class Lock(Semaphore):
