@@ -165,7 +165,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Returns
         -------
         Future
-            Its `.ref` names the result, and is valid at once.
+            Its `.ref` names the result, and is valid at once. Arrays of its value, and of refs
+            among the arguments, are read-only unless `options(copy=True)`.
 
         Raises
         ------

@@ -142,7 +142,8 @@ class ObjectCalls:
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
         copy : bool, optional
-            True: writable copies. Default: read-only, without a copy where possible.
+            True: writable copies. Default: read-only, without a copy where possible; writing to
+            such an array raises ValueError ("assignment destination is read-only").
         errors : {"raise", "skip"}, optional
             "skip": the list leaves out refs that have failed. `refs` must then be a flat iterable.
             A timeout still raises. Default: "raise".

@@ -275,8 +275,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Returns
         -------
         object
-            The value, read-only unless `options(copy=True)`. An array in the store is pinned by
-            who holds it, not by the Future: once nobody does, it is read again.
+            The value. Its arrays are read-only ("assignment destination is read-only") unless the
+            task was submitted by `c.options(copy=True)`. An array in the store is pinned by who
+            holds it, not by the Future: once nobody does, it is read again.
 
         Raises
         ------
