@@ -54,6 +54,14 @@ cdef class _Holders:
         STORE32(&root_of(self.c).removed, 1)
 
     @property
+    def printed(self) -> int:
+        """Grows whenever something was printed for a driver of this host."""
+        return LOAD32(&root_of(self.c).printed)
+
+    def note_printed(self) -> None:
+        ADD32(&root_of(self.c).printed, 1)
+
+    @property
     def control_address(self) -> int:
         return <uint64_t>self.c
 

@@ -332,7 +332,7 @@ typedef struct {
     uint32_t file_writer;  /* client slot + 1 of who writes a large value through the file; 0: none */
     uint32_t resources;    /* node: counts changes of what the cluster's nodes have */
     uint32_t removed;      /* node: 1 once remove_node has made it leave the cluster */
-    uint32_t pad32;
+    uint32_t printed;      /* counts writes of lines for drivers of this host */
     uint64_t pad[14];
     uint64_t returns[RETURNS]; /* payload offset | lap: who was killed here left another lap */
 } shm_root;

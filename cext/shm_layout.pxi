@@ -6,7 +6,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t returns[4096]
         uint64_t spinners[4]
         uint64_t gone_tables[16]
-        uint32_t file_writer, resources, removed
+        uint32_t file_writer, resources, removed, printed
     ctypedef struct shm_header:
         uint64_t word, block, size, taken, spill
         uint64_t refs[4]

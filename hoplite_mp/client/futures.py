@@ -354,6 +354,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             if self.cancelled():
                 raise CancelledError
             mem = memory.payload(self._oid, deadline)
+            if memory.client.printed != memory.printed:
+                memory.show_printed()
         kind = serial.payload_kind(mem)
         if kind == serial.ERROR:
             self._error = memory.failure(mem)

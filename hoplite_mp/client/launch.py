@@ -158,10 +158,16 @@ class Host:
         channel = self.runtime.channel  # the thread must keep the channel alive, but not this host
         self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
         self._printer.follow_cells()
+        self.runtime.memory.print_lines = self._print_lines
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
         )
         self._reader.start()
+
+    def _print_lines(self) -> None:
+        """Returns when all lines that workers have printed so far are written."""
+        if self._reader is not threading.current_thread():  # in a callback of a Future
+            self._printer.wait()
 
     def _read_output(self) -> None:
         """Prints the workers' lines until the node's end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import CancelledError
@@ -105,6 +106,9 @@ class Memory:
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         # Waits until the thread that watches the node has set `lost`, or knows that it never will.
         self.await_lost: Callable[[], None] = _nothing
+        # `client.printed` when all lines up to then had been printed, and what prints them.
+        self.printed = client.printed
+        self.print_lines: Callable[[], None] | None = None  # only in drivers
         self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         # Do tasks that raised SystemExit and the like fail with just that, not with a TaskError?
@@ -131,6 +135,17 @@ class Memory:
         traceback of its own."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
+
+    def show_printed(self) -> None:
+        """Prints what workers have printed so far, before a result is given out. To be called if
+        `client.printed` has changed. An event loop is not held up."""
+        seen = self.client.printed
+        if self.print_lines is not None:
+            loops: Any = sys.modules.get("asyncio.events")
+            if loops is not None and loops._get_running_loop() is not None:
+                return
+            self.print_lines()
+        self.printed = seen  # only now, because other threads must wait for these lines, too
 
     def node_gone(self) -> BaseException:
         """The error of a call that has found that the node has ended."""
@@ -463,6 +478,8 @@ class Memory:
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The object's value; raises the error that it failed with."""
         mem = self.payload(oid, deadline)
+        if self.client.printed != self.printed:
+            self.show_printed()
         if oid in self.pending:  # release what its task has held now, not at the next `drain`
             self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:

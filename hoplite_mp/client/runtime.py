@@ -233,6 +233,7 @@ class Runtime:
         self.memory.pending, self.memory.ended = (), lambda oid: None
         self.memory.keep = None
         self.memory.await_lost = _nothing
+        self.memory.print_lines = None
         self.face = None
         self.setups.clear()  # frees arguments of initializers, such as locks, at once
 

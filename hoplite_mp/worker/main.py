@@ -30,6 +30,7 @@ from hoplite_mp.protocol.fields import shorten
 from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.worker import actor, checkpoints, warming
 from hoplite_mp.worker.birth import take_after
+from hoplite_mp.worker.stdio import note_prints, without_stdin
 from hoplite_mp.worker.task_loop import Worker
 from hoplite_mp.worker.voice import Voice
 from hoplite_mp.worker.warming import offer_stacks, warm_up, warm_up_worker
@@ -114,6 +115,8 @@ def main(
     signal.signal(signal.SIGUSR1, worker.on_signal)
     take_after(birth, slot - FIRST_SLOT + 1)
     offer_stacks()
+    without_stdin()
+    note_prints(runtime.client.note_printed)
     warm_up_worker(runtime)
     if setup:
         inheriting.receive([lift(fd) for fd in inherited])

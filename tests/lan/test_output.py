@@ -306,3 +306,27 @@ c.options(node=places["h3"]).submit(talk).result()
     out, err = run(cluster, lan[2], "c.options(node=places['h3']).submit(print, 'mine').result()\n")
     assert [text for _, _, text in parsed(out)] == ["mine"]
     assert not err
+
+
+def test_lines_of_tasks_on_other_hosts_appear_before_their_results(lan_permitted: None) -> None:
+    with Lan(2) as lan:
+        cluster = UpCluster(lan, tls=False, workers=1)
+        program = """
+while sum(node.workers for node in c.nodes) < 2:
+    time.sleep(0.02)
+hosts = [c.options(node=node) for node in c.nodes if node.workers]
+def prints(i):
+    print("line", i)
+    print("more", i)
+    return os.uname().nodename
+for i in range(60):
+    hosts[i % 2].submit(prints, i).result(30)
+    print("result", i, flush=True)
+"""
+        for host in lan:
+            out = cluster.run(host, program)
+            found = [line.split(") ")[-1] for line in out.splitlines()]
+            assert found == [
+                f"{what} {i}" for i in range(60) for what in ("line", "more", "result")
+            ]
+        assert cluster.end() == [0, 0]

@@ -55,6 +55,7 @@ class Side:
             self.numbers.get,
             lambda name: name if name in self.numbers else None,
             self.busy.__contains__,
+            lambda: None,
         )
 
     def send(self, host_id: int, message: PeerMessage) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import hoplite_mp
 from hoplite_mp.client import printing
-from tests.tasks.helpers import PATIENCE_S
+from tests.tasks.helpers import PATIENCE_S, run
 
 if TYPE_CHECKING:
     import pytest
@@ -34,3 +35,82 @@ def test_a_cell_ends_at_once_when_there_is_no_node(monkeypatch: pytest.MonkeyPat
         raise OSError("it has ended")
 
     printing.Printer(ask).wait()
+
+
+PRINTS = """
+def prints(i):
+    for k in range(3):
+        print("line", i, k)
+def fails(i):
+    prints(i)
+    raise LookupError(i)
+class Printer:
+    def prints(self, i):
+        prints(i)
+calls = [
+    lambda i: c.submit(prints, i).result(),
+    lambda i: c.get(c.submit(prints, i)),
+    lambda i: list(c.map(prints, [i])),
+    lambda i: c.submit(fails, i).exception(),
+    lambda i: actor.prints(i).result(),
+]
+def report(count):
+    for i in range(count):
+        calls[i % len(calls)](i)
+        print("result", i, flush=True)
+"""
+
+
+def check_order(out: str, count: int) -> None:
+    """All lines of a task come before its result, in their order."""
+    found = [line.split(") ")[-1] for line in out.splitlines()]
+    wanted = [[*(f"line {i} {k}" for k in range(3)), f"result {i}"] for i in range(count)]
+    assert found == [line for lines in wanted for line in lines]
+
+
+def test_lines_of_a_task_appear_before_its_result() -> None:
+    body = (
+        "with hoplite_mp.Cluster(workers=2) as c:\n    actor = c.actor(Printer)\n    report(200)\n"
+    )
+    check_order(run(PRINTS + body), 200)
+
+
+def test_results_without_lines_ask_the_node_nothing() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        assert c._host is not None
+        printer = c._host._printer
+        c.submit(print, "shown").result(PATIENCE_S)
+        before = next(printer._numbers)
+        for i in range(50):
+            assert c.submit(abs, -i).result(PATIENCE_S) == i
+        assert next(printer._numbers) == before + 1
+
+
+def test_results_are_given_out_although_nobody_reads_the_output() -> None:
+    """The program's stdout is a pipe that is full."""
+    out = run(
+        """
+        def prints():
+            print("x" * 1000)
+        read, write = os.pipe()
+        kept = os.dup(1)
+        os.set_blocking(write, False)
+        try:
+            while True:
+                os.write(write, bytes(4096))
+        except BlockingIOError:
+            os.set_blocking(write, True)
+        os.dup2(write, 1)
+        c = hoplite_mp.Cluster(workers=1)
+        begun = time.monotonic()
+        for _ in range(3):
+            c.submit(prints).result(30)
+        took = time.monotonic() - begun
+        while select.select([read], [], [], 0)[0]:
+            os.read(read, 1 << 16)
+        os.dup2(kept, 1)
+        say(took < 20)
+        os.close(write)
+        """.replace("def prints", "import select\n        def prints", 1)
+    )
+    assert out.splitlines()[0] == "True"

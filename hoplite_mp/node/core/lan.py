@@ -122,6 +122,7 @@ class Lan:
             host.roster.number_of,
             self.peers.host_id_of,
             lambda slot: bool(host.tasks.running(slot)),
+            host.client.note_printed,
         )
         of_objects = local.results, local.imports, local.exports, local.remote_objects
         self.replicas = Replicas(*of_objects, self.peers.send, host.loop)

@@ -66,15 +66,17 @@ class FarOutput:
         number_of: Callable[[int], int | None],
         host_id_of: Callable[[int], int | None],
         busy: Callable[[int], bool],
+        note_printed: Callable[[], None],
     ) -> None:
         """number_of: the number of a host's node, None if it is gone. host_id_of: the host of
         the driver with that name, None if it is gone. busy: whether the worker in that slot runs a
-        task."""
+        task. note_printed: called after lines from another host were queued for a driver."""
         self.output = output
         self.send = send
         self.number_of = number_of
         self.host_id_of = host_id_of
         self.busy = busy
+        self.note_printed = note_printed
         self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
         # By host id and the name of the driver here.
         self.speakers: dict[tuple[int, int], Speaker] = {}
@@ -154,6 +156,7 @@ class FarOutput:
         self.output.to_driver(
             message.slot, speaker.number, message.stream, message.lines, speaker.taken, name
         )
+        self.note_printed()
 
     def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
         """Asks these hosts for the last lines for this host's driver, or for the attached driver of

@@ -1,0 +1,77 @@
+"""A worker's sys.stdin, sys.stdout and sys.stderr.
+
+sys.stdin is at its end, which a debugger reports by an error that says what to do. sys.stdout and
+sys.stderr note each write in shared memory.
+
+A driver compares the count before it gives out a result, so that it prints a task's lines first.
+Tasks that print nothing pay nothing. Only what goes through these two objects is noted, not what
+compiled code or other processes write to the descriptors.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+__all__ = ["note_prints", "without_stdin"]
+
+DEBUGGERS = ("bdb", "pdb", "IPython.core.debugger", "pdbpp", "ipdb.__main__")
+NO_STDIN = (
+    "a task has no stdin, so {name} cannot read commands; run the program with "
+    "hoplite_mp.Cluster(debug=True), which runs tasks in the calling process"
+)
+
+
+class _NoStdin(io.TextIOWrapper):
+    """An empty stream. A debugger that reads from it raises RuntimeError in the task."""
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            name = frame.f_globals.get("__name__")
+            if name in DEBUGGERS:
+                raise RuntimeError(NO_STDIN.format(name=name))
+            frame = frame.f_back
+        return super().readline(size)
+
+
+def without_stdin() -> None:
+    """Replaces sys.stdin, whose descriptor is /dev/null."""
+    raw = io.FileIO(0, closefd=False)
+    sys.stdin = sys.__stdin__ = _NoStdin(io.BufferedReader(raw))  # type: ignore[misc]
+
+
+class _Noting(io.FileIO):
+    """A descriptor; calls `note` after each write."""
+
+    def __init__(self, fd: int, note: Callable[[], None]) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._note = note
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        self._note()  # afterwards, so that the line is in the pipe when the count has grown
+        return written
+
+
+def note_prints(note: Callable[[], None]) -> None:
+    """Replaces sys.stdout and sys.stderr by line-buffered streams that call `note`."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old: Any = getattr(sys, name)
+        raw = _Noting(fd, note)
+        buffered = raw if isinstance(old.buffer, io.RawIOBase) else io.BufferedWriter(raw)
+        made = io.TextIOWrapper(
+            buffered,
+            old.encoding,
+            old.errors,
+            line_buffering=True,
+            write_through=old.write_through,
+        )
+        made.mode = old.mode  # type: ignore[misc]
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)
