@@ -8,6 +8,10 @@ It must never know: the public API above it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
@@ -16,13 +20,18 @@ from hoplite_mp.errors import ConfigError, HopliteError
 from hoplite_mp.protocol.local import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hoplite_mp.client.network import Network
     from hoplite_mp.config import Config
 
 __all__ = ["NoNodeHere", "enter"]
+
+# After how long a process that connects says for which address it waits. Lower: the message also
+# appears where a cluster is only about to start.
+SILENT_S = 1.0
+_log = logging.getLogger("hoplite_mp")
 
 
 class NoNodeHere(HopliteError):
@@ -57,16 +66,36 @@ def enter(
         return Host(workers, config.memory_bytes, config), None
     from hoplite_mp.client.network import Network
 
-    network = Network(
-        config,
-        listen_at=listen,
-        address=address,
-        ports=ports,
-        token=token,
-        tls=tls,
-        stays=stays,
-        standby=standby,
-    )
+    with contextlib.nullcontext() if address is None else _waiting_is_said(address):
+        return _enter_network(
+            Network(
+                config,
+                listen_at=listen,
+                address=address,
+                ports=ports,
+                token=token,
+                tls=tls,
+                stays=stays,
+                standby=standby,
+            ),
+            workers,
+            config,
+            address,
+            attaches=attaches,
+            joins=joins,
+        )
+
+
+def _enter_network(
+    network: Network,
+    workers: int | None,
+    config: Config,
+    address: str | None,
+    *,
+    attaches: bool,
+    joins: bool,
+) -> tuple[Host, Network]:
+    """As `enter`, for a cluster with a network."""
     if address is not None:
         workers = workers or 0
         if not workers and attaches:
@@ -85,6 +114,39 @@ def enter(
         raise
     _await_standing(host)
     return host, network
+
+
+@contextlib.contextmanager
+def _waiting_is_said(address: str) -> Iterator[None]:
+    """Inside this context, a warning says that nobody answers at the address, once, after
+    SILENT_S."""
+    over = threading.Event()
+
+    def say() -> None:
+        if over.wait(SILENT_S):
+            return
+        reason = _why_silent(address)
+        if reason and not over.is_set():
+            _log.warning("waiting for %s ... (%s)", address, reason)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is said
+        threading.Thread(target=say, name="hoplite_mp waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _why_silent(address: str) -> str:
+    """Why no connection to that address can be made; "" if one can."""
+    from hoplite_mp.transport.addresses import parse_address
+
+    where = parse_address(address)
+    try:
+        socket.create_connection((where.host, where.port), SILENT_S).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return ""
 
 
 def _await_standing(host: Host) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from decimal import Decimal
@@ -303,3 +304,30 @@ def test_calls_after_shutdown_do_not_speak_of_a_fork() -> None:
     for line in out.splitlines():
         assert line.startswith("ClosedError ")
         assert "fork" not in line
+
+
+def debugs() -> None:
+    import pdb
+
+    pdb.set_trace()
+
+
+def breaks() -> None:
+    breakpoint()
+
+
+@pytest.mark.parametrize("task", [debugs, breaks])
+def test_a_debugger_in_a_task_says_that_tasks_have_no_stdin(cluster: Cluster, task: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"a task has no stdin, so pdb .*Cluster\(debug=True\)"):
+        cluster.submit(task).result(PATIENCE_S)
+    with pytest.raises(EOFError):
+        cluster.submit(input).result(PATIENCE_S)
+    assert cluster.submit(lambda: sys.stdin.read()).result(PATIENCE_S) == ""
+
+
+def test_connecting_says_for_which_address_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    where = {"address": "127.0.0.1:1", "token": "0123456789abcdef0123456789abcdef"}
+    with pytest.raises(hoplite_mp.ManagerLostError):
+        hoplite_mp.Cluster(**where, config=hoplite_mp.Config(connect_timeout_s=4.0))
+    found = [text for text in caplog.messages if text.startswith("waiting for")]
+    assert found == ["waiting for 127.0.0.1:1 ... (Connection refused)"]
