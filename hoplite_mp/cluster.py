@@ -93,6 +93,11 @@ class Cluster(
         `address`, this process then joins with a node of its own. Default: nothing.
     config : Config, optional
         All other limits. An argument given here takes precedence over it.
+    debug : bool, optional
+        True: `submit` and `map` run their tasks at the call, in the calling process, one after
+        another, for pdb, coverage and profilers. Refs among the arguments are replaced by their
+        values; other arguments are not copied. `timeout`, `node` and `resources` have no effect
+        there. Actors, `spmd`, `stream`, `run` and executors keep their processes. Default: False.
 
     Raises
     ------
@@ -144,6 +149,7 @@ class Cluster(
         spill_dir: str | Path | None = None,
         resources: Mapping[str, float] | None = None,
         config: Config | None = None,
+        debug: bool = False,
     ) -> None:
         if hosts is not None:
             from hoplite_mp.client.far_hosts import checked_hosts
@@ -173,6 +179,7 @@ class Cluster(
         from hoplite_mp.client.entering import enter  # here, because few processes start hosts
 
         self._pid = os.getpid()
+        self._debugs = bool(debug)
         self._host: Host | None
         self._host, network = enter(
             workers,

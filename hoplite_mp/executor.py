@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.deadlines import check_timeout
+from hoplite_mp.client.debugging import run_here
 from hoplite_mp.client.demands import check_demands
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
@@ -39,6 +40,15 @@ __all__ = ["Options", "TaskExecutor"]
 T = TypeVar("T")
 RETRIES_MAX = 127
 COMMON_POOL = 0
+NO_WORKERS = (
+    "this cluster was made with workers=0, so no task can ever run: make it with workers, or use "
+    "c.executor(), which has workers of its own"
+)
+WORKERS_OF_AN_ENGINE = (
+    "this cluster has no workers, because tasks run in those of Ray or Dask: submit to these "
+    "(task.remote(), client.submit(), inside a task of Dask distributed.get_client().submit()), or "
+    "use hoplite_mp.current().executor(), which has workers of its own"
+)
 TIMEOUT_S_MAX = 1e9  # 31 years; a longer one counts as none
 
 
@@ -114,6 +124,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     _pool: int
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
+    _debugs = False  # True: submit and map run their tasks at the call, in this process
     _places: Sequence[tuple[int, int]] = ()  # of its own workers: (node, how many)
     _pickles_later = False  # True: what does not pickle fails the Future, as in the stdlib
 
@@ -201,6 +212,16 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             flags |= options.concurrency << CONCURRENCY_SHIFT
         retries = options.retries
         runtime = self._runtime
+        if self._debugs:
+            runtime.memory.check_lost()
+            return run_here(
+                runtime.submitter,
+                fn,
+                args,
+                kwargs,
+                copy=options.copy,
+                retries=runtime.config.retries if retries is None else retries,
+            )
         pool, demand, nodes = self._pool, options.resources, options.node
         if demand is not None:  # not for executors, whose workers have theirs for life
             pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
@@ -209,10 +230,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         floor = runtime.submitter.floor
         ranked = floor > 0 or options.priority or demand is not None
         if runtime.pool_sizes.get(max(pool, 0)) == 0:
-            raise RuntimeError(
-                "this cluster was made with workers=0, so no task can ever run: make it with "
-                "workers, or use c.executor(), which has workers of its own"
-            )
+            raise RuntimeError(NO_WORKERS if runtime.foreign is None else WORKERS_OF_AN_ENGINE)
         if pool > COMMON_POOL and runtime.tasks.pool_state(pool) == POOL_BROKEN:
             raise self._why_broken(pool, fn)
         try:

@@ -43,6 +43,7 @@ class MapCalls:
     _runtime: Runtime
     _pool: int
     _options: Any
+    _debugs: bool
     _view: Callable[..., Any]
     submit: Callable[..., Future[Any]]
 
@@ -129,7 +130,9 @@ class MapCalls:
         items = Items(iterables, at_once=buffersize is None)
         total = length_of(iterables) if items.count is None else items.count
         size = size_max = chunksize or 1
-        if chunksize is None and items.count and not flags_of(fn):
+        if self._debugs:
+            size = size_max = 1
+        elif chunksize is None and items.count and not flags_of(fn):
             size_max = self._chunksize(items.count)  # async calls run side by side instead
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
