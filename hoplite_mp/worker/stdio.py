@@ -72,6 +72,6 @@ def note_prints(note: Callable[[], None]) -> None:
             line_buffering=True,
             write_through=old.write_through,
         )
-        made.mode = old.mode  # type: ignore[misc]
+        made.mode = "w"  # type: ignore[misc]  # as the interpreter's own
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)

@@ -90,6 +90,7 @@ def test_results_are_given_out_although_nobody_reads_the_output() -> None:
     """The program's stdout is a pipe that is full."""
     out = run(
         """
+        import select
         def prints():
             print("x" * 1000)
         read, write = os.pipe()
@@ -111,6 +112,6 @@ def test_results_are_given_out_although_nobody_reads_the_output() -> None:
         os.dup2(kept, 1)
         say(took < 20)
         os.close(write)
-        """.replace("def prints", "import select\n        def prints", 1)
+        """
     )
-    assert out.splitlines()[0] == "True"
+    assert "True" in out.splitlines()
