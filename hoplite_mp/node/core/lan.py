@@ -266,7 +266,8 @@ class Lan:
         self.host.reply(slot, Reply(request.number))
 
     def _counts(self) -> dict[str, int]:
-        sent, received = map(sum, zip(self.links.moved(), self.peers.traffic, strict=True))
+        sent, received = self.links.moved()
+        sent, received = sent + self.peers.traffic.sent, received + self.peers.traffic.received
         retried = self.local.delegation.retried + self.recovering.reconstruction.begun
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 

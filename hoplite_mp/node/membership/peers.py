@@ -17,7 +17,7 @@ import msgspec
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.membership.relays import Relays, endpoints_of
-from hoplite_mp.node.shell.wires import Wire
+from hoplite_mp.node.shell.wires import Traffic, Wire
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import same_host
 from hoplite_mp.protocol.peers import PeerMessage
@@ -155,7 +155,7 @@ class Peers:
         self.mine = mine
         self.cluster = network.cluster
         self.by_host_id: dict[int, Peer] = {}
-        self.traffic = [0, 0]  # bytes of messages (sent, received) over all wires so far
+        self.traffic = Traffic()  # over all wires
         self.by_number: dict[int, Peer] = {}
         # By host id: connections of nodes that this node does not know as members yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}

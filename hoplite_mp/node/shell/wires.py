@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
@@ -22,9 +23,17 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.codec import Decoder
     from hoplite_mp.transport.stream import Stream
 
-__all__ = ["Wire"]
+__all__ = ["Traffic", "Wire"]
 
 _log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of messages so far."""
+
+    sent: int = 0
+    received: int = 0
 
 
 class Wire:
@@ -39,11 +48,11 @@ class Wire:
         ended: Callable[[str], None],
         *,
         shared: bool = False,
-        traffic: list[int] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
-        """shared: another thread also writes to the stream (`beat`). traffic: [bytes sent, bytes
-        received], to which the wire adds."""
-        self._traffic = [0, 0] if traffic is None else traffic
+        """shared: another thread also writes to the stream (`beat`). traffic: what the
+        wire adds its bytes to."""
+        self._traffic = Traffic() if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder
         self._take = take
@@ -73,7 +82,7 @@ class Wire:
         except ConnectionError as error:
             self.close(str(error))
             return False
-        self._traffic[0] += len(frame)
+        self._traffic.sent += len(frame)
         self._flush()
         return True
 
@@ -101,7 +110,7 @@ class Wire:
             self.close(self.stream.failure or "the other side closed the connection")
             return
         if data:
-            self._traffic[1] += len(data)
+            self._traffic.received += len(data)
             if self.received is not None:
                 self.received()
         try:
