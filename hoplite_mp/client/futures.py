@@ -110,6 +110,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made = self._made
         if made is None:
+            arms = False
             if self._state is _PENDING:
                 self._submitter.memory.check()
             with _making:
@@ -118,9 +119,10 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
                     self._waiters: list[Any] = _Waiters(waiting) if waiting.run_in_place else []
                     self._done_callbacks: list[Any] = []
                     self._made = _locks.condition("client.future")
-                    if self._state is _PENDING:
-                        self._submitter.collector.arm()
+                    arms = self._state is _PENDING
                 made = self._made
+            if arms:  # without the lock; if the Future ends just now, `disarm` may come first
+                self._submitter.collector.arm()
         return made
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
