@@ -28,6 +28,41 @@ if TYPE_CHECKING:
 PRIVATE_BYTES_MIN = 64 << 10
 
 
+class _Memory:
+    """The memory of a tensor or a storage, as numpy's array interface describes it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(
+        self,
+        owner: Any,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None,
+    ) -> None:
+        self.owner = owner  # keeps the memory as long as the array lives
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "strides": strides,
+            "data": (owner.data_ptr(), False),
+        }
+
+
+def memory_of(
+    owner: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...] | None = None,
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """An array over the memory of a tensor or a storage; `strides` in bytes, None if contiguous.
+    `Tensor.numpy()` would make the storage not resizable, for good."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.asarray(_Memory(owner, shape, dtype, strides))
+
+
 def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
     """How instances of a class of torch are reduced; None for other classes."""
     torch: Any = sys.modules.get("torch")
@@ -67,13 +102,12 @@ def _reduce_typed(pickler: Any, typed: Any) -> Reduced:
 
 
 def _reduce_storage(pickler: Any, storage: Any) -> Reduced:
-    torch: Any = sys.modules["torch"]
     if storage.device.type != "cpu":
         return NotImplemented
-    elements = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    elements = memory_of(storage, (storage.nbytes(),), np.dtype(np.uint8))
     if elements.nbytes <= INBAND_BYTES_MAX:
         return load_storage, (elements.tobytes(),)
-    return load_storage, (pickle.PickleBuffer(elements),)
+    return load_storage, (pickle.PickleBuffer(elements.data),)
 
 
 # -- reading -------------------------------------------------------------------------------------

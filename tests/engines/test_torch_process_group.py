@@ -303,3 +303,65 @@ def test_a_rank_whose_call_is_not_over_in_time_leaves(cluster: Cluster) -> None:
         other.allreduce([torch.full((2,), 1.0)]).wait()
     late.shutdown()
     other.shutdown()
+
+
+def test_collectives_leave_their_tensors_resizable(cluster: Cluster) -> None:
+    def body(pg: ProcessGroup, rank: int) -> list[bool]:
+        x, y = torch.ones(SIZE * 4), torch.ones(4)
+        parts = [torch.ones(4) for _ in range(SIZE)]
+        pg.allreduce([x]).wait()
+        pg.broadcast([y], with_op(dist.BroadcastOptions(), OP.SUM)).wait()
+        pg.allgather([parts], [y]).wait()
+        pg.all_gather_single(x, y).wait()
+        pg.reduce_scatter_single(y, x).wait()
+        pg.all_to_all_single(x, x.clone(), [], []).wait()
+        half = torch.ones(4, dtype=torch.bfloat16)
+        pg.allreduce([half]).wait()
+        tensors = [x, y, half, *parts]
+        for tensor in tensors:
+            tensor.resize_(100)
+        return [tensor.untyped_storage().resizable() for tensor in tensors]
+
+    assert ranks(cluster, body) == [[True] * (3 + SIZE)] * SIZE
+
+
+def test_stored_tensor_stays_resizable(cluster: Cluster) -> None:
+    tensor = torch.ones(100_000)
+    cluster.put(tensor)
+    assert tensor.untyped_storage().resizable()
+
+
+def test_sparse_tensors_are_added_up_on_every_rank(cluster: Cluster) -> None:
+    def body(pg: ProcessGroup, rank: int) -> list[float]:
+        tensor = torch.sparse_coo_tensor(
+            torch.tensor([[rank, 3, 3]]),
+            torch.tensor([1.0, 2.0, rank]),
+            (5,),
+            check_invariants=True,
+        )
+        pg.allreduce([tensor], with_op(dist.AllreduceOptions(), OP.SUM)).wait()
+        with pytest.raises(ValueError, match="adds up sparse tensors"):
+            pg.allreduce([tensor], with_op(dist.AllreduceOptions(), OP.MAX))
+        return list(tensor.to_dense().tolist())
+
+    assert ranks(cluster, body) == [[1.0, 1.0, 1.0, 6.0 + 3.0, 0.0]] * SIZE
+
+
+def test_monitored_barrier_times_out_while_a_rank_is_missing(cluster: Cluster) -> None:
+    late = threading.Event()
+
+    def body(pg: ProcessGroup, rank: int) -> str:
+        pg.monitored_barrier()
+        if rank == 0:
+            late.wait(60)
+            pg.barrier().wait()
+            return "came late"
+        try:
+            pg.monitored_barrier(datetime.timedelta(seconds=0.2))
+        except hoplite_mp.HopliteTimeoutError:
+            return "timed out"
+        finally:
+            late.set()
+        return "came"
+
+    assert ranks(cluster, body) == ["came late", "timed out", "timed out"]

@@ -45,6 +45,7 @@ from ray.util.collective.types import ReduceOp
 
 from hoplite_mp.cluster import current
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.serial.tensors import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,8 +211,14 @@ def _array_of(tensor: Any) -> Array:
             f"a {type(tensor).__name__} on {device}: groups of hoplite_mp take numpy arrays and "
             "tensors of torch on CPU; copy it there with .cpu()"
         )
-    array: Array = tensor.detach().numpy()
-    return array
+    if tensor.is_conj() or tensor.is_neg():
+        raise TypeError(
+            "the tensor is a view that conjugates or negates another one's memory: give "
+            "x.resolve_conj().resolve_neg()"
+        )
+    dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
+    return memory_of(tensor.detach(), tuple(tensor.shape), dtype, strides)
 
 
 def _fill(x: Array, result: Any) -> None:

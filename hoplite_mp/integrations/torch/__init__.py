@@ -1,7 +1,8 @@
 """torch on a cluster of this library: a process group, and training that survives deaths.
 
-Importing it registers the backend: then `dist.init_process_group("hoplite", ...)` works in every
-process that has a cluster, as a member of `Cluster.spmd` or by `Cluster(address=...)`.
+`dist.init_process_group("hoplite", ...)` works in every process that has a cluster, as a member of
+`Cluster.spmd` or by `Cluster(address=...)`, and in ranks of one host that have none. An installed
+package needs no import for it; importing this module registers the backend as well.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 try:
-    import torch.distributed as dist
+    import torch  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "hoplite_mp.integrations.torch needs torch: pip install 'hoplite-mp[torch]'"
     ) from error
 
-from hoplite_mp.integrations.torch.process_group import ProcessGroup, create
+from hoplite_mp.integrations._torch_entry import register
+from hoplite_mp.integrations.torch.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel", "ProcessGroup"]
 
-if "hoplite" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("hoplite", create, devices=["cpu"])
+register()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import hoplite_mp.cluster
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.integrations.torch.own_cluster import open_cluster
 from hoplite_mp.integrations.torch.tensors import Array, filled, flat, plain
 from hoplite_mp.integrations.torch.work import Caller, Work
 
@@ -45,15 +46,12 @@ Tensors = list[torch.Tensor]
 
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """`dist.init_process_group` and `dist.new_group` call this on each rank. ClosedError: no
-    cluster is open in this process."""
+    """`dist.init_process_group` and `dist.new_group` call this on each rank. Ranks of one host that
+    have no cluster open one. ClosedError: such ranks are on several hosts."""
     try:
         cluster = hoplite_mp.cluster.current()
     except ClosedError:
-        raise ClosedError(
-            "backend 'hoplite' needs a cluster in each rank's process: start the ranks by "
-            "Cluster.spmd, or open Cluster(address=...) before init_process_group"
-        ) from None
+        cluster = open_cluster(store, rank, size)
     if rank == 0:
         store.set(NAME_KEY, uuid.uuid4().hex)
     name = f"torch.distributed {store.get(NAME_KEY).decode()}"
@@ -96,6 +94,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor, op = _single(tensors), self._op(opts, tensors)
+        if tensor.layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensor, op.name)
         one, into_tensor = filled(tensor)
         array = flat(one, reduced=True)
 
@@ -105,6 +105,26 @@ class ProcessGroup(dist.ProcessGroup):
             into_tensor()
 
         return self._caller.make(tensors, call)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, op: str) -> Work:
+        """Adds up sparse tensors, as Gloo does: every rank gets all entries, and adds up entries of
+        one index in the order of the ranks."""
+        if op != "sum":
+            raise ValueError(f"backend 'hoplite' adds up sparse tensors; it has no {op} of them")
+        given = tensor.detach().coalesce()
+        part = tuple(given.shape), given.indices(), given.values()
+
+        def call() -> None:
+            parts = self.group.allgather(part)
+            if len({shape for shape, _, _ in parts}) != 1:
+                raise ValueError(f"all_reduce of sparse tensors of shapes {[p[0] for p in parts]}")
+            indices = torch.cat([one[1] for one in parts], dim=1)
+            values = torch.cat([one[2] for one in parts])
+            total = torch.sparse_coo_tensor(indices, values, given.shape).coalesce()
+            with torch.no_grad():  # detach() of a sparse tensor has indices of its own
+                tensor.copy_(total)
+
+        return self._caller.make([tensor], call)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduces all tensors in one call."""
@@ -296,6 +316,29 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         return self._caller.make([], self.group.barrier)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier with a timeout of its own. `dist.monitored_barrier` refuses every backend but
+        Gloo, so call this method.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            How long to wait; default: the timeout of the process group, whose error names the
+            missing ranks.
+        wait_all_ranks : bool
+            Accepted for Gloo's sake: the error names all missing ranks in either case.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            Some ranks did not come in time.
+        PeerLostError
+            A rank died.
+        """
+        self.barrier().wait(timeout)
 
     # -- several tensors in one call ---------------------------------------------------------------
 

@@ -12,21 +12,20 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from hoplite_mp.serial.tensors import memory_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Array", "filled", "flat", "plain"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# For dtypes that ml_dtypes adds to numpy: a torch dtype of the same size that numpy has.
-_SAME_BITS = {torch.bfloat16: torch.int16}
-_NUMPY_HAS = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    }
+_NAMES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 )
+_DTYPES = {getattr(torch, name): np.dtype(name) for name in _NAMES}
+_BYTES, _BITS_16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,17 +42,14 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
     """The elements of a `plain` tensor as an array of one dimension, in the same memory. `reduced`:
     they will be reduced, so the dtype counts; otherwise a dtype that numpy lacks becomes bytes."""
-    elements = tensor.view(-1)
-    if tensor.dtype in _NUMPY_HAS:
-        found: Array = elements.numpy()
-        return found
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is not None:
+        return memory_of(tensor, (tensor.numel(),), dtype)
     if not reduced:
-        found = elements.view(torch.uint8).numpy()
-        return found
-    if tensor.dtype not in _SAME_BITS:
+        return memory_of(tensor, (tensor.numel() * tensor.element_size(),), _BYTES)
+    if tensor.dtype is not torch.bfloat16:
         raise TypeError(f"backend 'hoplite' cannot reduce tensors of {tensor.dtype}")
-    bits: Array = elements.view(_SAME_BITS[tensor.dtype]).numpy()
-    return bits.view(np.dtype(ml_dtypes.bfloat16))
+    return memory_of(tensor, (tensor.numel(),), _BITS_16).view(ml_dtypes.bfloat16)
 
 
 def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:

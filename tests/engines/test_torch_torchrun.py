@@ -1,0 +1,90 @@
+"""Ranks that torchrun starts on one host, without a cluster, and without importing this library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hoplite" if sys.argv[1] == "ours" else "gloo")
+rank = dist.get_rank()
+total = torch.full((100_000,), float(rank + 1))
+dist.all_reduce(total)
+pair = dist.new_group([0, 1])
+dist.broadcast(total, 1, group=pair)
+
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+torch.manual_seed(0)
+layers = torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+model = FullyShardedDataParallel(torch.nn.Sequential(*layers), device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+data = torch.Generator().manual_seed(rank)
+losses = []
+for _ in range(4):
+    x = torch.randn(8, 16, generator=data)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(round(loss.item(), 4))
+print("rank", rank, total[0].item(), losses, "hoplite_mp" in sys.modules, flush=True)
+dist.destroy_process_group()
+"""
+LIGHT = """
+import sys
+import torch
+from hoplite_mp.integrations._torch_entry import register
+register()
+heavy = {"msgspec", "hoplite_mp.cluster", "hoplite_mp._shm"} & sys.modules.keys()
+print("hoplite" in torch.distributed.Backend.backend_list, sorted(heavy))
+"""
+BROKEN = """
+import sys, types
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+from hoplite_mp.integrations._torch_entry import register
+register()
+print("no exception")
+"""
+
+
+def torchrun(path: Path, which: str) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
+    done = subprocess.run([*command, which], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_compute_what_they_compute_over_gloo(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    ours, gloo = torchrun(program, "ours"), torchrun(program, "gloo")
+    assert [line.rsplit(maxsplit=1)[0] for line in ours] == [
+        line.rsplit(maxsplit=1)[0] for line in gloo
+    ]
+    assert [line.endswith("True") for line in ours] == [True, True]
+
+
+def printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_entry_point_registers_the_backend_and_loads_no_engine() -> None:
+    assert printed(LIGHT) == "True []"
+
+
+def test_entry_point_that_fails_raises_nothing() -> None:
+    assert printed(BROKEN) == "no exception"
