@@ -17,10 +17,9 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 from hoplite_mp.being_member import NotWholeError
 from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
@@ -88,14 +87,14 @@ class CallFuture(ThreadFuture[T]):
         """Waits until the call is over. TimeoutError: `timeout` seconds were not enough;
         HopliteTimeoutError: no timeout was given, and the Group's has passed. RuntimeError: the
         thread that makes the call would wait for itself."""
-        since = time.monotonic()
+        since = clock.monotonic()
         if not self.is_settled and timeout != 0 and self._background.is_here():
             raise RuntimeError(self._background.waits_for_itself)
         while not self.is_settled:
             if timeout is None:
                 left = self.patience_s(since)
             else:
-                left = since + timeout - time.monotonic()
+                left = since + timeout - clock.monotonic()
                 if left <= 0:
                     raise TimeoutError
             step = SLICE_S if left is None else min(left, SLICE_S)
@@ -151,7 +150,7 @@ class Background:
         future, call, plain = job
         job.clear()
         with self._leaving:
-            self._turn_at, self._under_way = time.monotonic(), future
+            self._turn_at, self._under_way = clock.monotonic(), future
             is_wanted = not future.left
         try:
             if is_wanted:
@@ -266,7 +265,7 @@ class Background:
         call under way."""
         if self._timeout is None:
             return None
-        left = max(since, self._turn_at) + self._timeout - time.monotonic()
+        left = max(since, self._turn_at) + self._timeout - clock.monotonic()
         if left > 0:
             return min(left, FOREVER_S)
         raise HopliteTimeoutError(
@@ -282,7 +281,7 @@ class Background:
         self.stop()
         if not wait:
             return
-        since = time.monotonic()
+        since = clock.monotonic()
         try:
             while self._thread.is_alive():
                 left = self.patience_s(since)

@@ -8,10 +8,9 @@ It must never know: what is called, what is sent, how parts become a result.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _tasks
+from hoplite_mp import _locks, _tasks, clock
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.protocol.local import GroupRefusal
 
@@ -86,7 +85,7 @@ class Member:
         wait_s = self._runtime.config.group_wait_s
         if in_thread and self._timeout is not None and self._timeout < wait_s:
             wait_ns, limit = int(min(wait_s, 1e9) * 1e9), f"group_wait_s={wait_s:g} s"
-        until = time.monotonic_ns() + wait_ns
+        until = clock.monotonic_ns() + wait_ns
         try:
             self._wait(self._admitted, until, lambda: self._not_full(limit), calls=calls)
         except HopliteTimeoutError as error:
@@ -159,7 +158,7 @@ class Member:
         call, and ends if that is withdrawn."""
         blocked = False
         in_worker = counts and self._runtime.submitter.waiting.run_in_place is not None
-        blocked_at = time.monotonic_ns() + BLOCKED_AFTER_NS
+        blocked_at = clock.monotonic_ns() + BLOCKED_AFTER_NS
         try:
             while True:
                 seen = self._tasks.event()
@@ -167,7 +166,7 @@ class Member:
                     return
                 self._check_member()  # its task has failed, while this call is made in a thread
                 self._memory.check()
-                now = time.monotonic_ns()
+                now = clock.monotonic_ns()
                 if now >= deadline or (calls and self._is_withdrawn()):
                     raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
                 if in_worker and not blocked and now >= blocked_at:

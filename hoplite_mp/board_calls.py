@@ -10,12 +10,11 @@ It must never know: which rank leads, when a call is over, objects of the store.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
-from hoplite_mp import _tasks
+from hoplite_mp import _tasks, clock
 
 __all__ = ["UNDECIDED", "BoardCalls"]
 
@@ -54,7 +53,7 @@ class BoardCalls:
         number = _tasks.BOARD_KINDS.get(kind)
         if number is None:
             return None
-        until = min(time.monotonic_ns() + WAIT_NS, deadline_ns)
+        until = min(clock.monotonic_ns() + WAIT_NS, deadline_ns)
         if not values:
             mask = self._board.small(self._rank, call, number, 0, 0, 0, None, None, until)
             return mask, None

@@ -11,12 +11,11 @@ It must never know: other groups, what starts peers, messages from one member to
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.being_member import Member
 from hoplite_mp.board_calls import UNDECIDED, BoardCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
@@ -106,7 +105,7 @@ class Calling(Member):
     def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         if not self._tasks.tracing:
             return self._make(kind, op, root, x, out)
-        begun, failed = time.monotonic_ns(), True
+        begun, failed = clock.monotonic_ns(), True
         try:
             result = self._make(kind, op, root, x, out)
             failed = False

@@ -8,10 +8,9 @@ It must never know: which worker gets which task.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import _tasks, errors, serial
+from hoplite_mp import _tasks, clock, errors, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, flags_of, is_async
@@ -135,7 +134,7 @@ def _run(
     oids = [memory.local_id(ref) for ref in needed]
     if oids and not submitter.waiting.wait_many(oids, len(oids), deadline):
         raise HopliteTimeoutError(f"an argument of run() was not ready within {timeout:g} s")
-    left = None if deadline == FOREVER_NS else max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+    left = None if deadline == FOREVER_NS else max(0.0, (deadline - clock.monotonic_ns()) / 1e9)
     opened = runtime.channel.call(OpenRound(list(numbers), left)).value
     if opened is None:
         raise HopliteTimeoutError(f"not all nodes have answered run() within {timeout:g} s")
@@ -196,14 +195,14 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
             runtime.memory.check()
             runtime.submitter.drain()
             open_ = [oid for oid in oids if not tasks.done(oid)]
-            now = time.monotonic_ns()
+            now = clock.monotonic_ns()
             if not open_ or now >= deadline:
                 return not open_
             until = deadline if blocked else min(deadline, now + BLOCKED_AFTER_NS)
             if tasks.wait_event(seen, until, False, open_[0]) == _tasks.CLOSING:
                 runtime.memory.check_lost()
                 raise errors.NodeLostError("the node of this host has ended")
-            if not blocked and time.monotonic_ns() >= until:
+            if not blocked and clock.monotonic_ns() >= until:
                 blocked = True
                 waiting.count_blocked(1)
     finally:

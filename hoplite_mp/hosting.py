@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import clock
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
@@ -115,7 +115,7 @@ def join(arguments: argparse.Namespace) -> int:
         return _list_nearby()
     ending = _on_signals()
     wait = WAIT_S if arguments.wait is None else arguments.wait
-    deadline = time.monotonic() + wait
+    deadline = clock.monotonic() + wait
     common = _common(arguments)
     if str(arguments.token_file) == FROM_STDIN:
         common["token"] = sys.stdin.readline().strip()
@@ -132,7 +132,7 @@ def join(arguments: argparse.Namespace) -> int:
             load_token(arguments.token_file)
         except AuthError as error:
             return _say(error)
-    left = max(0.1, deadline - time.monotonic())
+    left = max(0.1, deadline - clock.monotonic())
     return _take_part(arguments.address, (), common, ending, left=left)
 
 
@@ -160,11 +160,11 @@ def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
     """Returns when the file is there, the deadline has passed, or this process is to end. Prints
     nothing if the file is there at the first check."""
     said = False
-    while _missing(path) and time.monotonic() < deadline and not ending.is_set():
+    while _missing(path) and clock.monotonic() < deadline and not ending.is_set():
         if not said:
             print(
                 f"hoplite-mp: {path} does not exist yet: waiting up to "
-                f"{deadline - time.monotonic():.3g} s for that file. Copy the token from the host "
+                f"{deadline - clock.monotonic():.3g} s for that file. Copy the token from the host "
                 "where `hoplite-mp up` runs (mode 0600)",
                 file=sys.stderr,
                 flush=True,
@@ -202,7 +202,7 @@ def _take_part(
     while True:
         if again:
             print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
-        begun = time.monotonic()
+        begun = clock.monotonic()
         cluster = _join(address, standby, common, ending, left, again)
         if isinstance(cluster, HopliteError):
             if ending.is_set():
@@ -231,7 +231,7 @@ def _take_part(
         if not standby and _refuses(address):
             print("hoplite-mp: the cluster has ended", file=sys.stderr)
             return 0
-        if time.monotonic() - begun > LIVED_S:
+        if clock.monotonic() - begun > LIVED_S:
             tries = REJOINS_MAX
         if not tries:
             print(
@@ -253,9 +253,9 @@ def _join(
 ) -> HostCluster | HopliteError:
     """Joins the cluster once; returns the error if that fails. If another manager may take over,
     addresses at which none leads yet are tried until the deadline."""
-    deadline = time.monotonic() + left
+    deadline = clock.monotonic() + left
     while True:
-        left = max(LOOK_S, deadline - time.monotonic())
+        left = max(LOOK_S, deadline - clock.monotonic())
         try:
             config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
             with ending.breaks():
@@ -264,7 +264,7 @@ def _join(
             return ManagerLostError("interrupted")
         except HopliteError as error:
             final = isinstance(error, AuthError) or not (again and standby)
-            if final or time.monotonic() >= deadline or ending.wait(LOOK_S):
+            if final or clock.monotonic() >= deadline or ending.wait(LOOK_S):
                 return error
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp import clock
 from hoplite_mp.client.chunks import Chunks, Items
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.functions import Fixed
@@ -126,7 +126,7 @@ class MapCalls:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
         refuse_unused(self._options, "map")
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         items = Items(iterables, at_once=buffersize is None)
         total = length_of(iterables) if items.count is None else items.count
         size = size_max = chunksize or 1

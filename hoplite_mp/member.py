@@ -8,13 +8,12 @@ It must never know: which node leads, when a call is decided.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.in_place import own_copy
 from hoplite_mp.contributions import (
@@ -152,7 +151,7 @@ class HostsMember:
                         for lease in leases:
                             lease.detach()
                         self._channel.tell(ask, sent)
-                        self._begun = time.monotonic()
+                        self._begun = clock.monotonic()
                         self._written = sum(writer.nbytes for writer in writers)
                     for writer in writers:
                         raised = writer.run()
@@ -261,7 +260,7 @@ class HostsMember:
         """Called when the call is committed: remembers its speed."""
         self._adopted.clear()
         if self._written:
-            self._rates.append(self._written / (time.monotonic() - self._begun))
+            self._rates.append(self._written / (clock.monotonic() - self._begun))
             self._written = 0
 
     def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:

@@ -9,10 +9,9 @@ It must never know: how nodes pass a message on, which nodes there are.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, serial
+from hoplite_mp import _locks, clock, serial
 from hoplite_mp.calling import Calling
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.client.memory import whole
@@ -297,7 +296,7 @@ class Messages(Calling):
                 self._inbox.post(receive)
                 self._later.append(receive)
                 if receive.deadline == FOREVER_NS:
-                    receive.whole_by = time.monotonic_ns() + self._whole_ns()
+                    receive.whole_by = clock.monotonic_ns() + self._whole_ns()
                 if self._later_thread is None:
                     thread = threading.Thread(
                         target=self._serve, name="hoplite_mp messages", daemon=True
@@ -342,7 +341,7 @@ class Messages(Calling):
         if self.calls is None:
             left = None
             if receive.deadline != FOREVER_NS:
-                left = max(0.0, (receive.deadline - time.monotonic_ns()) / 1e9)
+                left = max(0.0, (receive.deadline - clock.monotonic_ns()) / 1e9)
             self._begin(left)
         if probes:
             self._inbox.look()
@@ -411,7 +410,7 @@ class Messages(Calling):
         try:
             self._wait(look, deadline, lambda: self._not_full(limit), counts=False)
         except HopliteTimeoutError as error:
-            now = time.monotonic_ns()
+            now = clock.monotonic_ns()
             for receive in waiting:
                 if now >= receive.whole_by:
                     self._settle(receive, error)
@@ -444,7 +443,7 @@ class Messages(Calling):
                 self._settle(receive, None)
             elif why:
                 self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
-            elif receive.deadline <= time.monotonic_ns():
+            elif receive.deadline <= clock.monotonic_ns():
                 text = f"group {self.name!r}: {receive.is_late}"
                 self._settle(receive, HopliteTimeoutError(text))
             return

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors
+from hoplite_mp import clock, errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.spreading import WORKERS_MAX
@@ -481,4 +480,4 @@ def shrink(runtime: Runtime, node: Any) -> None:
     # Repeated calls instead of one that waits, because other threads of this process need the
     # channel meanwhile.
     while names & {one.id for one in list_nodes(runtime)}:
-        time.sleep(LEAVING_LOOK_S)
+        clock.sleep(LEAVING_LOOK_S)

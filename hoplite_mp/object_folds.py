@@ -9,12 +9,11 @@ its message has arrived, a rank folds the values itself, which it has from the a
 from __future__ import annotations
 
 import operator
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.collectives import function_name, is_function
 from hoplite_mp.contributions import into
@@ -176,7 +175,7 @@ class ObjectFolds(Messages):
                 self._inbox.post(receive)
                 receive.ended = ended
                 self._wait(lambda: self._arrives(receive), deadline, lambda: late, calls=True)  # noqa: B023
-                receive.deadline = FOREVER_NS if deadline < time.monotonic_ns() else deadline
+                receive.deadline = FOREVER_NS if deadline < clock.monotonic_ns() else deadline
                 number, state, value = self._inbox.take(receive)
             finally:
                 self._inbox.withdraw(receive)

@@ -9,9 +9,9 @@ It must never know: which call it is, who reads the block.
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import clock
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.protocol.local import GroupWritten
@@ -98,8 +98,8 @@ class PartWriter:
         while self._ranges or any(b < e for b, e in zip(self._at, self._ends, strict=True)):
             if not self._ranges:
                 if self._wait_s:
-                    self._due = self._due or time.monotonic()
-                    time.sleep(max(0.0, self._due - time.monotonic()))
+                    self._due = self._due or clock.monotonic()
+                    clock.sleep(max(0.0, self._due - clock.monotonic()))
                     self._due += self._step * self._wait_s
                 self._ranges, self._at = self._round()
                 self._step = min(2 * self._step, self._step_max)

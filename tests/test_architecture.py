@@ -29,6 +29,7 @@ FLOORS = [
         "rule",
         "headers",
         "interruptions",
+        "clock",
     },
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},

@@ -16,13 +16,12 @@ import logging
 import os
 import select
 import socket
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import errors, ids
+from hoplite_mp import clock, errors, ids
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.launch import Host
@@ -67,7 +66,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
         role="tool",
         mine=mine,
         tls=network.tls,
-        now=time.monotonic(),
+        now=clock.monotonic(),
         timeout_s=config.connect_timeout_s,
         handshake_timeout_s=config.handshake_timeout_s,
     )
@@ -106,7 +105,7 @@ def _prove(
     sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
     """Performs the handshake. Afterwards the socket is blocking, with that timeout."""
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     stream = TcpStream(sock)
     conversation = Conversation(
         stream, lambda sees: ClientHandshake(key, "driver", mine, cluster=cluster)
@@ -114,7 +113,7 @@ def _prove(
     poll = select.poll()
     while conversation.go_on() is None:
         poll.register(sock, select.POLLIN | (select.POLLOUT if stream.wants_write else 0))
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        if not poll.poll(max(0.0, deadline - clock.monotonic()) * 1e3):
             raise TimeoutError("it does not answer")
     stream.detach()
     sock.settimeout(timeout_s)

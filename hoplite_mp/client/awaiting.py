@@ -15,12 +15,11 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
-import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.client.announcing import watch, withdraw
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
@@ -199,7 +198,7 @@ async def result_of_thread(future: OfThread[T], blocks: Waits | None) -> T:
         if not future.done():
             inbox = inbox_here()
             waiter: asyncio.Future[None] = inbox.loop.create_future()
-            since = time.monotonic()
+            since = clock.monotonic()
 
             def settled(_: object) -> None:
                 inbox.hand_over(waiter)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-import time
 from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,14 +91,14 @@ class Chunks:
         if not columns:
             self._watched = None
             raise StopIteration
-        began = time.monotonic()
+        began = clock.monotonic()
         future = self._send(*columns)
         if self._watched is None and self._size < self._size_max:
             self._watched, self._since = future, began
         return future, len(columns[0])
 
     def _look(self, watched: Future[Any]) -> None:
-        late = time.monotonic() - self._since > GROWS_WITHIN_S
+        late = clock.monotonic() - self._since > GROWS_WITHIN_S
         done = watched.done()
         if done and not late:
             self._size = min(2 * self._size, self._size_max)

@@ -17,10 +17,9 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +160,7 @@ class Collector:
                 if not self._closed:
                     _log.exception("in the collector thread")
                     self._look_again = True
-                    time.sleep(self._submitter.memory.config.drain_interval_s)
+                    clock.sleep(self._submitter.memory.config.drain_interval_s)
 
     def _turn(self) -> None:
         submitter = self._submitter
@@ -181,7 +180,7 @@ class Collector:
                 self._sleep(interval)
                 return
         if self._armed or submitter.wants_news:
-            tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
+            tasks.wait_event(seen, clock.monotonic_ns() + int(interval * 1e9), False)
             return
         # Set before the check: a thread that adds something from here on either is seen by the
         # check, or sees the flag and wakes this thread.

@@ -13,13 +13,12 @@ import contextlib
 import functools
 import itertools
 import queue
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp import _locks, _tasks
+from hoplite_mp import _locks, _tasks, clock
 from hoplite_mp.client.announcing import watch
 from hoplite_mp.client.deadlines import check_timeout, deadline_ns
 from hoplite_mp.client.futures import Future
@@ -52,7 +51,7 @@ class Completions(Generic[T]):
 
     def __init__(self, items: Any, timeout: float | None = None) -> None:
         check_timeout(timeout)
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if timeout is None else clock.monotonic() + timeout
         self._numbers = itertools.count()
         self._items: dict[int, T] = {}  # not given out yet, by number
         self._known: dict[T, int] = {}
@@ -197,7 +196,7 @@ class Completions(Generic[T]):
         """Seconds until the deadline; HopliteTimeoutError after it."""
         if self._deadline is None:
             return None
-        left = self._deadline - time.monotonic()
+        left = self._deadline - clock.monotonic()
         if left <= 0:
             raise HopliteTimeoutError(f"{len(self._items)} (of {self._added}) futures unfinished")
         return left
@@ -240,11 +239,11 @@ class Completions(Generic[T]):
                 left = self._left()
                 until = deadline_ns(left)
                 if not counted:
-                    until = min(until, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                    until = min(until, clock.monotonic_ns() + BLOCKED_AFTER_NS)
                 if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
                     self._wait_in_queue()  # the thread that ends the cluster notifies everybody
                     return
-                if not counted and time.monotonic_ns() >= until:
+                if not counted and clock.monotonic_ns() >= until:
                     counted = blocked = True
                     waiting.count_blocked(1)
         finally:

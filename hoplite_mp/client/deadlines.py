@@ -8,8 +8,9 @@ It must never know: what is waited for.
 from __future__ import annotations
 
 import numbers
-import time
 from typing import Any
+
+from hoplite_mp import clock
 
 __all__ = ["FOREVER_NS", "Deadline", "check_timeout", "deadline_ns"]
 
@@ -29,7 +30,7 @@ def deadline_ns(timeout: float | None) -> int:
         return FOREVER_NS
     if timeout <= 0:
         return 0
-    deadline = Deadline(time.monotonic_ns() + int(min(timeout, 1e9) * 1e9))
+    deadline = Deadline(clock.monotonic_ns() + int(min(timeout, 1e9) * 1e9))
     deadline.within_s = float(timeout)
     return deadline
 

@@ -13,11 +13,10 @@ import contextlib
 import shlex
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from hoplite_mp import errors
+from hoplite_mp import clock, errors
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class FarHosts:
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
         """Waits until all these nodes have joined. NodeLostError: one could not, or not in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline = clock.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
                 if process.poll() is not None:
@@ -82,13 +81,13 @@ class FarHosts:
                         f"no node could be started on {host!r} (exit code {process.returncode}): "
                         f"{self._last_words(host)}"
                     )
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 there = ", ".join(map(repr, self.processes))
                 raise errors.NodeLostError(
                     f"{joined()} of {len(self.processes)} nodes joined within {timeout_s:g} s "
                     f"(Config.hosts_wait_s); hosts: {there}"
                 )
-            time.sleep(LOOK_S)
+            clock.sleep(LOOK_S)
 
     def _last_words(self, host: str) -> str:
         said = self._said[host]
@@ -104,11 +103,9 @@ class FarHosts:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        deadline = time.monotonic() + END_PATIENCE_S
+        deadline = clock.monotonic() + END_PATIENCE_S
         for process in self.processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if clock.wait_for_process(process, max(0.0, deadline - clock.monotonic())) is None:
                 process.kill()
                 process.wait()
         for said in self._said.values():

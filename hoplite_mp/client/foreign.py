@@ -11,9 +11,9 @@ It must never know: which engine that is, how long the node holds it.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import clock
 from hoplite_mp.errors import HopliteError, ObjectLostError
 from hoplite_mp.protocol.foreign import HoldForeign
 
@@ -38,7 +38,7 @@ class ForeignRefs:
         memory: Memory,
         node: Callable[[], int],
         passes_on: bool = False,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = clock.monotonic,
     ) -> None:
         """node: returns the number of this host's node. passes_on: this process loads refs only to
         pass them on, so loading a ref to an object that is gone raises nothing here; the processes

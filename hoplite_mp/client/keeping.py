@@ -11,12 +11,12 @@ It must never know: who closes, what a result is.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hoplite_mp import clock
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.headers import AWAY, STATE
@@ -63,11 +63,11 @@ def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> 
     """Pins or copies the unread results of these finished Futures; at most `bytes_max` bytes are
     copied, within `Config.shutdown_timeout_s`."""
     away = [future for future in futures if future.unread and not _pin(memory, future)]
-    deadline = time.monotonic() + memory.config.shutdown_timeout_s
+    deadline = clock.monotonic() + memory.config.shutdown_timeout_s
     left = bytes_max
     for future in away:
         why = "there was no time left"
-        if time.monotonic() < deadline:
+        if clock.monotonic() < deadline:
             size = int(memory.client.inspect(future._oid)["size"])
             why = f"{format_bytes(bytes_max)} of such results are kept"
             if size <= left:
@@ -94,7 +94,7 @@ def _pin(memory: Memory, future: Settles) -> bool:
 def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
     """Copies the result from the spill file; False if that fails."""
     oid = future._oid
-    while time.monotonic() < deadline:
+    while clock.monotonic() < deadline:
         try:
             data = _pieces(memory, oid, size, deadline)
         except (HopliteError, ValueError):  # the node has ended, or its disk failed
@@ -120,7 +120,7 @@ def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview 
     for offset in range(0, size, SPILLED_PIECE_BYTES):
         length = min(SPILLED_PIECE_BYTES, size - offset)
         piece = memory.channel.call(ReadSpilled(oid, offset, length)).value
-        if piece is None or len(piece) != length or time.monotonic() >= deadline:
+        if piece is None or len(piece) != length or clock.monotonic() >= deadline:
             return None
         data[offset : offset + length] = piece
     return data.toreadonly()

@@ -18,12 +18,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import _shm, errors, ids
+from hoplite_mp import _shm, clock, errors, ids
 from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.descriptors import (
@@ -250,9 +249,7 @@ class Host:
     def _why_lost(self) -> HopliteError:
         if self.removed:
             return self._why_removed()
-        code = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(READER_PATIENCE_S)
+        code = clock.wait_for_process(self.process, READER_PATIENCE_S)
         if self._joined and code == GIVEN_UP:
             _log.error("the cluster has given up this host")
             return ManagerLostError(
@@ -308,13 +305,10 @@ class Host:
             self._reader.join(READER_PATIENCE_S)
 
     def _wait_gone(self) -> None:
-        deadline = time.monotonic() + self._config.shutdown_timeout_s
         try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            # Its children die with it (PDEATHSIG).
-            self._kill()
-            self.process.wait()
+            if clock.wait_for_process(self.process, self._config.shutdown_timeout_s) is None:
+                self._kill()  # its children die with it (PDEATHSIG)
+                self.process.wait()
         except BaseException:  # after Ctrl-C nobody waits for the processes again
             self._kill()
             raise

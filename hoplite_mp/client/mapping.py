@@ -9,11 +9,10 @@ It must never know: where tasks run, how they are made.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.client.completions import Completions
 from hoplite_mp.client.functions import Raised
 from hoplite_mp.errors import HopliteTimeoutError
@@ -71,7 +70,7 @@ class Run:
 
     def left(self) -> float | None:
         """Seconds until the deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - clock.monotonic())
 
     def _send(self, count: int | None) -> None:
         for future, items in itertools.islice(self._more, count):

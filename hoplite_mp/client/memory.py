@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-import time
 from collections.abc import Callable, Container
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _shm, errors, ids, serial
+from hoplite_mp import _shm, clock, errors, ids, serial
 from hoplite_mp.client.array_marks import checked_order, freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.mapped import POPULATE_BYTES_MIN, Mapped
@@ -262,7 +261,7 @@ class Memory:
                 return lease
             self.collect()
             lease = self.client.lease_small(nbytes)
-            deadline = time.monotonic() + self.config.put_wait_s
+            deadline = clock.monotonic() + self.config.put_wait_s
             while lease is None:
                 self._ask(LeaseSpan(), nbytes, deadline, what)
                 # Spilling may have made room in older spans.
@@ -273,7 +272,7 @@ class Memory:
         self.drain()
         self.collect()
         lease = None
-        deadline = time.monotonic() + self.config.put_wait_s
+        deadline = clock.monotonic() + self.config.put_wait_s
         while lease is None:
             lease = self._ask(Lease(nbytes), nbytes, deadline, what)
         if nbytes >= POPULATE_BYTES_MIN and not written:
@@ -315,7 +314,7 @@ class Memory:
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
             return reply
-        if reply.value == "never" or time.monotonic() >= deadline:
+        if reply.value == "never" or clock.monotonic() >= deadline:
             raise StoreFullError(f"{what} of {format_bytes(nbytes)}: {reply.error}")
         self.drain()
         self.collect()
@@ -344,7 +343,7 @@ class Memory:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
             self.check_lost()  # raises if the node is gone, which would never finish
-            time.sleep(SPILLING_LOOK_S)
+            clock.sleep(SPILLING_LOOK_S)
 
     # -- arrays made in the store --------------------------------------------------------------
 
@@ -441,10 +440,10 @@ class Memory:
                 self.wait_one(oid, deadline)
             # SPILLING counts as done; it ends when the node has written the bytes
             elif got == STATE["SPILLING"]:
-                if time.monotonic_ns() >= deadline:
+                if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way to the spill file")
                 self.check_lost()
-                time.sleep(SPILLING_LOOK_S)
+                clock.sleep(SPILLING_LOOK_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)
             elif got in CANCELLED:
@@ -458,19 +457,19 @@ class Memory:
 
     def _restore(self, oid: int, deadline: int) -> None:
         patience_ns = int(self.config.put_wait_s * 1e9)
-        limit = min(deadline, time.monotonic_ns() + patience_ns)
+        limit = min(deadline, clock.monotonic_ns() + patience_ns)
         while True:
             reply = self.channel.call(Restore(oid))
             if not reply.full:
-                limit = min(deadline, time.monotonic_ns() + patience_ns)
+                limit = min(deadline, clock.monotonic_ns() + patience_ns)
                 if reply.value != ON_ITS_WAY or self.wait_moved(oid, limit):
                     return
-                if time.monotonic_ns() >= deadline:
+                if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way from another host")
                 continue  # ask again, because now there may be no room for it, which a reply says
-            if deadline == 0 or time.monotonic_ns() >= deadline:
+            if deadline == 0 or clock.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
-            if time.monotonic_ns() >= limit:
+            if clock.monotonic_ns() >= limit:
                 raise StoreFullError(f"get of a spilled object: {reply.error}")
             self.collect()
             self.give_empty_spans()

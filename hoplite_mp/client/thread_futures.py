@@ -10,9 +10,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp import clock
 from hoplite_mp.ref import NotAnArray
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         first_s = (
             BLOCKED_AFTER_NS / 1e9 if timeout is None else min(BLOCKED_AFTER_NS / 1e9, timeout)
         )
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else clock.monotonic() + timeout
         if self._settles(first_s):
             return 0
-        left = None if until is None else max(0.0, until - time.monotonic())
+        left = None if until is None else max(0.0, until - clock.monotonic())
         blocks.count_blocked(1)
         try:
             self._settles(left)

@@ -12,10 +12,10 @@ import contextlib
 import errno
 import logging
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hoplite_mp import clock
 from hoplite_mp._version import __version__
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
@@ -67,7 +67,7 @@ class Trace:
         if self._trace:
             raise RuntimeError("this trace has been entered before: ask for another one")
         self._trace = int(os.urandom(8).hex(), 16) >> (64 - TRACE_BITS) | 1
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = clock.monotonic_ns()
         try:
             refusal = self._runtime.channel.call(TraceBegin(self._trace)).value
         except BaseException:  # Ctrl-C, for example: the trace may have begun
@@ -98,7 +98,7 @@ class Trace:
 
         self._runtime.memory.check()
         found = self._runtime.channel.call(TraceEnd(self._trace)).value
-        end_ns = time.monotonic_ns()
+        end_ns = clock.monotonic_ns()
         if found is None:
             raise RuntimeError("this trace has ended before: nothing is left to write")
         nodes, lost, left = found

@@ -11,11 +11,10 @@ It must never know: how tasks are sent, who starts workers.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks, _tasks
+from hoplite_mp import _locks, _tasks, clock
 from hoplite_mp.client.calls import OwnCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, Deadline
 from hoplite_mp.errors import HopliteTimeoutError
@@ -156,7 +155,7 @@ class Waiting:
                 self.memory.check()
                 until = deadline
                 if not counted:
-                    until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                    until = min(deadline, clock.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait(oids, need, until, True)
                 if outcome == _tasks.NEWS:
                     self.submitter.drain()
@@ -166,7 +165,7 @@ class Waiting:
                     return True
                 elif outcome == _tasks.CLOSING:
                     raise self.memory.node_gone()
-                elif time.monotonic_ns() >= deadline:
+                elif clock.monotonic_ns() >= deadline:
                     return False
                 elif not counted:
                     counted = blocked = True
@@ -188,11 +187,11 @@ class Waiting:
                     return True
                 until = deadline
                 if not counted:
-                    until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                    until = min(deadline, clock.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
                     raise self.memory.node_gone()
-                if time.monotonic_ns() >= deadline:
+                if clock.monotonic_ns() >= deadline:
                     return False
                 if not counted:
                     counted = blocked = True

@@ -32,11 +32,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-from hoplite_mp import _locks, errors
+from hoplite_mp import _locks, clock, errors
 from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
@@ -351,7 +350,7 @@ def _adapt(cluster: Cluster, passes_on: bool) -> None:
 def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
     """Takes part within wait_s, or raises the reason. left: set when the cluster is not wanted any
     more."""
-    deadline = time.monotonic() + wait_s
+    deadline = clock.monotonic() + wait_s
     while True:
         if left.is_set():
             raise errors.ManagerLostError("this process has left the cluster")
@@ -360,13 +359,13 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
             break
         except NoNodeHere:
             pass
-        rest_s = deadline - time.monotonic()
+        rest_s = deadline - clock.monotonic()
         error = None
         if rest_s > 0 and not left.is_set():
             error = _find_keeper(place, max(rest_s, LOOK_S), left)
         if isinstance(error, _FINAL):
             raise error
-        if time.monotonic() >= deadline and not left.is_set():
+        if clock.monotonic() >= deadline and not left.is_set():
             if error is not None:
                 raise error
             # For example, there is no directory for names. Starts a node for this process alone.
@@ -432,12 +431,12 @@ def _start_keeper(
 def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
     """What the process writes until it closes its output. subprocess.TimeoutExpired: it has not
     closed it within wait_s, or before `left` was set."""
-    deadline = time.monotonic() + wait_s
+    deadline = clock.monotonic() + wait_s
     while True:
         try:
             return process.communicate(timeout=LOOK_S)[0]
         except subprocess.TimeoutExpired:  # a further call loses nothing
-            if time.monotonic() >= deadline or (left is not None and left.is_set()):
+            if clock.monotonic() >= deadline or (left is not None and left.is_set()):
                 raise
 
 

@@ -15,9 +15,9 @@ import json
 import logging
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import clock
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations.beside import KeptCluster, Place, lock_name
@@ -84,11 +84,11 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
     """Returns when the cluster has ended, or no process uses the node, or SIGTERM has come."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None
-    used_at = time.monotonic()
+    used_at = clock.monotonic()
     draining: float | None = None
     with contextlib.suppress(HopliteError):  # the node has ended
         while not host.ended.wait(LOOK_S) and not ending.is_set():
-            now = time.monotonic()
+            now = clock.monotonic()
             if draining is not None:
                 if now > draining + DRAIN_S:
                     return

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import select
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from hoplite_mp import ids
+from hoplite_mp import clock, ids
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError, ManagerLostError
 from hoplite_mp.protocol.codec import encode, node_decoder
@@ -40,11 +39,11 @@ SOON_PAUSE_S = 0.3
 
 def promote(arguments: argparse.Namespace) -> int:
     """Asks the standby to lead. Returns the exit code: 0 if it does."""
-    deadline = time.monotonic() + SOON_S
+    deadline = clock.monotonic() + SOON_S
     try:
         answer = _ask(arguments)
-        while answer.soon and time.monotonic() < deadline:
-            time.sleep(SOON_PAUSE_S)
+        while answer.soon and clock.monotonic() < deadline:
+            clock.sleep(SOON_PAUSE_S)
             answer = _ask(arguments)
     except (HopliteError, OSError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
@@ -65,7 +64,7 @@ def _ask(arguments: argparse.Namespace) -> Promoted:
         role="tool",
         mine=Introduction(ids.random_host_id(), software_versions()),
         tls=not arguments.no_tls,
-        now=time.monotonic(),
+        now=clock.monotonic(),
         timeout_s=config.connect_timeout_s,
         handshake_timeout_s=config.handshake_timeout_s,
     )
@@ -79,9 +78,9 @@ def _ask(arguments: argparse.Namespace) -> Promoted:
 
 def _answer(stream: TcpStream) -> Promoted:
     decoder = node_decoder()
-    deadline = time.monotonic() + ANSWER_S
+    deadline = clock.monotonic() + ANSWER_S
     poll = select.poll()
-    while (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - clock.monotonic()) > 0:
         if not stream.flush():
             break
         data = stream.read()

@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hoplite_mp import errors
+from hoplite_mp import clock, errors
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking import actors
@@ -147,7 +147,7 @@ def _look(cluster: Cluster) -> Look:
     Leaves out the node that this process has brought along only to look."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
-    at = time.monotonic()
+    at = clock.monotonic()
     own = brought_along(cluster)
     shown = (
         with_counts(one, counted[one.id]) if one.id in counted else one
@@ -224,8 +224,8 @@ class _Ending:
 
     def sleep(self, seconds: float) -> None:
         """Sleeps for that time, or until the end is asked for."""
-        end = time.monotonic() + seconds
-        while not self.asked and (left := end - time.monotonic()) > 0:
+        end = clock.monotonic() + seconds
+        while not self.asked and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
             ready, _, _ = select.select(watched, [], [], left)
             if self._read in ready:
@@ -285,7 +285,7 @@ def _tables(
             left = None if left is None else left - 1
         before = now
         if left != 0:
-            ending.sleep(max(0.0, now.at + arguments.interval - time.monotonic()))
+            ending.sleep(max(0.0, now.at + arguments.interval - clock.monotonic()))
 
 
 def _draw(tables: Iterator[Group], console: Console) -> None:

@@ -23,10 +23,9 @@ import os
 import selectors
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
@@ -105,7 +104,7 @@ class Loop:
     def __init__(
         self,
         planner: Planner,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.monotonic,
         outgoing_bytes_max: int = OUTGOING_BYTES_MAX,
         *,
         selector: selectors.BaseSelector | None = None,

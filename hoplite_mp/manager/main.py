@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import clock
 from hoplite_mp.manager.beats import Beats
 from hoplite_mp.manager.loop import Link, Loop
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
@@ -39,7 +39,7 @@ def main(
     `lan` is given, for all nodes that join over the network. again: this manager replaces one that
     has died."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
-    loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
+    loop = Loop(planner, clock.monotonic if lan is None or not lan.standby else _lease_clock())
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
         loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))

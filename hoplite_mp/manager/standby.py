@@ -15,9 +15,9 @@ import select
 import signal
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import clock
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.manager.beats import Beats
 from hoplite_mp.manager.leadership import Leadership, lease_clock
@@ -83,7 +83,7 @@ def _tell(lan: LanStart, term: int) -> None:
             role="voter",
             mine=mine,
             tls=lan.tls,
-            now=time.monotonic(),
+            now=clock.monotonic(),
             timeout_s=TELL_WAIT_S,
             handshake_timeout_s=TELL_WAIT_S,
             cluster=lan.cluster,
@@ -93,16 +93,16 @@ def _tell(lan: LanStart, term: int) -> None:
             stream.write(encode(Superseded(term)))
             _until_it_ends(stream)
             stream.close()
-        time.sleep(TELL_PAUSE_S)
+        clock.sleep(TELL_PAUSE_S)
 
 
 def _until_it_ends(stream: Stream) -> None:
     """Waits until the other side has read the message and closed the connection, at most for
     TELL_WAIT_S."""
-    poll, deadline = select.poll(), time.monotonic() + TELL_WAIT_S
+    poll, deadline = select.poll(), clock.monotonic() + TELL_WAIT_S
     poll.register(stream.fileno(), select.POLLIN)
     while stream.flush() and stream.read() is not None:
-        left_s = deadline - time.monotonic()
+        left_s = deadline - clock.monotonic()
         if left_s <= 0:
             return
         poll.poll(left_s * 1000)

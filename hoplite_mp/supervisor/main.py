@@ -18,11 +18,11 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
 import msgspec
 
+from hoplite_mp import clock
 from hoplite_mp.client.channel import seqpacket_pair
 from hoplite_mp.protocol.local import (
     GIVEN_UP,
@@ -329,14 +329,14 @@ class Supervisor:
 
     def await_node(self) -> None:
         """Waits for the exit of the node, which has closed its line; the exit code tells why."""
-        deadline = time.monotonic() + FAREWELL_S
-        while self.node_pid and time.monotonic() < deadline:
+        deadline = clock.monotonic() + FAREWELL_S
+        while self.node_pid and clock.monotonic() < deadline:
             self.pause()
 
     def end(self, patience_s: float) -> None:
         """Ends the host. Workers have `patience_s` to end by themselves; then they are killed."""
-        deadline = time.monotonic() + patience_s
-        while self.workers and time.monotonic() < deadline:
+        deadline = clock.monotonic() + patience_s
+        while self.workers and clock.monotonic() < deadline:
             self.pause()
         for pid in self.workers:
             self.kill(pid)
@@ -346,8 +346,8 @@ class Supervisor:
         for pid in (self.node_pid, self.managing.pid):
             if pid:
                 self.kill(pid)
-        deadline = time.monotonic() + UNKILLABLE_S
-        while time.monotonic() < deadline:
+        deadline = clock.monotonic() + UNKILLABLE_S
+        while clock.monotonic() < deadline:
             # Includes adopted children, because processes that tasks started end with the host.
             for pid in children():
                 self.kill(pid)
@@ -364,10 +364,10 @@ class Supervisor:
 
     def let_node_finish(self) -> None:
         """Waits for the node, which still passes the workers' last lines to the driver."""
-        deadline = time.monotonic() + NODE_PATIENCE_S
+        deadline = clock.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
             self.node.shutdown(socket.SHUT_WR)  # the node first reads the reports of exits
-        while self.node_pid and time.monotonic() < deadline:
+        while self.node_pid and clock.monotonic() < deadline:
             self.pause()
 
     def let_manager_say_farewell(self) -> None:
@@ -376,11 +376,11 @@ class Supervisor:
         lan = self.start.lan
         if not self.managing.pid or lan is None or (lan.standby and not self.orderly):
             return
-        deadline = time.monotonic() + FAREWELL_S
+        deadline = clock.monotonic() + FAREWELL_S
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.managing.pid, signal.SIGTERM)
         self.ending = True
-        while self.managing.pid and time.monotonic() < deadline:
+        while self.managing.pid and clock.monotonic() < deadline:
             self.pause()
 
     def kill(self, pid: int) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from hoplite_mp import clock
 from hoplite_mp.protocol.local import LanStart, ManagerStarted, Start, StartStandby
 from hoplite_mp.supervisor.processes import descriptors, say
 
@@ -78,13 +78,13 @@ class Managing:
             (end.fileno(), s.lan, bool(nodes_end)),
             [*host.own_descriptors(), *nodes_end, *fds],
         )
-        self._starts.append(time.monotonic())
+        self._starts.append(clock.monotonic())
 
     def restart(self) -> None:
         """Starts the manager or standby again; nodes return to it and report what they know."""
         name = "manager" if self.standby is None else "standby"
         self._starts = self._starts[-STARTS_MAX:]
-        if len(self._starts) == STARTS_MAX and time.monotonic() - self._starts[0] < STARTS_S:
+        if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:
             self._give_up(f"the {name} has ended {STARTS_MAX} times: it is not started again")
             return
         say(f"the {name} has ended; it is started again")
@@ -110,14 +110,14 @@ class Managing:
         try:
             self.due()
         except OSError as error:
-            if time.monotonic() > self._due_until:
+            if clock.monotonic() > self._due_until:
                 self.due = None
                 self._give_up(f"there is no process for a manager: {error}")
         else:
             self.due = None
 
     def _start(self, begin: Callable[[], None]) -> None:
-        self.due, self._due_until = begin, time.monotonic() + PATIENCE_S
+        self.due, self._due_until = begin, clock.monotonic() + PATIENCE_S
         self.look()
 
     def _give_up(self, why: str) -> None:
@@ -144,7 +144,7 @@ class Managing:
         close = [*host.own_descriptors(), *fds]
         assert self.standby is not None
         self.pid = host.fork(b"hoplite standby", STANDBY_MAIN, self.standby, close)
-        self._starts.append(time.monotonic())
+        self._starts.append(clock.monotonic())
 
     def _of_first_workers(self) -> list[int]:
         return [fd for _, fds in self.host.first for fd in fds]

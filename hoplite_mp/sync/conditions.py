@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hoplite_mp import clock
 from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import HopliteError
@@ -255,9 +255,9 @@ class Condition(Handle):
         self, predicate: Callable[[], T], timeout: float | None, number: int
     ) -> Steps[T]:
         check_timeout(timeout)
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else clock.monotonic() + timeout
         while not (found := predicate()):
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - clock.monotonic()
             if left is not None and left <= 0:
                 break
             yield from self._waiting(left, number)

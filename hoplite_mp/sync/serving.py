@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 from hoplite_mp.client.announcing import watch
 from hoplite_mp.client.promises import keep, promise
 from hoplite_mp.client.runtime import current_runtime
@@ -176,12 +175,12 @@ class Queue(Served):
         """Returns (Answer.DONE, the item's number, its value), or a Reply."""
         ticket = process, turn
         with self._alone(process) as table:
-            if table.uncertain is not None and time.monotonic() >= self._decided_by:
+            if table.uncertain is not None and clock.monotonic() >= self._decided_by:
                 table.decide()  # its event loop is busy with something else
             found = table.take(ticket, waits, uncertain)
             if isinstance(found, Item):
                 if uncertain:
-                    self._decided_by = time.monotonic() + UNCERTAIN_S
+                    self._decided_by = clock.monotonic() + UNCERTAIN_S
                 if ticket in self._promises:  # it has called again before it was woken
                     self._keep(ticket, Answer.DONE)
                 return int(Answer.DONE), found.number, found.value

@@ -8,9 +8,9 @@ It must never know: queues, locks.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from hoplite_mp import clock
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.futures import Future
 
@@ -40,7 +40,7 @@ class Until(NamedTuple):
     async def sleep(self) -> bool:
         from hoplite_mp.client.awaiting import ended
 
-        left = None if self.deadline == FOREVER_NS else self.deadline - time.monotonic_ns()
+        left = None if self.deadline == FOREVER_NS else self.deadline - clock.monotonic_ns()
         oid = self.runtime.memory.local_id(self.ref)
         seconds = None if left is None else max(0.0, left / 1e9)
         done = await ended(self.runtime.submitter, oid, seconds)

@@ -14,9 +14,9 @@ addresses are numbers.
 from __future__ import annotations
 
 import select
-import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import clock
 from hoplite_mp.errors import HopliteError, ManagerLostError
 from hoplite_mp.protocol.greetings import REFUSED_TEXTS, SERVICE_OF
 from hoplite_mp.protocol.handshake import ClientHandshake
@@ -120,7 +120,7 @@ class Caller:
             self.close()
         return admission
 
-    def wait(self, clock: Callable[[], float] = time.monotonic) -> Admission:
+    def wait(self, clock: Callable[[], float] = clock.monotonic) -> Admission:
         """Blocks until there is a connection; errors as for `turn`."""
         try:
             while (admission := self.turn(clock())) is None:

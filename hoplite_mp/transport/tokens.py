@@ -18,10 +18,10 @@ import hmac
 import os
 import secrets
 import stat
-import time
 from pathlib import Path
 from typing import NoReturn
 
+from hoplite_mp import clock
 from hoplite_mp.errors import AuthError
 from hoplite_mp.protocol.secret import Secret
 
@@ -124,12 +124,12 @@ def _expand(path: Path) -> Path:
 def _read(path: Path, make: bool) -> str:
     """The file's text, once it is written. AuthError if others can read the file. make: the caller
     would create the file if it did not exist."""
-    end = time.monotonic() + WRITING_S_MAX
+    end = clock.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
-        if time.monotonic() > end:
+        if clock.monotonic() > end:
             remedy = "remove it, and a new one is made" if make else COPY_IT
             raise AuthError(f"the token file {path} is empty: {remedy}")
-        time.sleep(WRITING_LOOK_S)
+        clock.sleep(WRITING_LOOK_S)
     return text
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _tasks, serial
+from hoplite_mp import _locks, _tasks, clock, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.worker import ranked
@@ -164,7 +163,7 @@ class Beside:
             ranked.begins(worker.runtime, oid, flags)
         timeout_ns = self.tasks.task(oid)[4]
         if timeout_ns:
-            self.limit(oid, time.monotonic_ns() + timeout_ns)
+            self.limit(oid, clock.monotonic_ns() + timeout_ns)
         context = contextvars.copy_context()
         context.run(current_call.set, call)
         try:

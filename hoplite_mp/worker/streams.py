@@ -11,12 +11,11 @@ It must never know: which process reads, on which host, what is done after a dea
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _tasks, clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.streams import END, ITEM, RAISED, Plan
 from hoplite_mp.client.submitter import NAME_BYTES
@@ -267,13 +266,13 @@ class Source:
 
     def _pause(self) -> None:
         if self.ends_ns:
-            self.left_ns = max(1, self.ends_ns - time.monotonic_ns())
+            self.left_ns = max(1, self.ends_ns - clock.monotonic_ns())
             self.ends_ns = 0
             self._limit(0)
 
     def _resume(self) -> None:
         if self.timeout_ns:
-            self.ends_ns = time.monotonic_ns() + self.left_ns
+            self.ends_ns = clock.monotonic_ns() + self.left_ns
             self._limit(self.ends_ns)
 
 

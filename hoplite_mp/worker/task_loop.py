@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _tasks, clock, serial
 from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.functions import Caught, Raised
@@ -169,7 +168,7 @@ class Worker:
         self.submitter.waiting.count_blocked(1)
         while pending and not client.closing and tasks.pool_state(self.pool) == 1:
             oid = next(iter(pending), 0)
-            outcome = tasks.wait([oid], 1, time.monotonic_ns() + POLL_NS, True)
+            outcome = tasks.wait([oid], 1, clock.monotonic_ns() + POLL_NS, True)
             self.keep_house(False)
             if oid in pending and outcome != _tasks.NEWS:  # its done bit may have been lost
                 self.submitter.look_at_all()

@@ -122,7 +122,7 @@ def test_a_block_is_the_nodes_and_whole_or_given_back(
 ) -> None:
     member = Writer(at, KeyboardInterrupt())
     clock = member.step("clock")
-    monkeypatch.setattr("time.monotonic", lambda: clock() or 1.0)
+    monkeypatch.setattr("hoplite_mp.clock.monotonic", lambda: clock() or 1.0)
     if at in ("write", "before"):
         with pytest.raises(KeyboardInterrupt):
             give(member, nbytes)

@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import threading
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
@@ -22,7 +21,7 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations import beside
 from hoplite_mp.transport.addresses import Address
@@ -134,11 +133,11 @@ class Leader:
     def await_hosts(self, timeout: float | None) -> list[str]:
         """Waits until each living node of Ray has a node beside it, or for `timeout` seconds.
         Returns the addresses of those that have none."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         with self._looked:
             enough = self._looks + 2  # the second look from now has begun after this call
             while not self._ends.is_set() and (self._looks < enough or self._missing()):
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - clock.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._looked.wait(left)

@@ -12,11 +12,11 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hoplite_mp.cluster
+from hoplite_mp import clock
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def _leave(store: dist.Store) -> None:
 def _leave_last(store: dist.Store, size: int, folder: str) -> None:
     """Waits until the other ranks have ended, because the cluster ends with this process."""
     shutil.rmtree(folder, ignore_errors=True)
-    end = time.monotonic() + LEAVE_S_MAX
+    end = clock.monotonic() + LEAVE_S_MAX
     try:
-        while store.add(LEFT_KEY, 0) < size - 1 and time.monotonic() < end:
-            time.sleep(LEAVE_POLL_S)
+        while store.add(LEFT_KEY, 0) < size - 1 and clock.monotonic() < end:
+            clock.sleep(LEAVE_POLL_S)
     except RuntimeError:  # torch's store has ended
         return

@@ -11,9 +11,10 @@ import heapq
 import os
 import select
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
+
+from hoplite_mp import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,8 @@ class EpollLoop:
     """See Loop in node/ports.py. Its user calls `call_due`, `wait` and `serve` in turn."""
 
     def __init__(self) -> None:
-        self.now = time.monotonic
-        self.now_ns = time.monotonic_ns
+        self.now = clock.monotonic
+        self.now_ns = clock.monotonic_ns
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []

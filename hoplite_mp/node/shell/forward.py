@@ -17,10 +17,9 @@ import logging
 import os
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks
+from hoplite_mp import _locks, clock
 from hoplite_mp.transport.listen import bound_address, prepare
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Forward:
                     if self._closed:
                         return
                     _log.warning("port %d takes nobody just now: %s", self.port, error)
-                    time.sleep(AGAIN_S)
+                    clock.sleep(AGAIN_S)
                     continue
                 host = where[0].removeprefix("::ffff:")
                 if len(self._callers) >= CONNECTIONS_MAX or not self._welcome(host):

@@ -14,8 +14,9 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from typing import TYPE_CHECKING
+
+from hoplite_mp import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,15 +94,15 @@ class TlsLink:
                     if _has_ended(sock):
                         raise ConnectionError("the peer has closed the connection")
                     continue
-                if time.monotonic_ns() - since > GAP_NS:
-                    since = time.monotonic_ns()
+                if clock.monotonic_ns() - since > GAP_NS:
+                    since = clock.monotonic_ns()
                 try:
                     while frame:
                         sock.sendall(frame.pop(0))
                 finally:  # an idle thread must not keep an object's memory in use
                     del frame
                     driver.sent()
-                now = time.monotonic_ns()
+                now = clock.monotonic_ns()
                 self.backlogged_ns += now - since
                 since = now
         except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended

@@ -1,8 +1,8 @@
 """Virtual time for all code of a run that reads a clock, and pids for simulated processes.
 
-Why it exists: client code computes deadlines with `time`, and the compiled modules with the
-system's monotonic clock. During a run all of them get the timeline's time, and `time.sleep` makes
-the calling simulated process wait.
+Why it exists: client code computes deadlines with `hoplite_mp.clock`, programs with `time`, and
+the compiled modules with the system's monotonic clock. During a run all of them get the
+timeline's time, and `time.sleep` makes the calling simulated process wait.
 It must never know: what is simulated.
 """
 
@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _shm, _tasks, clock
 from hoplite_mp.client import runtime as client
 from hoplite_mp.node.objects import store
 from hoplite_mp.node.tasks import sweeper
@@ -32,6 +32,7 @@ __all__ = ["virtual_time"]
 # What each host reads as its total and its free memory, because a run must not depend on those of
 # this machine.
 TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
+CLOCKS: tuple[Any, ...] = (time, clock)
 ASK_FOR_MEMORY: tuple[Any, ...] = (store, sweeper)  # errors say how much is in use
 
 
@@ -67,26 +68,27 @@ class Stacks:
 def virtual_time(processes: Processes) -> Iterator[None]:
     """Surrounds a run. Threads that do not belong to it keep the real time."""
     timeline = processes.timeline
-    real = time.monotonic, time.monotonic_ns, time.sleep
+    real = [(module.monotonic, module.monotonic_ns, module.sleep) for module in CLOCKS]
+    real_monotonic, real_monotonic_ns, real_sleep = real[0]
     real_getpid = os.getpid
     now_ns = 0
     available, total = limits.available_bytes, limits.total_bytes
 
     def sleep(seconds: float | SupportsIndex) -> None:
         if processes.running is None or not processes.is_ours():
-            real[2](seconds)
+            real_sleep(seconds)
         else:
             processes.running.wait(None, float(seconds))
 
     def monotonic() -> float:
-        return EPOCH_S + timeline.now if processes.is_ours() else real[0]()
+        return EPOCH_S + timeline.now if processes.is_ours() else real_monotonic()
 
     def monotonic_ns() -> int:
         """No two calls return the same, as in the compiled modules, whose clock counts its
         readings: a loop whose deadline is past for that clock alone would never end."""
         nonlocal now_ns
         if not processes.is_ours():
-            return real[1]()
+            return int(real_monotonic_ns())
         now_ns += 1
         return now_ns
 
@@ -103,7 +105,8 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     stack = client._stack
     processes.play()
     client._stack = Stacks(processes)  # type: ignore[assignment]
-    time.monotonic, time.monotonic_ns, time.sleep = monotonic, monotonic_ns, sleep
+    for module in CLOCKS:
+        module.monotonic, module.monotonic_ns, module.sleep = monotonic, monotonic_ns, sleep
     os.getpid = getpid
     for module in ASK_FOR_MEMORY:
         module.available_bytes = lambda: AVAILABLE_BYTES
@@ -114,7 +117,8 @@ def virtual_time(processes: Processes) -> Iterator[None]:
         yield
     finally:
         processes.finish()
-        time.monotonic, time.monotonic_ns, time.sleep = real
+        for module, functions in zip(CLOCKS, real, strict=True):
+            module.monotonic, module.monotonic_ns, module.sleep = functions
         os.getpid = real_getpid
         for module in ASK_FOR_MEMORY:
             module.available_bytes, module.total_bytes = available, total
