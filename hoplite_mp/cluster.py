@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks
 from hoplite_mp.actor import ActorCalls
+from hoplite_mp.client.memory import whole
 from hoplite_mp.client.runtime import Runtime, current_runtime
+from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.collectives import CollectiveCalls
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
@@ -159,10 +161,11 @@ class Cluster(
             raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
         if hosts and listen is None:
             listen = "0.0.0.0:0"  # each host gets the address by which it reaches this one
-        if workers is not None and (
-            isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
-        ):
-            raise ValueError(f"workers={workers!r}: it must be a number from 0 to 200, or None")
+        count = None if workers is None else whole(workers)
+        if workers is not None and (count is None or not 0 <= count <= WORKERS_MAX):
+            raise ValueError(
+                f"workers={workers!r}: it must be a number from 0 to {WORKERS_MAX}, or None"
+            )
         config = Config.from_environment() if config is None else config
         if not isinstance(config, Config):
             raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
@@ -182,7 +185,7 @@ class Cluster(
         self._debugs = bool(debug)
         self._host: Host | None
         self._host, network = enter(
-            workers,
+            count,
             config,
             listen=listen,
             address=address,
@@ -194,6 +197,10 @@ class Cluster(
             stays=self._stays,
             standby=self._standby,
         )
+        # Imported here and not at the first pickling, because a child that another thread forks in
+        # the midst of an import can never import that module. The host's processes start meanwhile.
+        import cloudpickle  # noqa: F401
+
         self._network = network
         self._join(self._host.runtime)
         if network is None or self._host.workers:  # otherwise other nodes have workers, or will

@@ -71,10 +71,14 @@ WaitOne = Callable[[int, int], None]
 
 
 def whole(value: Any) -> int | None:
-    """An integer, also numpy's, as int; None for anything else, including bool."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    """An integer of any kind (numpy's, a 0-d array) as int; None for anything else, and for
+    bool."""
+    if isinstance(value, (bool, np.bool_)):
         return None
-    return int(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def format_bytes(nbytes: float) -> str:

@@ -17,6 +17,7 @@ from hoplite_mp import _locks, _tasks, clock, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.worker import ranked
+from hoplite_mp.worker.forked import end_if_forked
 from hoplite_mp.worker.retrying import try_again
 from hoplite_mp.worker.streams import STREAMED
 
@@ -226,6 +227,7 @@ class Beside:
     # -- in other threads --------------------------------------------------------------------------
 
     def _tell(self, call: _Running, value: Any, failed: bool) -> None:
+        end_if_forked(self.worker.pid, value if failed else None)
         self._ended.put((call, value, failed))
         self.slots.wake()
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.worker.forked import end_if_forked
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -29,6 +32,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="hoplite_mp event loop", daemon=True)
         self._thread.start()
@@ -49,12 +53,23 @@ class EventLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine and returns its result; for any thread except the loop's own. An
         interrupt of the caller cancels the coroutine."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(self._alone(coroutine), self.loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # has no effect if the coroutine itself has raised
             raise
+
+    async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs the coroutine. A child that it forks ends with it, because the thread that waits for
+        the result does not exist in the child."""
+        try:
+            value = await coroutine
+        except BaseException as error:
+            end_if_forked(self._pid, error)
+            raise
+        end_if_forked(self._pid)
+        return value
 
     def close(self) -> None:
         """Cancels everything that is left, and ends the thread."""

@@ -30,6 +30,7 @@ from hoplite_mp.protocol.fields import shorten
 from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.worker import actor, checkpoints, warming
 from hoplite_mp.worker.birth import take_after
+from hoplite_mp.worker.forked import end_if_forked
 from hoplite_mp.worker.stdio import note_prints, without_stdin
 from hoplite_mp.worker.task_loop import Worker
 from hoplite_mp.worker.voice import Voice
@@ -50,6 +51,7 @@ def prepare(worker: Worker, setup: int) -> bool:
     try:
         _set_up(worker, setup)
     except BaseException as error:
+        end_if_forked(worker.pid, error)
         if worker.is_actor:
             channel.call(ActorFailed(worker.error_in_message(error)))
             return False
@@ -67,6 +69,7 @@ def prepare(worker: Worker, setup: int) -> bool:
             )
         )
         return False
+    end_if_forked(worker.pid)
     inheriting.forget()
     channel.tell(SetUp())
     return True

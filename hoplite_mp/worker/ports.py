@@ -44,6 +44,7 @@ class OfWorker(Protocol):
     memory: Memory
     tasks: _tasks.Tasks
     submitter: Submitter
+    pid: int
     pool: int
     max_tasks: int
     done_tasks: int

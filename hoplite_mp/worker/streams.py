@@ -21,6 +21,7 @@ from hoplite_mp.client.streams import END, ITEM, RAISED, Plan
 from hoplite_mp.client.submitter import NAME_BYTES
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import GONE, KIND_OPERATION, KIND_STREAM, STATE
+from hoplite_mp.worker.forked import end_if_forked
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
@@ -60,9 +61,11 @@ class Source:
         must fail."""
         try:
             items = self._items(function(*args, **kwargs))
-        except BaseException:
+        except BaseException as error:
+            end_if_forked(self.worker.pid, error)
             self._drop_link()  # no reader will ever have it
             raise
+        end_if_forked(self.worker.pid)
         first = serial.encode(self.link)
         if self.timeout_ns:  # the links have it from now on, not the task
             self.worker.beside.limit(self.oid, 0)
@@ -98,18 +101,21 @@ class Source:
     def _send(self, items: Any) -> None:
         """Sends items until the generator has ended, or no more items are wanted."""
         raised: BaseException | None = None
-        number = 0
+        number, pid = 0, self.worker.pid
         try:
             while not self._unwanted() if number < self.plan.skip else self._has_room():
                 try:
                     value = items.next()
                 except StopIteration:
+                    end_if_forked(pid)
                     break
+                end_if_forked(pid)
                 number += 1
                 if number > self.plan.skip:
                     self._send_item(value)
                 del value
         except BaseException as error:
+            end_if_forked(pid, error)
             raised = error
         try:
             items.close()

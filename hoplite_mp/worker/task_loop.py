@@ -35,6 +35,7 @@ from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp.protocol.resources import AssignedAsked
 from hoplite_mp.worker import ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
+from hoplite_mp.worker.forked import end_if_forked
 from hoplite_mp.worker.streams import STREAMED, Source
 
 if TYPE_CHECKING:
@@ -280,6 +281,7 @@ class Worker:
                 value = self.beside.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
+            end_if_forked(self.pid, error)
             failed, value, again = True, error, issubclass(type(error), exceptions)
             if self.unwinds and issubclass(type(error), KeyboardInterrupt):
                 value, again = self.lost_inside(oid), True
@@ -287,8 +289,7 @@ class Worker:
             self.in_user_code = False
             function = carried = None
             args, kwargs = (), {}
-        if os.getpid() != self.pid:
-            os._exit(0)  # user code forked, and the child has returned to this loop
+        end_if_forked(self.pid)
         self.check_line()
         self.leave_groups(failed)
         self.voice.finish()

@@ -1,0 +1,35 @@
+"""Ends the children that user code has forked in a task, when they return to the worker's code.
+
+Such a child is a copy of the worker. It must not write results or claim tasks, so it ends when the
+user's function has returned or raised, with the exit code of a script that had called it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+
+__all__ = ["end_if_forked"]
+
+
+def end_if_forked(pid: int, error: BaseException | None = None) -> None:
+    """Ends this process unless it is the worker itself. pid: the worker's. error: what the user's
+    function has raised: the code of SystemExit is the exit code, and anything else is printed."""
+    if os.getpid() == pid:
+        return
+    code = 0
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif error.code is not None:
+            code = 1
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        code = 1
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the task may have replaced it, or closed it
+            stream.flush()
+    os._exit(code)
