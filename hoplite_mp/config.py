@@ -9,8 +9,11 @@ only: it measures nothing, and must never know which code reads them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import numbers
+import operator
 import os
 import re
 import sys
@@ -35,8 +38,9 @@ def parse_size(text: str | int) -> int:
 
     With an "i" the steps are of 1024, without it of 1000, as in the standard that defines both.
     """
-    if isinstance(text, int):
-        return text
+    if not isinstance(text, (str, bool)):
+        with contextlib.suppress(TypeError):
+            return operator.index(text)
     match = _SIZE.fullmatch(text.strip() if isinstance(text, str) else "")
     if match is None:
         raise ConfigError(
@@ -356,6 +360,10 @@ class Config(metaclass=_Explained):
     engine has given up gives its memory back sooner."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):  # numbers of numpy become those of Python
+            value = getattr(self, field.name)
+            if value is not None and type(value) not in (int, float, bool, str):
+                object.__setattr__(self, field.name, _plain(value))
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
         if self.small_object_bytes_max > self.span_bytes // 2:
@@ -473,6 +481,14 @@ def _check(name: str, kind: Any, value: object) -> None:
     )
     if not good:
         raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
+
+
+def _plain(value: object) -> object:
+    """A number of another kind, such as numpy's, as int or float; anything else as it is."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _allowed(name: str, kind: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.client.memory import whole
 from hoplite_mp.client.spreading import refusal
 from hoplite_mp.cluster import HiddenCluster
 from hoplite_mp.executor import Options, TaskExecutor
@@ -76,8 +77,10 @@ class Executor(TaskExecutor):
                 f"mp_context={mp_context!r}: workers are started by a process of this library's "
                 "own, neither forked nor spawned from yours; leave the argument out"
             )
+        count: int | None
         count = min(cpu_count(), WORKERS_MAX) if max_workers is None else max_workers
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= WORKERS_MAX:
+        count = whole(count)
+        if count is None or not 1 <= count <= WORKERS_MAX:
             raise ValueError(refusal(max_workers))
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")

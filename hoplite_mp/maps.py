@@ -120,8 +120,11 @@ class MapCalls:
                 raise TypeError(f"chunksize={chunksize!r}: it must be an integer or None") from None
             if not 1 <= chunksize <= NUMBER_MAX:
                 raise ValueError(f"chunksize={chunksize!r}: it must be from 1 to {NUMBER_MAX}")
-        if buffersize is not None and not isinstance(buffersize, int):
-            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None:
+            try:
+                buffersize = operator.index(buffersize)
+            except TypeError:
+                raise TypeError("buffersize must be an integer or None") from None
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
         refuse_unused(self._options, "map")

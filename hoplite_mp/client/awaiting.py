@@ -115,9 +115,21 @@ class Inbox:
                 waiter.set_result(None)
 
 
+def _loop_here() -> asyncio.AbstractEventLoop:
+    """The loop of asyncio that runs in this thread. RuntimeError if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "only coroutines of asyncio can await this, and no loop of asyncio runs in this "
+            "thread. Under trio: await trio.to_thread.run_sync(future.result), or "
+            "run_sync(c.get, ref)"
+        ) from None
+
+
 def inbox_here() -> Inbox:
     """The running loop's inbox. It lives as long as somebody waits there."""
-    loop = asyncio.get_running_loop()
+    loop = _loop_here()
     known: weakref.ref[Inbox] | None = getattr(_here, "inbox", None)
     inbox = None if known is None else known()
     if inbox is None or inbox.loop is not loop:
@@ -140,7 +152,7 @@ def counted(waiting: Waits) -> Iterator[None]:
         blocked = True
         waiting.count_blocked(1)
 
-    handle = asyncio.get_running_loop().call_later(BLOCKED_AFTER_NS / 1e9, count)
+    handle = _loop_here().call_later(BLOCKED_AFTER_NS / 1e9, count)
     try:
         yield
     finally:

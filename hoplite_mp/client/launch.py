@@ -358,6 +358,21 @@ def _check_descriptors(workers: int) -> None:
         )
 
 
+def interpreter() -> str:
+    """The path of an interpreter like this one. ConfigError if none is known, as in a program that
+    embeds Python."""
+    if sys.executable:
+        return sys.executable
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    found = os.path.join(sys.exec_prefix, "bin", version)
+    if os.access(found, os.X_OK):
+        return found
+    raise ConfigError(
+        f"sys.executable={sys.executable!r}, and there is no {found}: set sys.executable to the "
+        "path of a Python interpreter that has this program's packages, before a cluster opens"
+    )
+
+
 def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     import json
 
@@ -373,11 +388,16 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     # As processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
-        return run_boot([sys.executable, *flags, boot, str(info)], [*fds, info])
+        return run_boot([interpreter(), *flags, boot, str(info)], [*fds, info])
     finally:
         os.close(info)
 
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
-    """Executes that command; the new process has those descriptors under the same numbers."""
-    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    """Executes that command; the new process has those descriptors under the same numbers. Ctrl-C
+    is blocked in it until boot.py ignores it, because it must not end in the midst of imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp.client.launch import interpreter
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.cluster import ApartCluster, Cluster, current
 from hoplite_mp.config import MIB
@@ -82,7 +83,7 @@ def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterat
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "hoplite_mp.doctor.trial", *words],
+        [interpreter(), "-m", "hoplite_mp.doctor.trial", *words],
         env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

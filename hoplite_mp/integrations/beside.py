@@ -37,6 +37,7 @@ from typing import Any
 
 from hoplite_mp import _locks, clock, errors
 from hoplite_mp.client.entering import NoNodeHere
+from hoplite_mp.client.launch import interpreter
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
@@ -407,7 +408,7 @@ def _start_keeper(
             given.write(json.dumps(told).encode() + b"\n")
             given.seek(0)
             process = subprocess.Popen(
-                [sys.executable, "-c", BOOT],
+                [interpreter(), "-c", BOOT],
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -32,7 +32,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def _meminfo(field: str) -> int:
-    """UNLIMITED if it cannot be read, for example because no descriptor is left."""
+    """UNLIMITED if it cannot be read, for example because no descriptor is left, or no /proc is
+    mounted."""
     try:
         text = (PROC / "meminfo").read_text()
     except OSError:
@@ -136,7 +137,10 @@ def _inactive_file(folder: Path) -> int:
 
 def total_bytes() -> int:
     """The smaller of RAM and the control group's limit, in bytes."""
-    return min(_meminfo("MemTotal"), cgroup_limit())
+    ram = _meminfo("MemTotal")
+    if ram >= UNLIMITED:  # the system call of sysconf does not need /proc
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram, cgroup_limit())
 
 
 def available_bytes() -> int:

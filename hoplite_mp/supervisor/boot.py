@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import json
 import os
+import signal
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -77,4 +78,6 @@ def boot(fd: int, fresh: bool) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the program alone
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     boot(int(sys.argv[1]), len(sys.argv) > 2)
