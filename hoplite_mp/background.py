@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp import _locks, clock
 from hoplite_mp.being_member import NotWholeError
 from hoplite_mp.client.thread_futures import ThreadFuture
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class Background:
         # A daemon, because otherwise Python would wait for it before it lets the cluster end, which
         # gives up what is late.
         self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
-        self._thread.start()
+        with starting_thread("makes a Group's calls in the background"):
+            self._thread.start()
 
     # -- the thread that makes calls ---------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.losing import Underway, UnlessEnded
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Ending:
         else:
             finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
             self._finisher = finisher.join
-            finisher.start()
+            with starting_thread("ends the cluster"):
+                finisher.start()
 
     async def __aenter__(self) -> NoReturn:
         raise TypeError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NODE_SLOT: Final = 0
 DRIVER_SLOT: Final = 1  # the process that has started the host
 FIRST_SLOT: Final = 2  # of the first one of its workers
+SLOTS_MAX: Final = 256  # of a host: the node, programs and workers together
 CLIENT_DRIVER: Final = 1
 CLIENT_WORKER: Final = 2
 

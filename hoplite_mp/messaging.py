@@ -16,6 +16,7 @@ from hoplite_mp.calling import Calling
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.thread_futures import ThreadFuture
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
 from hoplite_mp.protocol.fields import SOURCES_MAX
@@ -301,7 +302,8 @@ class Messages(Calling):
                     thread = threading.Thread(
                         target=self._serve, name="hoplite_mp messages", daemon=True
                     )
-                    thread.start()  # it waits for the lock; without a thread, this raises
+                    with starting_thread("receives a Group's messages"):
+                        thread.start()  # it waits for the lock; without a thread, this raises
                     self._later_thread = thread
         except BaseException:  # the caller does not get this Future, so its message is for others
             future.cancel()

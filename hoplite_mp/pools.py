@@ -25,6 +25,7 @@ from hoplite_mp.client.losing import Underway, UnlessEnded
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.executor import TaskExecutor
 from hoplite_mp.nodes import named_places, working_places
 from hoplite_mp.protocol.local import ClosePool, OpenPool
@@ -99,7 +100,8 @@ class PoolExecutor(TaskExecutor):
                 target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
             )
             self._finisher = finisher.join
-            finisher.start()
+            with starting_thread("ends the executor"):
+                finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if kind is None:

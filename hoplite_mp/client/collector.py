@@ -20,6 +20,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _locks, clock
+from hoplite_mp.client.threads import starting_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,8 @@ class Collector:
         if not self._thread:
             with self._lock:
                 if not self._thread and not self._closed:
-                    self._thread = _thread.start_new_thread(self._run, ())
+                    with starting_thread("looks for completions"):
+                        self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
         """No thread is ever started, because the code that runs this process processes completions

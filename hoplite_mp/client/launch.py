@@ -36,13 +36,14 @@ from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.store_size import store_size
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.protocol.secret import encode_secret
-from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.store.limits import cpu_count, processes_left
 
 if TYPE_CHECKING:
     from hoplite_mp.client.network import Network
@@ -55,6 +56,8 @@ SPANS_SHARE = 2  # spans are made smaller until those of all processes take at m
 # Descriptors in the process that starts a host: for each worker both ends of its line and of its
 # two output pipes; and all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
+PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
+THREADS_HERE = 2  # of the process that starts a host: for what workers print, and for completions
 BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
 READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
@@ -80,6 +83,7 @@ class Host:
         limit, length = store_size(memory or config.memory_bytes)
         config = _with_spans_that_fit(config, limit, self.workers)
         _check_descriptors(self.workers)
+        _check_processes(self.workers)
         _check_spill_dir(config)
         self.limit = limit
         fill_standard_descriptors()
@@ -142,7 +146,12 @@ class Host:
         self._line = Watched(self.supervisor.fileno())
         self._config = config
         self._joined = network.address if network is not None and network.manager else ""
-        self._watch()
+        try:
+            self._watch()
+        except BaseException:
+            self._kill()
+            self.process.wait()
+            raise
 
     def _watch(self) -> None:
         """Starts a thread that reads the node's output; where that ends, the node has ended."""
@@ -161,7 +170,8 @@ class Host:
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
         )
-        self._reader.start()
+        with starting_thread("prints what workers print"):
+            self._reader.start()
 
     def _print_lines(self) -> None:
         """Returns when all lines that workers have printed so far are written."""
@@ -358,6 +368,17 @@ def _check_descriptors(workers: int) -> None:
         )
 
 
+def _check_processes(workers: int) -> None:
+    """ConfigError if this user may not start as many processes and threads as the start needs."""
+    needed = PROCESSES_BESIDE_WORKERS + THREADS_HERE + workers
+    left, which = processes_left()
+    if left < needed:
+        raise ConfigError(
+            f"workers={workers} needs {needed} more processes and threads, and {left} are allowed "
+            f"here ({which}): raise the limit, or ask for fewer workers"
+        )
+
+
 def interpreter() -> str:
     """The path of an interpreter like this one. ConfigError if none is known, as in a program that
     embeds Python."""
@@ -399,5 +420,10 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    except BlockingIOError as error:  # EAGAIN of fork
+        raise ConfigError(
+            "no process can be started: every one that this user may have is in use; raise the "
+            "limit (ulimit -u, or that of the control group)"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,12 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from hoplite_mp._engine import crc32c
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
-from hoplite_mp.store.limits import cpu_count, cpu_quota, pids_headroom
+from hoplite_mp.store.limits import cpu_count, cpu_quota, processes_left
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment
 from hoplite_mp.supervisor.processes import DESCRIPTORS_MAX
 
@@ -147,11 +145,7 @@ def _descriptors() -> Iterator[Finding]:
 def _processes() -> Iterator[Finding]:
     """RLIMIT_NPROC, which does not apply to root, and the limit of the pids control group."""
     config, workers = limits(), cpu_count()
-    room, why = pids_headroom(), "control group"
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        left = max(0, soft - _own_threads())
-        room, why = min((room, why), (left, "ulimit -u"))
+    room, why = processes_left()
     need = workers + PROCESSES_BESIDE + THREADS_OF_NODE + (config.reduce_threads or workers)
     most = need + config.blocked_workers_max
     if room >= 1 << 59:
@@ -165,16 +159,6 @@ def _processes() -> Iterator[Finding]:
         yield warning("processes", seen, "raise it, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX")
     else:
         yield ok("processes", seen)
-
-
-def _own_threads() -> int:
-    """The number of threads in all processes of this user; RLIMIT_NPROC limits this number."""
-    user, count = os.getuid(), 0
-    for process in psutil.process_iter(["uids", "num_threads"]):
-        uids = process.info["uids"]
-        if uids is not None and uids.real == user:
-            count += process.info["num_threads"] or 1
-    return count
 
 
 CHECKS = (_cpus, _instructions, _blas, _descriptors, _processes)

@@ -23,10 +23,12 @@ __all__ = [
     "cpu_quota",
     "file_size_limit",
     "pids_headroom",
+    "processes_left",
     "total_bytes",
 ]
 
 UNLIMITED = 1 << 60
+PRIVILEGES = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -191,6 +193,43 @@ def cpu_quota() -> float:
 def cpu_count() -> int:
     """CPUs that this process may use, by its affinity and the cgroup's quota."""
     return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
+
+
+def processes_left() -> tuple[int, str]:
+    """How many more processes and threads this user may start, and the name of the limit; 2**60 if
+    their number is not limited. RLIMIT_NPROC does not hold for root and for processes with two
+    capabilities; what this user runs is counted only if it does, because that takes some
+    milliseconds."""
+    group = pids_headroom(), "control group"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _is_privileged():
+        return group
+    return min(group, (max(0, soft - _threads_of(os.getuid())), "ulimit -u"))
+
+
+def _is_privileged() -> bool:
+    """Has this process CAP_SYS_ADMIN or CAP_SYS_RESOURCE?"""
+    found = _status(PROC / "self").get("CapEff", "0")
+    return bool(int(found, 16) & PRIVILEGES)
+
+
+def _threads_of(user: int) -> int:
+    """The threads of all processes whose real user that is."""
+    count = 0
+    for folder in PROC.glob("[0-9]*"):
+        status = _status(folder)
+        if status.get("Uid", "").split("\t")[0] == str(user):
+            count += int(status.get("Threads", "1"))
+    return count
+
+
+def _status(folder: Path) -> dict[str, str]:
+    """The fields of a process; {} if it has ended, or cannot be read."""
+    try:
+        lines = (folder / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def pids_headroom() -> int:

@@ -393,6 +393,29 @@ def _run_in_child(run: Any) -> int:
     return int(run())
 
 
+def _start_children(supervisor: Supervisor) -> bool:
+    """Imports what children share, and starts node, manager and the first workers. False: the
+    system has no process left for node or manager."""
+    for name in BLAS_VARIABLES:
+        os.environ[name] = "1"  # otherwise numpy's BLAS would start threads, which a fork loses
+    for module in PRELOAD:
+        importlib.import_module(module)
+    try:
+        supervisor.start_services()
+    except BlockingIOError:  # EAGAIN of fork: since the driver has looked, others took the room
+        say("node and manager cannot be started: no process is left for this user (ulimit -u)")
+        supervisor.node_died = True
+        return False
+    for name in BLAS_VARIABLES:
+        os.environ.pop(name, None)
+    importlib.import_module(WORKER_MAIN[0]).warm_up()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    supervisor.spawn_first()
+    return True
+
+
 def main(start: Start) -> None:
     """Runs in the executed process until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -404,19 +427,8 @@ def main(start: Start) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)
     try:
-        for name in BLAS_VARIABLES:
-            os.environ[name] = "1"  # otherwise numpy's BLAS would start threads, which a fork loses
-        for module in PRELOAD:
-            importlib.import_module(module)
-        supervisor.start_services()
-        for name in BLAS_VARIABLES:
-            os.environ.pop(name, None)
-        importlib.import_module(WORKER_MAIN[0]).warm_up()
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        supervisor.spawn_first()
-        supervisor.run()
+        if _start_children(supervisor):
+            supervisor.run()
     finally:
         grace_s = float(start.config.get("cancel_grace_s", 2.0))
         supervisor.end(grace_s if supervisor.orderly else 0.0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _locks, _tasks, clock, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.worker import ranked
 from hoplite_mp.worker.forked import end_if_forked
 from hoplite_mp.worker.retrying import try_again
@@ -176,12 +177,14 @@ class Beside:
                 loop = self.loop.loop
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
-                threading.Thread(
+                thread = threading.Thread(
                     target=context.run,
                     args=(self._run_plain, call, function, args, kwargs),
                     name=self.tasks.name(oid),
                     daemon=True,
-                ).start()
+                )
+                with starting_thread("runs a call of this actor"):
+                    thread.start()
         except BaseException as error:
             self._end(call, error, True)
 

@@ -14,6 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.worker.forked import end_if_forked
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class EventLoop:
         self._pid = os.getpid()
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="hoplite_mp event loop", daemon=True)
-        self._thread.start()
+        with starting_thread("runs async tasks"):
+            self._thread.start()
 
     @property
     def ident(self) -> int:

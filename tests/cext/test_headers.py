@@ -47,6 +47,7 @@ def test_kinds_and_flags_are_those_of_the_c_header(
 
 def test_slots_are_those_of_the_c_header_and_of_the_supervisor() -> None:
     assert re.search(rf"\bNODE_SLOT = {headers.NODE_SLOT},", LAYOUT.read_text())
+    assert re.search(rf"\bCLIENTS = {headers.SLOTS_MAX},", LAYOUT.read_text())
     assert headers.FIRST_SLOT == FIRST_SLOT  # the template process imports nothing compiled
 
 

@@ -186,25 +186,10 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, level: str) -> N
 
 @pytest.mark.parametrize(("room", "level"), [(10, "problem"), (50, "warning"), (5000, "ok")])
 def test_processes(monkeypatch: pytest.MonkeyPatch, room: int, level: str) -> None:
-    patch(monkeypatch, capacity, cpu_count=4, pids_headroom=room)
+    patch(monkeypatch, capacity, cpu_count=4, processes_left=(room, "control group"))
     found = only(capacity._processes())
     assert found.level == level
     assert f"{room} more" in found.words
-
-
-def test_processes_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of a user counts what that user runs already, and does not bind root."""
-    patch(monkeypatch, capacity, cpu_count=4)
-    threads = capacity._own_threads()
-    assert threads >= threading.active_count()
-    patch(monkeypatch, capacity, _own_threads=100)
-    monkeypatch.setattr(capacity.resource, "getrlimit", lambda _: (107, 107))
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    found = only(capacity._processes())
-    assert found.level == "problem"
-    assert "7 more" in found.words
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "7 more" not in only(capacity._processes()).words
 
 
 # -- memory, disk --------------------------------------------------------------------------------

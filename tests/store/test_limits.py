@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -186,3 +187,22 @@ def test_processes_of_the_tightest_group(tree: Tree, version: int) -> None:
     assert limits.pids_headroom() == 60
     tree.group(f"{root}a/b", pids__max=5, pids__current=7)
     assert limits.pids_headroom() == 0
+
+
+def test_processes_left_of_a_user_count_what_runs_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = 4000
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (107, 107))
+    monkeypatch.setattr(limits, "pids_headroom", lambda: limits.UNLIMITED)
+    assert limits._threads_of(os.getuid()) >= threading.active_count()
+    monkeypatch.setattr(limits, "_threads_of", {user: 100}.get)
+    monkeypatch.setattr(limits, "_is_privileged", lambda: False)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    assert limits.processes_left() == (7, "ulimit -u")
+    monkeypatch.setattr(limits, "pids_headroom", lambda: 3)
+    assert limits.processes_left() == (3, "control group")
+    monkeypatch.setattr(limits, "_is_privileged", lambda: True)
+    monkeypatch.setattr(limits, "pids_headroom", lambda: limits.UNLIMITED)
+    assert limits.processes_left()[0] == limits.UNLIMITED
+    monkeypatch.setattr(os, "getuid", lambda: 0)  # the limit does not bind root
+    monkeypatch.setattr(limits, "_is_privileged", lambda: False)
+    assert limits.processes_left()[0] == limits.UNLIMITED

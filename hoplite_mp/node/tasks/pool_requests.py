@@ -166,8 +166,9 @@ class PoolRequests:
         ask: Any = request.ask
         error, gone = "", False
         if ask.node == self.client.number:
+            wanted = self.workers.pools[0].target + ask.count
             now = self.workers.grow(ask.count)
-            error = self.workers.why_none if self.workers.pauses() else ""
+            error = self.workers.why_none if now < wanted else ""
             self.above.tell_workers(now)
         elif not self.above.grow_far(ask.node, ask.count):
             error, gone = f"node h{ask.node} is gone", True
@@ -250,9 +251,10 @@ class PoolRequests:
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
                 self.workers.close(pool, True)  # they would wait for resources
                 pool = None
-        error = "" if pool is not None else f"node h{self.client.number} can start no more workers"
-        if pool is None and self.workers.pauses():
-            error += f": {self.workers.trouble}"
+        error = ""
+        if pool is None:
+            why = self.workers.why_none if able else "it never has these resources"
+            error = f"node h{self.client.number} can start no more workers: {why}"
         if pool is not None:
             self.guests.pools[pool] = host_id
         self.send_peer(host_id, FarPoolOpened(message.number, pool or 0, error))

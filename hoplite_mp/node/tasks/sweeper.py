@@ -222,9 +222,9 @@ def is_ending(pid: int) -> bool:
 
 def _memory_in_use() -> str:
     """How much of the host's memory is in use, as text."""
-    total = total_bytes()
-    if total >= UNLIMITED:
+    total, available = total_bytes(), available_bytes()
+    if total >= UNLIMITED or available >= UNLIMITED:
         return "memory in use: unknown"
-    used = max(0, total - available_bytes())
+    used = max(0, total - available)
     doubt = "out of memory? " if used > 0.9 * total else ""
     return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

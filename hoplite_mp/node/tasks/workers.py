@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
-from hoplite_mp.headers import CLIENT_WORKER
+from hoplite_mp.headers import CLIENT_WORKER, SLOTS_MAX
 from hoplite_mp.node.tasks import hints
-from hoplite_mp.node.tasks.pools import Pool, WorkerInfo, next_number
+from hoplite_mp.node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending
 from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp.protocol.spawning import Spawn
@@ -40,7 +40,10 @@ INTERRUPT_AGAIN_S = 0.05
 # How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
 # or processes only delays them. Lower: tasks fail sooner, with the reason.
 START_PATIENCE_S = 10.0
-NO_POOL = "every pool or every process slot of this host is in use: close an executor"
+FEWER = (
+    "close executors, end actors (an actor ends with its last handle, or by Actor.kill), keep "
+    "several objects in one actor, or use another node (options(node=))"
+)
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -91,6 +94,7 @@ class Workers(hints.Hints):
         # Counted by workers that have ended; tasks_failed also counts tasks that never began.
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
+        self.full = False  # the last worker could not be started: every client slot is taken
         self.trouble = ""  # why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
 
@@ -99,7 +103,7 @@ class Workers(hints.Hints):
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
         """Gives the pool a number and starts its workers. False: all numbers are taken, or no
         worker can be started. descriptors: taken over, for the workers to inherit."""
-        number = next_number(self._opened, self.pools.keys() | self.above.pools_named())
+        number = self._next_number()
         if number is None:
             return False
         self._opened = pool.number = number
@@ -134,7 +138,7 @@ class Workers(hints.Hints):
             self.ranked.resources_changed()  # the host may have had no workers before
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
-            if self.pauses():
+            if self.pauses() or self.full:
                 pool.target = max(before, len(pool.workers))
         return pool.target
 
@@ -201,7 +205,22 @@ class Workers(hints.Hints):
     @property
     def why_none(self) -> str:
         """Why a request for workers or a pool failed."""
-        return f"no worker can be started: {self.trouble}" if self.pauses() else NO_POOL
+        if self.pauses():
+            return f"no worker can be started: {self.trouble}"
+        actors = sum(pool.actor for pool in self.pools.values())
+        if self._next_number() is None:
+            return (
+                f"node h{self.client.number} has as many pools as a node can have, "
+                f"{POOLS_MAX - 1} besides the common one, {actors} of them actors: {FEWER}"
+            )
+        return (
+            f"node h{self.client.number} has as many processes as a node can have, {SLOTS_MAX} "
+            f"with the node and programs, {actors} of them actors: {FEWER}"
+        )
+
+    def _next_number(self) -> int | None:
+        """The number of the next pool; None: all are taken."""
+        return next_number(self._opened, self.pools.keys() | self.above.pools_named())
 
     def not_started(self, why: str) -> None:
         """Another worker lacks a descriptor, a process or memory now; it is tried again later."""
@@ -247,8 +266,9 @@ class Workers(hints.Hints):
         if self.pauses():
             return -1
         slot = self.client.register(0, CLIENT_WORKER, pool.number)
-        if slot < 0:
-            return -1  # every client slot of the host is taken
+        self.full = slot < 0
+        if self.full:
+            return -1
         ask = Spawn(
             slot,
             pool.number,
@@ -300,7 +320,8 @@ class Workers(hints.Hints):
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         if pool.actor:
-            self.above.actor_died(pool, worker, how_it_ended(code, worker))
+            if worker.pid:  # else it was never started, and the actor has no state to lose
+                self.above.actor_died(pool, worker, how_it_ended(code, worker))
             if not pool.broken:
                 self.start_missing(pool)
         else:
