@@ -169,6 +169,9 @@ static_assert(sizeof(shm_table) == 192 + 6 * 512, "table");
 
 /* End when idle; ask the node what to run between two tasks. */
 enum client_retire { RETIRE_ENDS = 1, RETIRE_ASKS = 2 };
+/* A worker beyond its pool's number, for one that waits inside a task: it looks for tasks, or sleeps
+ * because as many workers as the pool's number can run a task without it. */
+enum client_stands_in { STANDS_NOT = 0, STANDS_IN = 1, STANDS_ASIDE = 2 };
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 
 /* A client slot: what the client writes for itself, what wakes it, what it counts. */
@@ -183,7 +186,9 @@ typedef struct {
     uint32_t sleeping;
     uint32_t returned;     /* some block of its spans was returned by another */
     uint32_t blocked;      /* waits inside a task */
-    uint64_t pad2[6];
+    uint32_t stands_in;    /* enum client_stands_in */
+    uint32_t pad3;
+    uint64_t pad2[5];
     uint32_t task;         /* futex: a hint was posted */
     uint32_t retire;       /* node: flags of enum client_retire */
     uint64_t running;      /* local id of the task that runs */

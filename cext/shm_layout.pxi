@@ -32,7 +32,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t open[64]
         uint64_t pool_groups[64]
     ctypedef struct shm_client:
-        uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
+        uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, stands_in, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
         uint64_t parked_news[4]
         uint64_t waiting_id, waiting_n, waiting_ns, waiting_last

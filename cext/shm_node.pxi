@@ -46,7 +46,7 @@ cdef class NodeClient(_Counting):
                 s.pool = pool
                 s.generation += 1
                 if slot == 0:  # a given slot's client is at work already, maybe asleep
-                    s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
+                    s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = s.stands_in = 0
                     s.running = s.deadline_ns = s.deadline_id = 0
                     s.waiting_id = s.waiting_last = 0
                     trace_clear(self.c, i)
@@ -58,6 +58,10 @@ cdef class NodeClient(_Counting):
         """After the sweep: the slot may be used again."""
         client_of(self.c, slot).tasks_done = client_of(self.c, slot).tasks_failed = 0
         STORE32(&client_of(self.c, slot).state, 0)
+
+    def set_stands_in(self, unsigned slot, bint value) -> None:
+        """Whether the worker in that slot only stands in for one that waits inside a task."""
+        STORE32(&client_of(self.c, slot).stands_in, value)
 
     def set_retire(self, unsigned slot, uint32_t value) -> None:
         STORE32(&client_of(self.c, slot).retire, value)

@@ -157,6 +157,30 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
     }
     return 0;
 }
+/* May this stand-in begin a task? As many stand-ins as workers of the pool's own number wait inside
+ * tasks may run at a time: those that run one, then those in lower slots. The word is written first,
+ * so that of two that look at the same time one sees the other. */
+SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
+    shm_client *me = client_of(c, slot);
+    unsigned waiting = 0, others = 0;
+    CAS32(&me->stands_in, STANDS_ASIDE, STANDS_IN);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        shm_client *w = client_of(c, i);
+        if (i == slot || LOAD(&w->state) != CLIENT_LIVE || LOAD(&w->kind) != CLIENT_WORKER ||
+            LOAD(&w->pool) != pool || LOAD(&w->retire) & RETIRE_ENDS)
+            continue;
+        if (LOAD(&w->stands_in) == STANDS_NOT)
+            waiting += LOAD(&w->blocked) != 0;
+        else if (!LOAD(&w->blocked) && LOAD(&w->stands_in) == STANDS_IN)
+            others += i < slot || LOAD(&w->running);
+    }
+    if (others < waiting)
+        return 1;
+    return !CAS32(&me->stands_in, STANDS_IN, STANDS_ASIDE); /* else it is one of the pool's own */
+}
+static inline int may_begin(char *c, unsigned pool, unsigned slot) {
+    return LOAD(&client_of(c, slot)->stands_in) == STANDS_NOT || stand_in_begins(c, pool, slot);
+}
 /* The next task that this worker has claimed, or 0. Starts at another queue every time. Tasks that
  * workers have sent come first: workers wait for them, and if those who stand in took one outer
  * task after the other, all of them would wait in the end. */
@@ -164,6 +188,8 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
     unsigned queues = LOAD(&root_of(c)->queues_high);
     int ranked = LOAD(&pool_of(c, pool)->ranked) != 0;
     uint64_t id = 0;
+    if (!may_begin(c, pool, slot))
+        return 0;
     if (ranked && !(id = take_waited_for(c, pool, slot)))
         id = bag_take(c, pool, slot, queues, 1, NULL);
     if (!id)
@@ -204,6 +230,15 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     uint64_t bit = 1ULL << (slot % 64), id = queue_take(c, pool, slot, start);
     if (id || LOAD(&r->closing))
         return id;
+    uint32_t aside = LOAD(&me->task);
+    if (!may_begin(c, pool, slot)) { /* the node wakes it when a worker waits inside a task */
+        uint64_t from = now_ns();
+        wake_for_rest(c, pool); /* who posted may count on this worker */
+        if (from < deadline && !LOAD(&me->retire))
+            futex_wait(&me->task, aside,
+                       (int64_t)(deadline - from < SLICE_NS ? deadline - from : SLICE_NS));
+        return 0;
+    }
     uint64_t now = now_ns(), spin_until = now + (uint64_t)r->spin_us_max * 1000;
     if (spin_begin(c, slot, NULL)) {
         OR(&p->spinning[slot / 64], bit);
@@ -223,14 +258,15 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     OR(&p->idle[slot / 64], bit);
     id = queue_take(c, pool, slot, start);
     now = now_ns();
-    if (!id && now < deadline && !LOAD(&r->closing) && !LOAD(&me->retire)) {
+    if (!id && now < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) &&
+        may_begin(c, pool, slot)) {
         uint64_t left = deadline - now;
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
     AND(&p->idle[slot / 64], ~bit);
     /* Found after it had stopped spinning: who saw it spin, or idle, counts on it. So does who saw
      * it idle if it is to end; the node has started another worker in its place. */
-    if (id || LOAD(&me->retire) & RETIRE_ENDS) {
+    if (id || LOAD(&me->retire) & RETIRE_ENDS || !may_begin(c, pool, slot)) {
         wake_for_rest(c, pool);
         return id;
     }

@@ -42,6 +42,7 @@ class WorkerInfo:
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
+    stands_in: bool = False  # beyond the pool's number, for a worker that waits inside a task
     called: bool = False  # asked to fetch a round's task between two tasks (node/tasks/rounds.py)
     born: float = 0.0
 
@@ -92,6 +93,11 @@ class Pool:
             if not worker.retiring:
                 living += 1
         return living
+
+    @property
+    def own(self) -> int:
+        """How many workers are neither retiring nor stand-ins."""
+        return sum(not (one.retiring or one.stands_in) for one in self.workers.values())
 
     def is_settled(self, blocked: int) -> bool:
         """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual

@@ -208,10 +208,13 @@ class Rounds:
         return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
 
     def _roster(self) -> set[int]:
-        """Slots of the workers in the common pool at present."""
+        """Slots of the workers in the common pool at present. Stand-ins that nobody needs any more
+        end at once, so that they need not take part."""
         if self.roster.leaves:
             return set()
-        workers = self.workers.pools[COMMON_POOL].workers
+        pool = self.workers.pools[COMMON_POOL]
+        self.workers.retire(pool, pool.living - self.workers.blocked(pool) - pool.target)
+        workers = pool.workers
         return {
             slot for slot, one in workers.items() if not one.retiring and one.verdict != "closing"
         }

@@ -252,6 +252,8 @@ class Workers(hints.Hints):
             return
         if blocked is None:
             blocked = self.blocked(pool)
+        if pool.living > pool.own:
+            self._promote(pool)
         missing = pool.missing(blocked, self.config.blocked_workers_max, self.loop.now())
         if pool.demand:
             self.above.wait_for_resources(pool, missing)
@@ -285,8 +287,21 @@ class Workers(hints.Hints):
             self.client.unregister(slot)
             return -1
         worker = WorkerInfo(slot, pool.number, born=self.loop.now())
+        worker.stands_in = not pool.actor and not pool.demand and pool.own >= pool.target
+        if worker.stands_in:
+            self.client.set_stands_in(slot, True)
         self.all[slot] = pool.workers[slot] = worker
         return slot
+
+    def _promote(self, pool: Pool) -> None:
+        """Makes stand-ins the pool's own workers where these have ended, or are to be more."""
+        lacking = pool.target - pool.own
+        for worker in pool.workers.values():
+            if lacking > 0 and worker.stands_in and not worker.retiring:
+                worker.stands_in = False
+                self.client.set_stands_in(worker.slot, False)
+                self.tasks.wake(worker.slot)
+                lacking -= 1
 
     def blocked(self, pool: Pool) -> int:
         return sum(
@@ -494,6 +509,8 @@ class Workers(hints.Hints):
                 pool.idle_again(self.config)
             if pool.is_settled(blocked):
                 continue
+            if blocked:
+                self._wake_stand_ins(pool)
             if not pool.broken:
                 self.start_missing(pool, blocked)
             if pool.stuck(blocked, self.config.blocked_workers_max, now):
@@ -506,6 +523,12 @@ class Workers(hints.Hints):
         self.tell_workers()
         self._wake_at(due)
 
+    def _wake_stand_ins(self, pool: Pool) -> None:
+        """Lets stand-ins look again whether they may begin tasks: another worker may wait now."""
+        for worker in pool.workers.values():
+            if worker.stands_in:
+                self.tasks.wake(worker.slot)
+
     def _wake_at(self, due_ns: int | None) -> None:
         if due_ns is None:
             return
@@ -515,9 +538,9 @@ class Workers(hints.Hints):
             self.loop.call_later(max(0.0, due - now), lambda: None)
 
     def retire(self, pool: Pool, count: int) -> None:
-        for slot in sorted(pool.workers, reverse=True):
+        for slot in sorted(pool.workers, key=lambda one: (pool.workers[one].stands_in, one))[::-1]:
             busy = self.client.client_info(slot)["running"] or self.above.counts_on(slot)
-            if count and not pool.workers[slot].retiring and not busy:
+            if count > 0 and not pool.workers[slot].retiring and not busy:
                 self.replace(pool.workers[slot])
                 count -= 1
 
