@@ -9,6 +9,8 @@ It must never know: how nodes collect their waits.
 from __future__ import annotations
 
 import json
+import linecache
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
 
 __all__ = ["collect", "dump", "lines"]
+
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as faulthandler writes it
 
 
 def dump(arguments: argparse.Namespace) -> int:
@@ -214,8 +218,15 @@ def _process(item: dict[str, Any]) -> str:
 def _stack(item: dict[str, Any]) -> str:
     if item["idle"]:  # the stack is the same in all idle workers
         return f"worker {item['worker']} (pid {item['pid']}) is idle"
-    text = "\n".join(f"  {line}" for line in item["text"].rstrip().split("\n"))
+    text = "\n".join(map(_with_source, item["text"].rstrip().split("\n")))
     return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
+
+
+def _with_source(line: str) -> str:
+    """The line of a stack, and the source text of its frame if this host has the file."""
+    found = _FRAME.match(line)
+    text = linecache.getline(found[1], int(found[2])).strip() if found else ""
+    return f"  {line}\n      {text}" if text else f"  {line}"
 
 
 def _actor(item: dict[str, Any]) -> str:

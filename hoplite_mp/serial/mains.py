@@ -185,6 +185,7 @@ def _spawns(process: Any) -> bool:
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
         return True
+    process._cleanup()  # forgets children that have ended
     return any(
         getattr(child._popen, "method", "fork") != "fork" for child in list(process._children)
     )

@@ -170,7 +170,7 @@ def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
         tmp_path,
         """
         import hoplite_mp, sys, threading, time
-        from hoplite_mp.looking.dump import collect
+        from hoplite_mp.looking.dump import collect, lines
 
         def init(x):
             return 1 / x
@@ -194,10 +194,11 @@ def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
             os.unlink(path)
             dumped = collect(c, stacks=True)
             print(f'File "{__file__}", line ' in str(dumped))
+            print("time.sleep(0.01)" in "".join(lines(dumped)))
             future.cancel(force=True)
         """,
     )
-    assert out.splitlines() == ["True", "True"]
+    assert out.splitlines() == ["True", "True", "True"]
 
 
 TEXT = [
