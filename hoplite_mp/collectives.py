@@ -18,7 +18,8 @@ from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.nodes import node_numbers, other_places
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp.ref import ObjectRef, by_ref
+from hoplite_mp.ref_folds import fold_refs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -67,6 +68,10 @@ def operation_name(op: str | Callable[..., Any]) -> str:
                 return name
         raise ValueError(
             f"{op!r} cannot reduce: an associative and commutative binary ufunc of numpy can"
+        )
+    if callable(op):
+        raise ValueError(
+            f"op={op!r}: this call takes a name or a numpy ufunc, and no other function"
         )
     raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
 
@@ -140,22 +145,47 @@ def _reduce(
 ) -> list[ObjectRef[Any]]:
     """Starts a reduction of `refs`; one result ref for each slice. `to`: numbers of nodes."""
     name = operation_name(op)
-    if not refs:
-        raise ValueError("there is nothing to reduce: no refs were given")
-    wanted = len(refs) if num is None else whole(num)
-    if wanted is None or not 1 <= wanted <= len(refs):
-        raise ValueError(f"num={num!r}: it must be from 1 to the number of refs, {len(refs)}")
-    if deadline is not None:
-        number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
-        seconds = float(deadline) if number else -1.0
-        if not seconds >= 0:
-            raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
-        deadline = None if seconds > DEADLINE_S_MAX else seconds
+    wanted, deadline = _limits(refs, num, deadline)
     reproducible = bool(reproducible)
     if kind != "reduce_scatter":
         to = list(dict.fromkeys(to))
     results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
     return [ObjectRef(runtime.memory.public_id(hold.oid), hold) for hold in results]
+
+
+def _limits(
+    refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
+) -> tuple[int, float | None]:
+    """How many of the refs go in, and the seconds until a reduction takes what is ready."""
+    if not refs:
+        raise ValueError("there is nothing to reduce: no refs were given")
+    wanted = len(refs) if num is None else whole(num)
+    if wanted is None or not 1 <= wanted <= len(refs):
+        raise ValueError(f"num={num!r}: it must be from 1 to the number of refs, {len(refs)}")
+    if deadline is None:
+        return wanted, None
+    number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
+    seconds = float(deadline) if number else -1.0
+    if not seconds >= 0:
+        raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
+    return wanted, None if seconds > DEADLINE_S_MAX else seconds
+
+
+def _fold(
+    cluster: Any, refs: Any, op: Any, num: int | None, deadline: Any, to: Sequence[int]
+) -> ObjectRef[Any]:
+    """Starts a task that folds the values of refs by a function, and places its result at nodes."""
+    found = as_refs(refs)
+    wanted, seconds = _limits(found, num, deadline)
+    ref: ObjectRef[Any] = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds).ref
+    if len(cluster.nodes) > 1:
+        placed = place_copies(cluster._runtime, [ref], "broadcast", to)
+        _placing.add(placed)
+        placed.add_done_callback(_placing.discard)
+    return ref
+
+
+_placing: set[Any] = set()  # Futures of results that are being placed, which nobody else holds
 
 
 def place_copies(
@@ -209,10 +239,13 @@ class CollectiveCalls:
         Parameters
         ----------
         refs : iterable of ObjectRef or Future
-            Arrays or numbers of one shape and dtype. A ref that is given twice counts twice.
-        op : str or numpy.ufunc, optional
+            Arrays or numbers of one shape and dtype; any values if `op` is a function. A ref that
+            is given twice counts twice.
+        op : str, numpy.ufunc or callable, optional
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
-            associative and commutative binary ufunc. Default: "sum".
+            associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
+            values from left to right in the order of `refs`, in one task of the cluster; what it
+            raises, `get` raises. Default: "sum".
         num : int, optional
             How many of the refs go in, 1 to len(refs). Default: all.
         deadline : float, optional
@@ -254,16 +287,14 @@ class CollectiveCalls:
         (array([6, 6, 6]), (0, 1, 2, 3))
         >>> len(c.reduce(parts, num=2).contributors or ()) in (0, 2)
         True
+        >>> c.get(c.reduce([c.put({n, 7}) for n in range(3)], op=lambda a, b: a | b))
+        {0, 1, 2, 7}
         """
-        (result,) = _reduce(
-            self._runtime,
-            as_refs(refs),
-            op,
-            num,
-            deadline,
-            reproducible,
-            node_numbers(self._runtime, to, "to= of reduce"),
-        )
+        places = node_numbers(self._runtime, to, "to= of reduce")
+        if is_function(op):
+            here = [self._runtime.tasks.node_number]
+            return _fold(self, refs, op, num, deadline, places or here)
+        (result,) = _reduce(self._runtime, as_refs(refs), op, num, deadline, reproducible, places)
         return result
 
     def allreduce(
@@ -287,7 +318,8 @@ class CollectiveCalls:
         Returns
         -------
         ObjectRef
-            Ready when every living node in `to` holds the result.
+            Ready when every living node in `to` holds the result; if `op` is a function, when the
+            values are folded, and the nodes receive the result then (default: all nodes).
 
         Raises
         ------
@@ -306,6 +338,8 @@ class CollectiveCalls:
         array([1., 1.])
         """
         to = node_numbers(self._runtime, to)
+        if is_function(op):
+            return _fold(self, refs, op, num, deadline, to)
         (result,) = _reduce(
             self._runtime, as_refs(refs), op, num, deadline, reproducible, to, "allreduce"
         )

@@ -35,6 +35,7 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes", "nearby", "stop_request"},
     {"maps"},
+    {"ref_folds"},
     {"executor", "collectives", "leading", "ending"},
     {"streaming", "everywhere", "actor_method", "pools"},
     {"actor", "nesting", "small_calls", "part_writer"},

@@ -136,6 +136,7 @@ from hoplite_mp.serial.streams import (
     text_of,
 )
 from hoplite_mp.serial.values import (
+    Folded,
     decode,
     encode,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "Carried",
     "Encoded",
     "EncodedCall",
+    "Folded",
     "Keep",
     "Lender",
     "MakeRef",

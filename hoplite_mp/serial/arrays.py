@@ -20,9 +20,11 @@ from hoplite_mp.serial.layout import (
     ARRAY_META,
     BUFFER,
     BUFFER_ALIGN,
+    CONTRIBUTORS_AT_END,
     HAS_CONTRIBUTORS,
     HEAD,
     NUMBER,
+    PICKLE,
     PY_NONE,
     ArrayInfo,
     Encoded,
@@ -158,6 +160,9 @@ def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
+    if kind == PICKLE and flags & CONTRIBUTORS_AT_END:
+        (count,) = struct.unpack_from("<I", mem, len(mem) - 4)
+        return struct.unpack_from(f"<{count}I", mem, len(mem) - 4 - 4 * count)
     if kind != ARRAY or not flags & HAS_CONTRIBUTORS:
         return None
     return _parse_array(_array_meta(mem, meta_len), flags)[3]

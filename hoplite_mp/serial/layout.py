@@ -38,6 +38,8 @@ META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
 # Flags of PICKLE. PLAIN: the stream names no function of ours. ARGS_ONLY: the arguments of a call
 # without keywords. REFS_AT: those with a list of places where a ref's index stands for its value.
 PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
+# Of PICKLE: the payload ends with the contributors of a reduction, and their number.
+CONTRIBUTORS_AT_END = 8
 MUTABLE = 1  # Of BYTES: it was a bytearray.
 HAS_CONTRIBUTORS = 1  # Of ARRAY.
 HAS_SHORT_FORM = 1  # Of ERROR: a shorter payload of the same failure, and its length, are the end.

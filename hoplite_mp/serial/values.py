@@ -24,6 +24,7 @@ from hoplite_mp.serial.layout import (
     BUFFER,
     BUFFER_ALIGN,
     BYTES,
+    CONTRIBUTORS_AT_END,
     ERROR,
     HEAD,
     MUTABLE,
@@ -104,6 +105,37 @@ def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
         raise unpicklable("value", value, error, blamed(value)) from error
 
 
+class Folded:
+    """The result of a reduction by a function of the user; it is stored as `value` alone.
+    `contributors`: the indices of the sources that went in."""
+
+    __slots__ = ("contributors", "value")
+
+    def __init__(self, value: Any, contributors: tuple[int, ...]) -> None:
+        self.value = value
+        self.contributors = contributors
+
+    def __reduce__(self) -> Any:
+        return _same, (self.value,)
+
+
+def _same(value: Any) -> Any:
+    """Named in the pickles of reductions' results."""
+    return value
+
+
+def _encode_folded(folded: Folded) -> Encoded:
+    encoded = _encode_other(folded, None, True)
+    kind, flags = encoded.head[:2]
+    encoded.head = bytes([kind, flags | CONTRIBUTORS_AT_END]) + encoded.head[2:]
+    who = folded.contributors
+    end = struct.pack(f"<{len(who)}II", *who, len(who))
+    encoded.buffers.append(memoryview(end))
+    encoded.offsets.append(encoded.nbytes)
+    encoded.nbytes += len(end)
+    return encoded
+
+
 _ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
     **NUMBER_ENCODERS,
     str: encode_plain,
@@ -113,6 +145,7 @@ _ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
     list: _encode_plain_items,
     dict: _encode_plain_dict,
     np.ndarray: encode_array,
+    Folded: _encode_folded,
 }
 
 

@@ -83,3 +83,30 @@ for one in peers[1:]:
 """,
     )
     assert out.splitlines() == ["[0, 1, 2]; (0, 1, 2); [1, 2]"] * 2
+
+
+def test_refs_on_several_hosts_are_folded(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+import operator
+hosts = sorted((n for n in c.nodes if n.workers), key=lambda node: node.host)
+def give(rank):
+    return [rank] * 5000
+refs = [c.options(node=node).submit(give, rank) for rank, node in enumerate(hosts)]
+for call in (c.reduce, c.allreduce):
+    total = call(refs, op=operator.add)
+    assert c.get(total, timeout=40)[::5000] == [0, 1, 2]
+    print(total.contributors)
+deadline = time.monotonic() + 30
+while len(c.locations(total)) < 3 and time.monotonic() < deadline:
+    time.sleep(0.02)
+assert len(c.locations(total)) >= 3, c.locations(total)
+placed = c.reduce(refs, op=operator.add, to=there)
+while there.id not in c.locations(placed) and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(there.id in c.locations(placed))
+""",
+    )
+    assert out.splitlines() == ["(0, 1, 2)", "(0, 1, 2)", "True"]

@@ -172,7 +172,10 @@ def check_alike(
 
 
 def _no_array(index: int, ref: ObjectRef[Any]) -> str:
-    return f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced"
+    return (
+        f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced by a name; "
+        "op=callable, a function of two values, reduces any values"
+    )
 
 
 def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Execution | None:
