@@ -362,9 +362,10 @@ def ref_types() -> tuple[type, ...]:
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Sends the functions and classes of a module by value from now on.
+    """Sends the functions and classes of a module by value from now on, also those sent before.
 
-    For modules that the other hosts cannot import.
+    For modules that the other hosts cannot import. Modules that only this program can import, for
+    example from a file outside `sys.path`, travel by value without registration.
 
     Parameters
     ----------
