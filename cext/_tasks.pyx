@@ -441,11 +441,46 @@ cdef class Tasks:
                 bits &= bits - 1
         return found
 
-    def done(self, uint64_t oid) -> bool:
+    cdef bint is_done(self, uint64_t oid) except -1:
         check(oid)
         cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
         return (WORD_GENERATION(w) != ID_GENERATION(oid) or state_done(WORD_STATE(w))
                 or WORD_STATE(w) == ST_FREED)
+
+    def done(self, uint64_t oid) -> bool:
+        return self.is_done(oid)
+
+    def ids_of(self, list items, type future, object submitter, type ref, uint64_t host_id) -> list:
+        """The local ids of many Futures and refs: 0 for each that is neither a Future of this
+        submitter nor the ref of an object of this host. The types are given, since this module
+        imports none."""
+        cdef list found = []
+        cdef uint64_t words[2]  # of an object's public id: the host, the local id
+        cdef bytes public
+        for item in items:
+            if type(item) is future and item._submitter is submitter:
+                found.append(item._oid)
+                continue
+            words[0] = words[1] = 0
+            if type(item) is ref:
+                public = item._id
+                if PyBytes_GET_SIZE(public) == sizeof(words):
+                    memcpy(words, PyBytes_AS_STRING(public), sizeof(words))
+            found.append(words[1] if words[0] == host_id else 0)
+        return found
+
+    def sort_out(self, list items, list oids, Py_ssize_t most) -> tuple[list, list]:
+        """(the first `most` that are done, the rest): the items in their order; oids[i] is the id of
+        items[i]."""
+        cdef list done = [], left = []
+        cdef Py_ssize_t i, count = 0
+        for i in range(min(len(items), len(oids))):
+            if count < most and self.is_done(oids[i]):
+                done.append(items[i])
+                count += 1
+            else:
+                left.append(items[i])
+        return done, left
 
     # -- looking -------------------------------------------------------------------------------
 

@@ -281,11 +281,12 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
             return 1;
     return 0;
 }
-/* Drops ids that are done, from the end, until more than `most` are found that are not; returns how
- * many are left. Who waits for all of many looks at one of them each time. */
+/* Drops ids that are done, from the end, until at most `most` are left, or more than `most` are
+ * found that are not done; returns how many are left. A wait for all of many, or for one of them
+ * when some are done, looks at one of them each time. */
 static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     int pending = 0;
-    for (int i = n; i-- > 0 && pending <= most;) {
+    for (int i = n; i-- > 0 && pending <= most && n > most;) {
         uint64_t w = LOAD(&header_of(c, ids[i])->word);
         int done = WORD_GENERATION(w) != ID_GENERATION(ids[i]) || state_done(WORD_STATE(w)) ||
                    WORD_STATE(w) == ST_FREED;

@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from hoplite_mp._shm import Client
 
+T = TypeVar("T")
 ARGS_INLINE_BYTES: int
 FOREVER_NS: int
 DONE: int
@@ -96,6 +97,10 @@ class Tasks:
     def bucket(self, oid: int) -> int: ...
     def take_parked_news(self) -> list[int]: ...
     def done(self, oid: int) -> bool: ...
+    def ids_of(
+        self, items: list[Any], future: type, submitter: object, ref: type, host_id: int
+    ) -> list[int]: ...
+    def sort_out(self, items: list[T], oids: list[int], most: int) -> tuple[list[T], list[T]]: ...
     @property
     def tracing(self) -> bool: ...
     def note_group_call(

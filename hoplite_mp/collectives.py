@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPS",
     "CollectiveCalls",
+    "as_items",
     "as_refs",
     "function_name",
     "is_function",
@@ -88,23 +89,25 @@ def function_name(op: Callable[..., Any]) -> str:
     return name[-FUNCTION_NAME_CHARS_MAX:]
 
 
-def as_refs(refs: Any) -> list[ObjectRef[Any]]:
-    """One ref or Future, or an iterable of them, as a list of refs."""
-    if isinstance(refs, ObjectRef):
+def as_items(refs: Any) -> list[Any]:
+    """One ref or Future, or an iterable of them, as a list; what is in it is not checked."""
+    if isinstance(refs, (ObjectRef, Future)):
         return [refs]
-    if isinstance(refs, Future):
-        return [refs.ref]
     if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
         raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
     if isinstance(refs, np.ndarray) and refs.dtype != object:
         raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
-    found = []
-    for one in refs:
+    return list(refs)
+
+
+def as_refs(refs: Any) -> list[ObjectRef[Any]]:
+    """One ref or Future, or an iterable of them, as a list of refs."""
+    found = as_items(refs)
+    for i, one in enumerate(found):
         if isinstance(one, Future):
-            one = one.ref
-        if not isinstance(one, ObjectRef):
+            found[i] = one.ref
+        elif not isinstance(one, ObjectRef):
             raise _not_a_ref("a ref or a Future", one)
-        found.append(one)
     return found
 
 

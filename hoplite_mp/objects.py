@@ -8,7 +8,6 @@ It must never know: how bytes are stored, where tasks run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
-from hoplite_mp.collectives import as_refs, keep_copies
+from hoplite_mp.collectives import as_items, as_refs, keep_copies
 from hoplite_mp.errors import HopliteError, HopliteTimeoutError
 from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_ref, in_nest
@@ -257,21 +256,23 @@ class ObjectCalls:
         """
         memory, submitter = self._runtime.memory, self._runtime.submitter
         memory.check()
-        # Listed once, because an iterator gives its items only once.
-        given = list(refs) if isinstance(refs, Iterator) else refs
-        oids = [memory.local_id(ref) for ref in as_refs(given)]
-        given = [given] if isinstance(given, (ObjectRef, Future)) else list(given)
+        given = as_items(refs)
+        tasks = submitter.tasks
+        oids = tasks.ids_of(given, Future, submitter, ObjectRef, memory.client.host_id)
+        if 0 in oids:  # another host's object, another cluster's Future, or no ref at all
+            oids = [
+                oid or memory.local_id(*as_refs([one]))
+                for oid, one in zip(oids, given, strict=True)
+            ]
         wanted = len(oids) if num is None else whole(num)
         if wanted is None or not 0 <= wanted <= len(oids):
             raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
-        if wanted:
-            submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
-        flags = [submitter.tasks.done(oid) for oid in oids]
-        done: list[Any] = []
-        rest: list[Any] = []
-        for ref, flag in zip(given, flags, strict=True):
-            (done if flag and len(done) < wanted else rest).append(ref)
-        return done, rest
+        deadline = deadline_ns(timeout)
+        done, left = tasks.sort_out(given, oids, wanted)
+        if len(done) < wanted:
+            submitter.waiting.wait_many(oids, wanted, deadline)
+            done, left = tasks.sort_out(given, oids, wanted)
+        return done, left
 
     def delete(self, refs: Any) -> None:
         """Drops objects now, without waiting for the last ref.

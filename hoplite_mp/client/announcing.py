@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.ports import Submitting
 
-__all__ = ["Watch", "watch", "withdraw"]
+__all__ = ["Watch", "begin", "watch", "withdraw"]
 
 
 class Watch:
@@ -25,20 +25,38 @@ class Watch:
     ended. It may be called in any thread, and more than once. It must neither raise nor block.
     """
 
-    __slots__ = ("missing", "oid", "tell")
+    __slots__ = ("oid",)
+
+    def __init__(self, oid: int) -> None:
+        self.oid = oid
+
+    def tell(self) -> None:
+        """Notifies whoever waits."""
+        raise NotImplementedError
+
+
+class _Call(Watch):
+    """A watch that calls a function."""
+
+    __slots__ = ("tell",)
 
     def __init__(self, oid: int, tell: Callable[[], None]) -> None:
         self.oid = oid
-        self.tell = tell
-        self.missing: set[int] = set()
+        self.tell = tell  # type: ignore[method-assign]
 
 
 def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
+    """Starts a watch that calls `tell`."""
+    made = _Call(oid, tell)
+    begin(submitter, made)
+    return made
+
+
+def begin(submitter: Submitting, made: Watch) -> None:
     """Starts a watch; it fires at once if the object is done. The caller must hold the object as
     long as the watch exists."""
-    memory = submitter.memory
+    oid, memory = made.oid, submitter.memory
     memory.check()
-    made = Watch(oid, tell)
     try:
         with submitter.waits_lock:
             first = not submitter.waits
@@ -57,7 +75,6 @@ def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
     except BaseException:  # Ctrl-C may leave an entry in the list, which the collector must find
         submitter.collector.look_again()
         raise
-    return made
 
 
 def withdraw(submitter: Submitting, made: Watch) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp import _locks, _tasks, clock
-from hoplite_mp.client.announcing import watch
+from hoplite_mp.client.announcing import Watch, begin
 from hoplite_mp.client.deadlines import check_timeout, deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.runtime import runtime_of
@@ -122,7 +122,7 @@ class Completions(Generic[T]):
         self._submitters[submitter] = None
         # The watch has only a weak reference to this object, which may be dropped before everything
         # is done.
-        watch(submitter, oid, functools.partial(_tell, weakref.ref(self), number, submitter))
+        begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
         """Wakes everyone that waits for these items: at once, or if there is a submitter, when that
@@ -311,6 +311,23 @@ class Completions(Generic[T]):
         if len(self._submitters) == 1:
             oids += [submitter.memory.local_id(one) for one in items if isinstance(one, ObjectRef)]
         return oids
+
+
+class _Awaited(Watch):
+    """The watch on one item."""
+
+    __slots__ = ("completions", "number", "submitter")
+
+    def __init__(
+        self, oid: int, completions: weakref.ref[Completions[Any]], number: int, by: Submitting
+    ) -> None:
+        self.oid = oid
+        self.completions = completions
+        self.number = number
+        self.submitter = by
+
+    def tell(self) -> None:
+        _tell(self.completions, self.number, self.submitter)
 
 
 def _tell(

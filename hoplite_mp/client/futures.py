@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 import weakref
+from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +25,6 @@ from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.ref import NotAnArray, ObjectRef
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Generator
 
     from hoplite_mp.client.ports import Submitting, Waits
@@ -62,6 +63,80 @@ class _Waiters(list[Any]):
     def remove(self, waiter: Any) -> None:
         super().remove(waiter)
         self._waiting.count_blocked(-1)
+
+
+class _Condition(threading.Condition):
+    """The condition of a Future that is pending, with the Future's waiters and callbacks. It costs
+    few objects: a standard one binds five methods of its lock, all of which the garbage collector
+    visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
+
+    def __init__(self, waiters: list[Any]) -> None:
+        self._lock = _locks.rlock("client.future")
+        self._sleepers: deque[Any] | None = None
+        self.waiters = waiters
+        self.callbacks: list[Any] | None = None
+
+    @property
+    def _waiters(self) -> deque[Any]:
+        """The locks of the threads that wait; the caller has acquired the condition."""
+        if self._sleepers is None:
+            self._sleepers = deque()
+        return self._sleepers
+
+    def acquire(self, *args: Any, **kwargs: Any) -> bool:
+        return self._lock.acquire(*args, **kwargs)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def _release_save(self) -> Any:
+        return self._lock._release_save()  # type: ignore[attr-defined]
+
+    def _acquire_restore(self, state: Any) -> None:
+        self._lock._acquire_restore(state)  # type: ignore[attr-defined]
+
+    def _is_owned(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+
+class _Settled(threading.Condition):
+    """The condition of every Future that was done before anybody asked for its condition. Nothing
+    about such a Future changes, so there is nothing to lock and nothing to wait for."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def acquire(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    def notify(self, n: int = 1) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        pass
+
+
+class _NoWaiters(list[Any]):
+    """The waiters of a Future that was done before the first of them came."""
+
+    def append(self, waiter: Any) -> None:
+        pass
+
+    def remove(self, waiter: Any) -> None:
+        pass
+
+
+_SETTLED = _Settled()
+_NO_WAITERS = _NoWaiters()
 
 
 class Future(NotAnArray, concurrent.futures.Future[T]):
@@ -113,12 +188,13 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             arms = False
             if self._state is _PENDING:
                 self._submitter.memory.check()
+                self._settle_if_done()
             with _making:
-                if self._made is None:
+                if self._state is not _PENDING:
+                    self._made = self._made or _SETTLED
+                elif self._made is None:
                     waiting = self._submitter.waiting
-                    self._waiters: list[Any] = _Waiters(waiting) if waiting.run_in_place else []
-                    self._done_callbacks: list[Any] = []
-                    self._made = _locks.condition("client.future")
+                    self._made = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
                     arms = self._state is _PENDING
                 made = self._made
             if arms:  # without the lock; if the Future ends just now, `disarm` may come first
@@ -142,6 +218,32 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         1
         """
         super().add_done_callback(for_asyncio(fn))
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        """Who waits in `concurrent.futures.wait` or `as_completed`; asked for under the
+        condition."""
+        made = self._made
+        return made.waiters if type(made) is _Condition else _NO_WAITERS
+
+    @property
+    def _done_callbacks(self) -> list[Any]:
+        """Asked for under the condition, or once the Future is done."""
+        made = self._made
+        if type(made) is not _Condition:
+            return []
+        if made.callbacks is None:
+            made.callbacks = []
+        return made.callbacks
+
+    def _settle_if_done(self) -> None:
+        """Completes a Future that nobody watches yet, if its header is done. The submitter still
+        processes the completion later."""
+        submitter, oid = self._submitter, self._oid
+        if submitter.tasks.done(oid):
+            client = submitter.client
+            state = client.state(oid)
+            self._settle(state in CANCELLED and is_cancelled(client, oid, state), False)
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
         """Called by the submitter when the header is done."""

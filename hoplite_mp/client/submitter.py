@@ -249,7 +249,9 @@ class Submitter:
                 self.tasks.watch(oid)
             for bucket in buckets:
                 self._others.setdefault(bucket, set()).add(oid)
-        if oid not in pending.missing:
+        if isinstance(pending, Watch):
+            waiting.append(pending)
+        elif oid not in pending.missing:
             pending.missing.add(oid)
             waiting.append(pending)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import Actor, Cluster
-from hoplite_mp.client.announcing import Watch, watch, withdraw
+from hoplite_mp.client.announcing import _Call, watch, withdraw
 from tests.aio.test_awaiting import echo
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
     def meddle() -> None:
         if future._oid in submitter.waits:
             listed.append(3)
-            submitter.begin_wait(future._oid, Watch(future._oid, lambda: told.append(3)))
+            submitter.begin_wait(future._oid, _Call(future._oid, lambda: told.append(3)))
 
     submitter.waits_lock = Meddling(lock, at, meddle)  # type: ignore[assignment]
     try:

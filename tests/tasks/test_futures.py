@@ -204,6 +204,7 @@ def test_a_future_that_the_garbage_collector_ends_inside_of_another_one() -> Non
         memory=SimpleNamespace(check=lambda: None),
         collector=SimpleNamespace(arm=gc.collect, disarm=lambda: None),
         waiting=SimpleNamespace(run_in_place=None),
+        tasks=SimpleNamespace(done=lambda oid: False),
     )
     watched, dropped = (Future[None](submitter, oid, None, False) for oid in (1, 2))
 
