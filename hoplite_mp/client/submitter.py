@@ -56,6 +56,8 @@ FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
 NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
 HOLDS_OF_CALL = 2  # what a task without refs holds: the function, and what that carries
+# A failed dependency's error up to this size is kept for the next task that needs the dependency.
+FAILURE_BYTES_MAX = 64 << 10
 REFUGE_BYTES = 3 << 10  # for an error when there is little room: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
@@ -81,6 +83,9 @@ class Submitter:
         # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
+        # The failed dependency that was read last, its error and the error's payload: often many
+        # tasks need the same one.
+        self._failed_dependency: tuple[int, BaseException, serial.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = _locks.rlock("client.waits")
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
@@ -299,36 +304,53 @@ class Submitter:
         for ref in pending.needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in VALUED:
+                if self._failed_dependency is not None and self._failed_dependency[0] == oid:
+                    self._fail(pending, *self._failed_dependency[1:])
+                    return
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
                 except CancelledError:  # then this task is cancelled, too
                     self.tasks.cancel(pending.oid, False)
                     return
                 except Exception as lost:
-                    error = lost
+                    self._fail(pending, lost)
+                    return
                 if error is not None:
-                    self._fail(pending, error)
+                    encoded = serial.encode_error(error)
+                    if encoded.nbytes <= FAILURE_BYTES_MAX and not encoded.refs:
+                        self._failed_dependency = oid, error, encoded
+                    self._fail(pending, error, encoded)
                     return
         self.queues.post_later(pending)
         self.waiting.ready(pending.oid)
 
-    def _fail(self, pending: Pending, error: BaseException) -> None:
+    def _fail(
+        self, pending: Pending, error: BaseException, encoded: serial.Encoded | None = None
+    ) -> None:
         """Fails a task that will not run, with that error."""
         oid = pending.oid
         try:
             if not self.tasks.take(oid):
                 return  # cancelled in the meantime
-            self.store_error(oid, error, None)
+            self.store_error(oid, error, None, encoded)
         except BaseException:  # Ctrl-C between the two: a short text always fits
             own = self.tasks.claimant(oid) == self.client.slot
             if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)
             raise
 
-    def store_error(self, oid: int, error: BaseException, text: str | None) -> list[Any]:
+    def store_error(
+        self,
+        oid: int,
+        error: BaseException,
+        text: str | None,
+        encoded: serial.Encoded | None = None,
+    ) -> list[Any]:
         """Finishes a task with an error, cut short if there is little room. `text`: its traceback,
-        if not the error's own. Returns the refs inside it."""
-        encoded = serial.encode_error(error, text)
+        if not the error's own. `encoded`: the error's payload, if there is one already. Returns
+        the refs inside it."""
+        if encoded is None:
+            encoded = serial.encode_error(error, text)
         limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
         shorter = (limit, REFUGE_BYTES, _shm.INLINE_BYTES_MAX)
         interrupted: BaseException | None = None

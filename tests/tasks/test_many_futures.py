@@ -12,6 +12,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import Cluster, ObjectRef
 from hoplite_mp.client import futures as futures_module
+from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import Memory
 
 if TYPE_CHECKING:
@@ -128,3 +129,28 @@ def test_wait_sorts_its_items_in_the_given_order(
         cluster.wait([ref, [ref]])
     with pytest.raises(TypeError, match="expected a ref or a Future, not"):
         cluster.wait([ref, 3])
+
+
+def fail() -> None:
+    raise ValueError("broken")
+
+
+def test_tasks_that_need_one_failed_future_read_its_error_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = cluster.submit(fail)
+    cluster.wait(failed)
+    read: list[object] = []
+    asked: list[object] = []
+    error, call = Memory.error, Channel.call
+    monkeypatch.setattr(Memory, "error", lambda *args: (read.append(args[1]), error(*args))[1])
+    monkeypatch.setattr(Channel, "call", lambda *args: (asked.append(args[1]), call(*args))[1])
+    sent = [cluster.submit(second, failed, n) for n in range(MANY)]
+    cluster.wait(sent)
+    assert len(read) == 1
+    assert len(asked) <= MANY / 20, "one request for many errors"
+    monkeypatch.undo()
+    for future in sent:
+        with pytest.raises(ValueError, match="broken") as found:
+            future.result()
+        assert "in fail" in str(found.value.__cause__)
