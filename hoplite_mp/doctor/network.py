@@ -12,11 +12,15 @@ It must never know: memory, disks, the purpose of a cluster.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import pwd
 import socket
 import statistics
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from hoplite_mp import ids
 from hoplite_mp.doctor.findings import ok, problem, warning
@@ -30,7 +34,6 @@ from hoplite_mp.transport.tokens import VARIABLE, load_token, token_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hoplite_mp.doctor.findings import Check, Finding
     from hoplite_mp.transport.addresses import Endpoint
@@ -42,6 +45,9 @@ CONNECTS = 5  # their median is the round trip
 CONNECT_S_MAX = 4.0
 # The whole call ends so much later than the handshake, whose error can then be reported.
 LATER_S = 0.5
+# The kernel's table of neighbours: its limit, which all network namespaces share, and its rows.
+NEIGHBOURS_MAX = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+NEIGHBOURS = Path("/proc/net/arp")
 REMEDIES = {
     errno.ECONNREFUSED: (
         "that host is there, but nobody listens at this port: is the port right, and does "
@@ -62,7 +68,7 @@ def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
     def token() -> Iterator[Finding]:
         return _token(token_file, needed)
 
-    return [_addresses, token]
+    return [_addresses, _neighbours, token]
 
 
 def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
@@ -83,6 +89,37 @@ def _addresses() -> Iterator[Finding]:
     else:
         advice = "enough for one host; to have others join, it must be on their network"
         yield warning("addresses", "this host has none but loopback", advice)
+
+
+def _neighbours() -> Iterator[Finding]:
+    """Whether the kernel can keep the Ethernet addresses of all hosts of this host's networks."""
+    try:
+        limit = int(NEIGHBOURS_MAX.read_text())
+        known = len(NEIGHBOURS.read_text().splitlines()) - 1  # the first line is a heading
+    except (OSError, ValueError):  # a system without /proc
+        return
+    hosts = max(map(_hosts_of, own_addresses()), default=0)
+    seen = f"{known} known, at most {limit}; this host's network has {hosts} addresses"
+    if hosts <= limit and 2 * known <= limit:
+        yield ok("neighbours", seen)
+        return
+    advice = (
+        'with more hosts than that on one network, connections fail ("No buffer space '
+        'available") and joins are slow. If the cluster may become so large, allow more on each '
+        f"host: sysctl -w net.ipv4.neigh.default.gc_thresh3={max(4 * limit, 2 * known)}"
+    )
+    yield warning("neighbours", seen, advice)
+
+
+def _hosts_of(address: str) -> int:
+    """How many hosts the network of this IPv4 address of this host can have; 0 if that is not
+    known. IPv6 has a table of its own, and no network of IPv6 says how many hosts are there."""
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.address == address and entry.family == socket.AF_INET and entry.netmask:
+                network = ipaddress.ip_network(f"{address}/{entry.netmask}", strict=False)
+                return max(1, network.num_addresses - 2)
+    return 0
 
 
 def _token(token_file: Path | None, needed: bool) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -250,6 +251,37 @@ def test_spilling_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 # -- addresses, token, the way to a cluster --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "known", "netmask", "level"),
+    [
+        (1024, 20, "255.255.255.0", "ok"),
+        (1024, 20, "255.255.240.0", "warning"),
+        (1024, 600, "255.255.255.0", "warning"),
+        (16384, 600, "255.255.240.0", "ok"),
+    ],
+)
+def test_neighbours_that_could_overflow_the_table_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    limit: int,
+    known: int,
+    netmask: str,
+    level: str,
+) -> None:
+    (tmp_path / "gc_thresh3").write_text(f"{limit}\n")
+    (tmp_path / "arp").write_text("heading\n" + "10.0.0.1 0x1\n" * known)
+    monkeypatch.setattr(network, "NEIGHBOURS_MAX", tmp_path / "gc_thresh3")
+    monkeypatch.setattr(network, "NEIGHBOURS", tmp_path / "arp")
+    entry = SimpleNamespace(family=socket.AF_INET, address="10.0.0.7", netmask=netmask)
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: {"eth0": [entry]})
+    patch(monkeypatch, network, own_addresses=["10.0.0.7", "fd00::7"])
+    found = only(network._neighbours())
+    assert found.level == level
+    assert ("gc_thresh3=" in found.advice) == (level == "warning")
+    monkeypatch.setattr(network, "NEIGHBOURS", tmp_path / "nothing")
+    assert not list(network._neighbours())
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,13 @@ def why_not() -> str | None:
     return f"namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _mac(number: int) -> str:
+    """The Ethernet address of that host, also of a dead one's successor."""
+    return f"02:77:00:00:00:{number:02x}"
+
+
+def _run(*command: str, text: str | None = None) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
@@ -288,7 +293,7 @@ class Lan:
             _run(*self.enter(), "ip", "link", "del", port)
         _run(
             *self.enter(), "ip", "link", "add", port, "type", "veth",
-            "peer", "name", DEVICE, "netns", str(host.pid),
+            "peer", "name", DEVICE, "address", _mac(number), "netns", str(host.pid),
         )  # fmt: skip
         _run(*self.enter(), "ip", "link", "set", port, "master", "switch", "up")
         _run(*host.enter("ip", "address", "add", f"{host.address}/24", "dev", DEVICE))
@@ -296,8 +301,21 @@ class Lan:
             *host.enter("ip", "-6", "address", "add", f"{host.address6}/64", "dev", DEVICE, "nodad")
         )
         _run(*host.enter("ip", "link", "set", DEVICE, "up"))
+        self._introduce(host)
         host.shape(self.rate, self.rate)
         return host
+
+    def _introduce(self, host: Host) -> None:
+        """Writes down the Ethernet addresses of the other hosts. Those that the kernel finds by
+        itself count against net.ipv4.neigh.default.gc_thresh3, which is one for all namespaces:
+        64 hosts that all talk to each other are more than its 1024."""
+        lines = [
+            f"neighbour replace {address} lladdr {_mac(number)} dev {DEVICE} nud permanent"
+            for number in range(1, max(self.size, host.number) + 1)
+            if number != host.number
+            for address in (f"10.77.0.{number}", f"fd77::{number}")
+        ]
+        _run(*host.enter("ip", "-batch", "-"), text="\n".join(lines))
 
     def _start(self, script: str, *options: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -128,3 +128,14 @@ def test_hosts_see_themselves_alone(lan4: Lan) -> None:
     assert sum(pid.isdecimal() for pid in pids) < 10
     places = [host.environment()["XDG_RUNTIME_DIR"] for host in lan4]
     assert len(set(places)) == 4
+
+
+def test_hosts_keep_each_other_without_the_kernels_limited_table(lan4: Lan) -> None:
+    """Entries that the kernel has found itself count against a limit of all namespaces."""
+    assert reachable(lan4[0], lan4[3])
+    for family in ("-4", "-6"):
+        command = ["ip", family, "neighbour", "show", "dev", "eth0"]
+        done = lan4[0].run(command, stdout=subprocess.PIPE, text=True)
+        entries = [line for line in done.stdout.splitlines() if "fe80" not in line]
+        assert len(entries) == 3
+        assert all("PERMANENT" in line for line in entries)
