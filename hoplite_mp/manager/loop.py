@@ -72,15 +72,17 @@ _log = logging.getLogger("hoplite_mp")
 class Link:
     """One connection, and the node at its other end."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, unsent: dict[Link, None]) -> None:
+        """unsent: the links of the loop that the next flush must visit."""
         self.stream = stream
+        self._unsent = unsent
         self.decoder = manager_decoder()
         self.joined = False
         self.waits_until = 0.0  # if it waits to join
         self.admitted: NodeAdmitted | None = None
         self.near = True  # the node is on this host, so its end is always noticed
         self.role = "node"  # the role proved in the handshake
-        self.broken = False  # it takes no more data, or must get no more; closed in the next flush
+        self.broken = False  # see `break_off`
         self.waits_for = selectors.EVENT_READ  # events for which it is registered
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
@@ -92,10 +94,16 @@ class Link:
 
     def write(self, data: bytes) -> None:
         """Queues data; a node that does not read is given up."""
+        self._unsent[self] = None
         try:
             self.stream.write(data)
         except ConnectionError:
             self.broken = True
+
+    def break_off(self) -> None:
+        """It takes no more data, or must get no more: the next flush closes it."""
+        self._unsent[self] = None
+        self.broken = True
 
 
 class Loop:
@@ -118,6 +126,9 @@ class Loop:
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
+        # Those that the next flush must visit: they have something to send, were read from, or are
+        # broken. All others cost a turn nothing.
+        self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
@@ -153,7 +164,7 @@ class Loop:
 
     def serve(self, stream: Stream, *, near: bool = True) -> Link:
         """Serves this stream until it ends. near: the node at its other end is on this host."""
-        link = Link(stream)
+        link = Link(stream, self._unsent)
         link.near = near
         if near and self._own is None:
             self._own = link
@@ -172,6 +183,7 @@ class Loop:
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
             # The selector does not announce data that came with the handshake's last bytes.
+            self._unsent[link] = None
             self._serve(link)
 
     def end_with(self, number: int) -> None:
@@ -206,7 +218,10 @@ class Loop:
         """Waits once, then handles what has arrived and what is due."""
         for key, events in self._selector.select(self._timeout()):
             # A link that was closed earlier in this round is not served any more.
-            if events & selectors.EVENT_READ and key.data in self._links:
+            if key.data not in self._links:
+                continue
+            self._unsent[key.data] = None
+            if events & selectors.EVENT_READ:
                 self._serve(key.data)
         now = self._clock()
         if self._door is not None:
@@ -375,7 +390,7 @@ class Loop:
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
             link.write(encode(GivenUp(0.0)))
-            link.broken = True
+            link.break_off()
 
     def _step(self, message: Any, now: float) -> None:
         """Passes a message to the planner, now or when this process may decide."""
@@ -392,7 +407,7 @@ class Loop:
             # A manager that may not decide cannot give up the node; then the node calls again.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
-            link.broken = True
+            link.break_off()
             return
         link.joined = True
         link.admitted = NodeAdmitted(
@@ -413,7 +428,8 @@ class Loop:
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
-            link.broken = link.broken or isinstance(message, GivenUp)  # that was its last message
+            if isinstance(message, GivenUp):  # that was its last message
+                link.break_off()
         for note in plan.notes:
             _log.info("%s", note)
         for wanted in plan.packing:
@@ -446,15 +462,16 @@ class Loop:
 
     def _flush(self) -> None:
         """Sends queued data, and gives up nodes that cannot take it. The end of a connection can
-        cause messages to other nodes, so this repeats until no connection ends."""
-        broken = True
-        while broken:
-            broken = False
-            for link in list(self._links):
+        cause messages to other nodes, so this repeats until nothing is left."""
+        while self._unsent:
+            links = list(self._unsent)
+            self._unsent.clear()
+            for link in links:
+                if link not in self._links:
+                    continue
                 if not link.stream.flush() or link.broken:
                     self._hear_out(link)
                     self._end(link)
-                    broken = True
                     continue
                 wants = selectors.EVENT_WRITE if link.stream.wants_write else 0
                 if link.waits_for != selectors.EVENT_READ | wants:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp.planner.actors import ActorNames
+from hoplite_mp.planner.announcements import Announcements
 from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.membership import Membership
@@ -90,6 +91,7 @@ class Planner:
         self._own = own
         self.restoring = Restoring(own) if again else None
         self.membership = Membership()
+        self.announcements = Announcements()
         self.topology = Topology()
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
@@ -110,7 +112,8 @@ class Planner:
         """What follows from the fact that it is now `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
-        return self._plan(self.reductions.tick(now))
+        announced = self.announcements.tick(self.membership.nodes, now)
+        return self._plan(announced + self.reductions.tick(now))
 
     def _restore(self, restoring: Restoring, now: float) -> Plan:
         """Goes on where the planner before this one was, as soon as its nodes have reported."""
@@ -173,6 +176,7 @@ class Planner:
     def _plan(self, sends: list[Send]) -> Plan:
         if self.membership.leaving:
             sends = sends + self._let_go()
+        sends = self.announcements.before(sends)
         notes = (*self.copies.notes, *self.reductions.notes)
         wanted = tuple(self.copies.trees.wanted)
         if notes:
@@ -180,7 +184,12 @@ class Planner:
             self.reductions.notes.clear()
         if wanted:
             self.copies.trees.wanted.clear()
-        return Plan(tuple(sends), self.reductions.wake_at, wanted, notes)
+        return Plan(tuple(sends), self._wake_at, wanted, notes)
+
+    @property
+    def _wake_at(self) -> float | None:
+        times = (self.reductions.wake_at, self.announcements.wake_at)
+        return min((at for at in times if at is not None), default=None)
 
     # ---- membership
 
@@ -201,7 +210,13 @@ class Planner:
             sends = self._end(node, now)
         member = membership.join(message)
         admitted = self._admitted(node, message.incarnation)
-        return [(node, admitted), *self._tell_others(node, (member,), went), *sends]
+        if went:
+            told = self._tell_others(node, (member,), went)
+            self.announcements.knows_all(node)
+        else:
+            others = [other for other in membership.nodes if other != node]
+            told = self.announcements.join(member, others, now)
+        return [(node, admitted), *told, *sends]
 
     def _admitted(self, node: int, incarnation: int) -> NodeAdmitted:
         membership = self.membership
@@ -240,6 +255,7 @@ class Planner:
 
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
+        self.announcements.lose(node)
         self.topology.lose(node)
         self.actor_names.lose_node(node)
         # A node that has no requests left is not sent the refusals that its own death causes.
