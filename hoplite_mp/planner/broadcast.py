@@ -139,6 +139,7 @@ class Copies:
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
             return []
+        self._directory.name(entry, (message.parent,))
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
@@ -159,9 +160,10 @@ class Copies:
 
     def gone(self, message: ObjectGone) -> list[Send]:
         """The object was deleted: every transfer ends, and every receiver is sent a refusal."""
-        entry = self.entries.pop(message.object, None)
+        entry = self.entries.get(message.object)
         if entry is None:
             return []
+        self._directory.drop(entry)
         refused = FetchRefused(message.object, "deleted", "it was deleted")
         sends: list[Send] = [(node, refused) for node in entry.receiving]
         for epoch in list(entry.transfers):
@@ -171,12 +173,13 @@ class Copies:
     def lose(self, node: int, now: float) -> list[Send]:
         """A node has died: it is no longer holder, receiver or parent of anything."""
         sends: list[Send] = []
-        for entry in list(self.entries.values()):
+        for entry in self._directory.naming(node):
             if node in entry.whole:
                 entry.full = ""
             sends += self._strike(entry, node, now)
             entry.failed = {pair for pair in entry.failed if node not in pair}
             entry.served.pop(node, None)
+            self._directory.unname(entry, node)
             self._directory.forget_if_over(entry)
         return sends
 
@@ -184,7 +187,7 @@ class Copies:
         """Does a running plan name this node?"""
         return any(
             node in participants(transfer.plan)
-            for entry in self.entries.values()
+            for entry in self._directory.naming(node)
             for transfer in entry.transfers.values()
         )
 
@@ -204,6 +207,7 @@ class Copies:
             entry = self._directory.restore(plan)
             living = self._membership.is_living
             for node in filter(living, plan.sources):
+                self._directory.name(entry, (node,))
                 entry.whole.setdefault(node, False)
         for one in held:
             entry = self._directory.entry(one.object, one.nbytes, (one.node,))
@@ -456,6 +460,7 @@ class Copies:
         for node, rate in rates.items():
             busy[node] = busy.get(node, 0.0) + rate
             served[node] = served.get(node, 0) + 1
+        self._directory.name(entry, (*participants(plan), *rates))
         waiting = dict.fromkeys(plan.receivers)
         entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds)
         entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))

@@ -53,6 +53,7 @@ class Entry:
     served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
     # (receiver, parent): the receiver could not get its bytes from the parent.
     failed: set[tuple[int, int]] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)  # all that were named in any of these
     full: str = ""  # why the latest node that gave its copy up could not read it from its disk
 
 
@@ -63,12 +64,15 @@ class Directory:
         self._membership = membership
         self._entries_ever = 0
         self.entries: dict[bytes, Entry] = {}
+        # Node -> the objects whose entries name it, so that a death visits no others.
+        self.named: dict[int, dict[bytes, None]] = {}
 
     def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> Entry:
         """The object's entry, made if necessary. Those `holders` that live are recorded in it."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
-            entry = None  # the object was lost and made again, with another value
+            self.drop(entry)  # the object was lost and made again, with another value
+            entry = None
         if entry is None:
             operation = COPY_OPERATION | self._entries_ever
             self._entries_ever += 1
@@ -76,7 +80,43 @@ class Directory:
         for holder in holders:
             if self._membership.is_living(holder) and holder not in entry.receiving:
                 entry.whole.setdefault(holder, False)
+                self.name(entry, (holder,))
         return entry
+
+    def name(self, entry: Entry, nodes: Iterable[int]) -> None:
+        """To be called before any part of the entry names these nodes. An entry that was dropped
+        with its last transfer is listed again, because another transfer begins."""
+        if entry.object not in self.entries:
+            self.entries[entry.object] = entry
+            known, entry.nodes = entry.nodes, set()
+            nodes = (*known, *nodes)
+        for node in nodes:
+            if node not in entry.nodes:
+                entry.nodes.add(node)
+                self.named.setdefault(node, {})[entry.object] = None
+
+    def naming(self, node: int) -> list[Entry]:
+        """The entries that name this node, in the order in which they were made."""
+        found = [self.entries[one] for one in self.named.get(node, ())]
+        return sorted(found, key=lambda entry: entry.operation)
+
+    def unname(self, entry: Entry, node: int) -> None:
+        """No part of the entry names this node any more."""
+        if node in entry.nodes:
+            entry.nodes.discard(node)
+            self._unlist(entry, node)
+
+    def drop(self, entry: Entry) -> None:
+        """Drops the entry."""
+        if self.entries.pop(entry.object, None) is not None:
+            for node in entry.nodes:
+                self._unlist(entry, node)
+
+    def _unlist(self, entry: Entry, node: int) -> None:
+        objects = self.named.get(node, {})
+        objects.pop(entry.object, None)
+        if not objects:
+            self.named.pop(node, None)
 
     def go_on(self, entries_ever: int) -> None:
         """Continues the count of the directory before this one: it has made so many entries."""
@@ -97,6 +137,6 @@ class Directory:
             return
         first = self._membership.node_of(unpack_id(entry.object)[0])
         if not any(reported and node != first for node, reported in entry.whole.items()):
-            self.entries.pop(entry.object, None)
+            self.drop(entry)
         elif not entry.receiving:
             entry.failed.clear()
