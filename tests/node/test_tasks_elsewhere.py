@@ -302,6 +302,7 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     for runner in network.sides[1:]:
         known = sender.delegation.runners[runner.host_id]
         known.workers = 0  # so that it is not sent again
+        known.changed()
         sender.delegation.recall(known, 1 << 10)
     network.pump()
     while task := sender.take_task():
@@ -321,7 +322,9 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     """A process of that host has got the ref before: the task is not cancelled for it, and its hold
     keeps the result, though its sender's process drops the ref (`dropped`)."""
     sender, runner = network.sides[:2]
-    sender.delegation.runners[network.sides[2].host_id].workers = 0
+    unused = sender.delegation.runners[network.sides[2].host_id]
+    unused.workers = 0
+    unused.changed()
     oids = [sender.submit() for _ in range(4)]
     network.pump()
     first = runner.take_task()
@@ -329,6 +332,7 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     holds = {oid: away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids}
     known = sender.delegation.runners[runner.host_id]
     known.workers = 0
+    known.changed()
     sender.delegation.recall(known, 1 << 10)
     network.pump()
     back = [oid for oid in oids if oid not in sender.delegation.where]

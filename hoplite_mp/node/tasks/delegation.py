@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.tasks.runners import (
+    AHEAD_TASKS,
+    COMMON_POOL,
+    AnyRunners,
+    OneRunner,
+    Runner,
+    Runners,
+)
 from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 
@@ -26,40 +33,14 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.imports import Imports
     from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.tasks.runners import Entry
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
 
 __all__ = ["AHEAD_TASKS", "Delegation"]
 
-COMMON_POOL = 0
+NONE = Runners()  # of a pool without workers on other hosts
 _log = logging.getLogger("hoplite_mp")
-# How many tasks a runner gets beyond the number of its workers; these begin there without another
-# message. Higher: no worker waits for the network. Lower: less is queued at a host that is slow.
-AHEAD_TASKS = 2
-
-
-@dataclass(slots=True)
-class Runner:
-    """A pool of workers on another host, and the tasks that were handed to it."""
-
-    host_id: int
-    number: int
-    workers: int
-    pool: int = COMMON_POOL  # number of the pool on that host
-    ahead: int = AHEAD_TASKS
-    running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on what the task names
-
-    recalled: bool = False  # tasks were recalled, and no answer has come yet
-    ended: int = 0  # orders runners by the end of their last task; 0: none has ended
-
-    @property
-    def free(self) -> int:
-        """Workers without a task."""
-        return max(0, self.workers - len(self.running))
-
-    @property
-    def room(self) -> int:
-        return self.workers + self.ahead - len(self.running) if self.workers else 0
 
 
 class Above(Protocol):
@@ -122,6 +103,8 @@ class Delegation:
         # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
         # to which it is bound.
         self.far: dict[int, list[Runner]] = {}
+        self._common = Runners()  # those of `runners`
+        self._of_pool: dict[int, AnyRunners] = {}  # those of `far`
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
         self.where: dict[int, Runner] = {}  # task -> the runner that has it
         self.ranked = _tasks.Ranked(self.tasks)
@@ -136,10 +119,13 @@ class Delegation:
         """A host has joined, or its number of workers has changed."""
         known = self.runners.get(host_id)
         if known is None:
-            self.runners[host_id] = Runner(host_id, number, workers)
+            self.runners[host_id] = runner = Runner(host_id, number, workers)
+            self._common.add(runner)
+            self.capacity += workers
         else:
+            self.capacity += workers - known.workers
             known.workers = workers
-        self.capacity = sum(one.workers for one in self.runners.values())
+            known.changed()
         self.hand_out()
 
     def lose_runner(self, host_id: int) -> None:
@@ -147,13 +133,17 @@ class Delegation:
         runner = self.runners.pop(host_id, None)
         if runner is None:
             return
+        self._common.remove(runner)
         self.capacity -= runner.workers
         for pool, runners in list(self.far.items()):
             what = "to which it is bound" if runner in runners else "where its workers were"
             lost = any(one.host_id == host_id and one is not runner for one in runners)
-            runners[:] = [one for one in runners if one.host_id != host_id]
+            for one in [one for one in runners if one.host_id == host_id]:
+                runners.remove(one)
+                self._of_pool[pool].remove(one)
             if not runners:
                 del self.far[pool]
+                del self._of_pool[pool]
                 self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
             if lost:
                 self.above.far_workers_lost(pool)
@@ -170,6 +160,7 @@ class Delegation:
             leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
             for one in leaving:
                 one.workers = 0
+                one.changed()
             if leaving and len(leaving) == len(runners):
                 self.above.pool_deserted(
                     pool, f"node h{leaving[0].number}, where its workers were, leaves"
@@ -182,6 +173,7 @@ class Delegation:
         for runner in self.runners.values():
             if runner.number == number:
                 self.far[pool] = [runner]
+                self._of_pool[pool] = OneRunner(runner)
                 self.hand_out()
                 return True
         return False
@@ -208,6 +200,10 @@ class Delegation:
         number = self.runners[host_id].number
         runner = Runner(host_id, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
+        runners = self._of_pool.get(pool)
+        if not isinstance(runners, Runners):
+            runners = self._of_pool[pool] = Runners()
+        runners.add(runner)
         self.hand_out()
 
     def close_far(self, pool: int, kill: bool) -> None:
@@ -219,6 +215,8 @@ class Delegation:
     def forget_pool(self, pool: int) -> None:
         """A pool was closed."""
         self.far.pop(pool, None)
+        if pool in self._of_pool:
+            self._of_pool.pop(pool).close()
         self.first.pop(pool, None)
         if pool in self._offered:
             self._offered.discard(pool)
@@ -229,18 +227,21 @@ class Delegation:
         if not (self.capacity or self._offered or self.far):
             return
         for pool in (COMMON_POOL, *self.far):
-            suitable = self._suitable(pool)
-            if suitable:
+            runners = self._runners_of(pool)
+            suitable = self._suitable(pool, runners)
+            if suitable is not None:
                 # The offer comes before the claims, so that no task that is posted in between
                 # misses both.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
-                while suitable and (oid := self._take(pool)):
+                while suitable is not None and (oid := self._take(pool)):
                     # `suitable` from before the claim, because claiming the last task would make a
                     # worker of this host count as idle.
-                    self.delegate(oid, suitable)
-                    suitable = self._suitable(pool)
-            if not suitable and pool in self._offered:
+                    near = self.bytes_near(oid) if len(runners) > 1 else {}
+                    self.delegate(oid, runners.best(suitable, near))
+                    runners = self._runners_of(pool)
+                    suitable = self._suitable(pool, runners)
+            if suitable is None and pool in self._offered:
                 self.tasks.offer(pool, False)
                 self._offered.discard(pool)
 
@@ -254,23 +255,23 @@ class Delegation:
         self.first.pop(pool, None)
         return self.tasks.take_queued(pool)
 
-    def _suitable(self, pool: int) -> list[Runner]:
-        """The runners that have room for a task of that pool."""
-        found = self.runners.values() if pool == COMMON_POOL else self.far.get(pool, ())
-        free = [runner for runner in found if runner.workers > len(runner.running)]
-        if free or self.tasks.idle(pool):
-            # No task is queued behind another one while an idle worker could begin it.
-            return free
-        return [runner for runner in found if runner.room > 0]
+    def _runners_of(self, pool: int) -> AnyRunners:
+        if pool == COMMON_POOL:
+            return self._common
+        return self._of_pool.get(pool, NONE)
+
+    def _suitable(self, pool: int, runners: AnyRunners) -> list[Entry] | None:
+        """Which of these runners may get a task of that pool; None: none has room."""
+        return runners.suitable(lambda: self.tasks.idle(pool) > 0)
 
     def steal(self) -> bool:
         """Recalls tasks that wait at busy runners while other workers are idle. Returns whether any
         wait there."""
-        ahead = [r for r in self.runners.values() if self._behind(r)] if self.where else []
+        ahead = [r for r in self._common.crowded if self._behind(r)]
         if not ahead:
             return False
-        idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
-        for runner in sorted(ahead, key=lambda r: r.workers - len(r.running)):
+        idle = self.tasks.idle(COMMON_POOL) + self._common.free
+        for runner in sorted(ahead, key=lambda r: (r.workers - len(r.running), r.order)):
             if idle > 0 and not runner.recalled:
                 idle -= self.recall(runner, idle)
         return True
@@ -281,13 +282,9 @@ class Delegation:
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
-    def delegate(self, oid: int, suitable: list[Runner]) -> None:
-        """Hands a task that this node has claimed to one of these runners."""
+    def delegate(self, oid: int, runner: Runner) -> None:
+        """Hands a task that this node has claimed to that runner."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
-        near = self.bytes_near(oid) if len(suitable) > 1 else {}
-        # Among equals choose the one whose last task ended first, because results of tasks that
-        # have just ended may still be using the links of the others.
-        runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
         if None in holds:  # the submitter has just died
@@ -313,6 +310,7 @@ class Delegation:
             self.above.target_of(oid),
         )
         runner.running[oid] = holds
+        runner.changed()
         self.where[oid] = runner
         if not self.send(runner.host_id, message):
             self.lose_runner(runner.host_id)
@@ -380,6 +378,7 @@ class Delegation:
         runner.running.pop(oid, None)
         self._ends += 1
         runner.ended = self._ends
+        runner.changed()
         return runner
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:

@@ -27,8 +27,9 @@ from hoplite_mp.protocol.peers import ResourcesFreed
 
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.tasks.delegation import Delegation, Runner
+    from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.pools import Pool
+    from hoplite_mp.node.tasks.runners import Runner
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.planner.resources import Assigned, Demand
     from hoplite_mp.protocol.local import Request
@@ -358,7 +359,7 @@ class Resources:
             ledger.give_back(oid)
             return True
         self.held[oid] = Held(demand, runner.host_id, oid)
-        self.delegation.delegate(oid, [runner])
+        self.delegation.delegate(oid, runner)
         return True
 
     # -- demands that no node can meet ---------------------------------------------------------

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.headers import NODE_SLOT, STATE
-from hoplite_mp.node.tasks.delegation import Runner
+from hoplite_mp.node.tasks.runners import Runner
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import (
     CloseFarPool,
@@ -159,7 +159,7 @@ class Rounds:
                 self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[host_id]
-            self.delegation.delegate(oid, [Runner(host_id, runner.number, workers, there, 0)])
+            self.delegation.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
             round.unsent[host_id] -= 1
             if not round.unsent[host_id]:
                 del round.unsent[host_id]

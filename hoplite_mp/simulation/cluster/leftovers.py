@@ -36,6 +36,7 @@ LASTING = {
     "PointToPoint.pending_messages", "Programs._known", "Requests._forget",
     "Requests._handlers", "Requests._latest", "Requests._unread", "Resources.others",
     "Roster.by_host_id", "Roster.by_number", "Store._handed", "Store.clients", "Store.leases",
+    "Runners._all", "Runners._counted", "Runners._free", "Runners._roomy",
     "Store.spans", "Topology._latency", "Topology._narrow", "Topology._pairs", "Trees._latest",
     "Trees._packed", "Waits._more", "Workers.all", "Workers.bags", "Workers.pipes",
     "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
