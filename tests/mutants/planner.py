@@ -50,11 +50,11 @@ MUTANTS = (
         "directory-never-forgives",
         "hoplite_mp/planner/directory.py",
         (
-            "            self.entries.pop(entry.object, None)\n"
+            "            self.drop(entry)\n"
             "        elif not entry.receiving:\n"
             "            entry.failed.clear()"
         ),
-        "            self.entries.pop(entry.object, None)",
+        "            self.drop(entry)",
         (
             "A connection that broke once is tried again by a later fetch; here the pair "
             "of hosts counts as cut off as long as any copy of the object is known, and a "
