@@ -331,8 +331,9 @@ class Config(metaclass=_Explained):
 
     unauthenticated_max: int = 64
     """Connections that are not believed yet, at a time and at each door; each can make the process
-    hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
-    Higher: more hosts can join in the same moment. Lower: strangers cost less memory."""
+    hold some 100 KiB. Four times as many wait in a line, and only a host that has more than its
+    share loses connections. Higher: more hosts can join in the same moment. Lower: strangers cost
+    less memory."""
 
     hosts_command: str = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
     """What starts a node of Cluster(hosts=): a command whose words are split as a shell does, run

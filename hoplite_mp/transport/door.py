@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,9 @@ LEAVE_S = 1.0
 # would wake the loop in vain.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
+# How many callers may wait in the line until they are served, for each that is served at a time.
+# One costs a descriptor and no memory here. Higher: larger storms get in without a second call.
+LINE_FACTOR = 4
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
 _log = logging.getLogger("hoplite_mp")
@@ -110,6 +113,8 @@ class Door:
             self._context = server_context(certificate)
             self._sees = certificate.sha256
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
+        self._full = False  # nothing is accepted until the line is shorter
         self._accept_again_at: float | None = None
         self._starved = False  # descriptors or memory ran out at the last accept
         self._warn_again_at = 0.0
@@ -145,6 +150,7 @@ class Door:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
         admitted: list[Admission] = []
+        self._let_in(now)
         for fd, _ in self._poll.poll(0):
             if fd == self._listener.fileno():
                 self._accept(now)
@@ -155,12 +161,16 @@ class Door:
                 if not guest.leaving:
                     self._report(guest, "it took too long", now)
                 self._drop(fd)
+        self._let_in(now)
         return admitted
 
     def close(self) -> None:
         """Closes the listener and the connections of strangers; admitted connections stay open."""
         for fd in list(self._guests):
             self._drop(fd)
+        for sock, _ in self._line:
+            sock.close()
+        self._line.clear()
         self._poll.close()
         self._listener.close()
 
@@ -182,24 +192,60 @@ class Door:
                     return
                 continue  # this caller is gone already
             self._starved = False
-            if len(self._guests) >= self._guests_max:
-                self._make_room()
             address = _address(where)
-            guest = _Guest(prepare(sock), address, now + self._timeout_s)
-            try:
-                self._poll.register(sock, guest.events)
-            except OSError as error:  # no memory, or no epoll watch left for this user
-                _log.error("%s: %s cannot be served now: %s", self._service, address, error)
-                guest.stream.close()
-                continue
-            self._guests[sock.fileno()] = guest
+            if (len(self._guests) < self._guests_max and not self._line) or self._take_place(
+                address.host
+            ):
+                self._begin_serving(sock, address, now)
+            else:
+                self._line.append((sock, address))
+                if len(self._line) > LINE_FACTOR * self._guests_max and not self._shorten_line():
+                    self._full = True
+                    self._poll.modify(self._listener, 0)
+                    return
 
-    def _make_room(self) -> None:
-        """Drops the oldest stranger of the host that has the most strangers here, so that a host
-        that floods the door hinders only itself."""
+    def _begin_serving(self, sock: socket.socket, address: Address, now: float) -> None:
+        """The handshake begins, and only now the time that it may take."""
+        guest = _Guest(prepare(sock), address, now + self._timeout_s)
+        try:
+            self._poll.register(sock, guest.events)
+        except OSError as error:  # no memory, or no epoll watch left for this user
+            _log.error("%s: %s cannot be served now: %s", self._service, address, error)
+            guest.stream.close()
+            return
+        self._guests[sock.fileno()] = guest
+
+    def _let_in(self, now: float) -> None:
+        """Serves those who wait in the line, as far as there is a place."""
+        while self._line and len(self._guests) < self._guests_max:
+            self._begin_serving(*self._line.popleft(), now)
+        if self._full and len(self._line) < LINE_FACTOR * self._guests_max:
+            self._full = False
+            if self._accept_again_at is None:
+                self._poll.modify(self._listener, select.EPOLLIN)
+
+    def _take_place(self, host: str) -> bool:
+        """Gives a caller the place of the oldest stranger of another host, if that host has more
+        than its share and the caller's has less. So a host that floods the door hinders only
+        itself, and no other caller is dropped."""
         counts = Counter(guest.address.host for guest in self._guests.values())
-        ((host, _),) = counts.most_common(1)
-        self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == host))
+        share = max(1, self._guests_max // len({*counts, host}))
+        most, count = counts.most_common(1)[0]
+        if counts[host] >= share or count <= share:
+            return False
+        self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == most))
+        return True
+
+    def _shorten_line(self) -> bool:
+        """Drops the latest caller of the host that has the most in the line. False: no host has
+        more than one."""
+        most, count = Counter(address.host for _, address in self._line).most_common(1)[0]
+        if count == 1:
+            return False
+        place = max(n for n, (_, address) in enumerate(self._line) if address.host == most)
+        self._line[place][0].close()
+        del self._line[place]
+        return True
 
     def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
         guest = self._guests[fd]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp.transport.door import LINE_FACTOR
 from tests.transport.doors import TLS, knock
 from tests.transport.helpers import (
     CLIENT,
@@ -150,7 +151,7 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
     other.connect(door.address)
     opened.append(other)
     until(lambda: door.strangers == 1, lambda: door.turn(0.0))
-    flood = [knock(door) for _ in range(20)]
+    flood = [knock(door) for _ in range(4 + 4 * LINE_FACTOR)]
     opened += flood
     until(lambda: door.strangers == 4, lambda: door.turn(0.0))
     for _ in range(30):
@@ -159,8 +160,45 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
     other.setblocking(False)
     with pytest.raises(BlockingIOError):
         other.recv(1)  # it is still connected, the flood's own oldest are not
-    flood[0].settimeout(5)
-    assert flood[0].recv(1) == b""
+    flood[-1].settimeout(5)
+    assert flood[-1].recv(1) == b""
+    third = socket.socket()
+    third.bind(("127.0.0.3", 0))
+    third.connect(door.address)
+    opened.append(third)
+    flood[0].setblocking(False)
+
+    def ended() -> bool:
+        try:
+            return flood[0].recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    until(ended, lambda: door.turn(0.0))  # its place is the third host's now
+    assert door.strangers == 4
+    with pytest.raises(BlockingIOError):
+        other.recv(1)
+
+
+def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
+    opened: list[Any],
+) -> None:
+    door = make_door(False, unauthenticated_max=4)
+    opened.append(door)
+    callers = [knock(door) for _ in range(12)]
+    opened += callers
+    until(lambda: len(door._line) == 8, lambda: door.turn(0.0))
+    assert door.strangers == 4
+    for caller in callers[:4]:
+        caller.close()
+    until(lambda: len(door._line) == 4, lambda: door.turn(100.0))
+    assert door.strangers == 4
+    assert door.deadline is not None
+    assert door.deadline > 100.0
+    for caller in callers[4:]:
+        caller.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            caller.recv(1)
 
 
 def test_without_descriptors_the_door_pauses(
