@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import clock
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.runtime import current_runtime
 from hoplite_mp.errors import ReduceError
@@ -33,7 +33,7 @@ def fold_refs(
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
     oids = [memory.local_id(ref) for ref in refs]
-    until = FOREVER_NS if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9)
+    until = FOREVER_NS if deadline_s is None else clock.monotonic_ns() + int(deadline_s * 1e9)
     values: dict[int, Any] = {}
     left, failure = list(range(len(refs))), None
     while len(values) < num:
@@ -51,7 +51,7 @@ def fold_refs(
                 values[at] = memory.read(oids[at], FOREVER_NS, True)
             except Exception as error:
                 failure = failure or error
-        if time.monotonic_ns() >= until:
+        if clock.monotonic_ns() >= until:
             num, until = max(1, len(values)), FOREVER_NS
     ranks = sorted(values)
     return Folded(functools.reduce(op, [values[at] for at in ranks]), tuple(ranks))
