@@ -145,6 +145,13 @@ class Ending:
         host = self._host
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
             return  # a forked child leaves its parent's `with` block, and owns nothing of this
+        try:
+            self._end_host()
+        finally:  # also after a Ctrl-C; without the lock, because callbacks are code of users
+            if host is not None:
+                host.runtime.submitter.call_back_at_end()
+
+    def _end_host(self) -> None:
         with self._shutting:
             host, self._host = self._host, None
             far, self._far = self._far, None

@@ -9,7 +9,6 @@ It must never know: why a node ends, who watches it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -18,10 +17,9 @@ from hoplite_mp import errors
 from hoplite_mp.errors import ClosedError, ManagerLostError
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.pending import Settles
     from hoplite_mp.client.ports import Submitting
 
-__all__ = ["Underway", "UnlessEnded", "abandon"]
+__all__ = ["Underway", "UnlessEnded", "call_back", "fail_pending"]
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -40,33 +38,37 @@ class UnlessEnded:
         return issubclass(kind, (errors.NodeLostError, ManagerLostError, ClosedError))
 
 
-def abandon(submitter: Submitting, error: BaseException) -> None:
+def fail_pending(submitter: Submitting, error: BaseException) -> None:
     """Fails everything that is not done: with the error in `Memory.lost`, or with `error` if there
-    is none yet. Whatever is done keeps its result, unless its completion cannot be processed.
-    Callbacks are called when all Futures have ended, because a callback may wait for another
-    Future."""
+    is none yet. Whatever is done keeps its result, unless its completion cannot be processed. The
+    caller calls `call_back` when it holds no lock."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
-    ended: list[Settles] = []
     for finished_too in (False, True):
         for oid, one in pending.copy().items():
             if not finished_too and memory.client.usable and tasks.done(oid):
                 continue
             future = one.future
             if future is not None and future._settle(False, True, memory.lost_again()):
-                ended.append(future)
+                submitter.ended_futures.append(future)
             # Remove the entry last, so that it is found again if Ctrl-C interrupts this.
             pending.pop(oid, None)
             one.holds, one.needs = None, []
         if not finished_too and pending:
             submitter.look_at_all()
     submitter.forget_waiting()
-    while submitter.ended_futures:  # whose callbacks the collector has not called
-        with contextlib.suppress(IndexError):  # until just now
-            ended.append(submitter.ended_futures.popleft())
+
+
+def call_back(submitter: Submitting) -> None:
+    """Calls the callbacks of all Futures that have ended. All have ended before, because a callback
+    may wait for another Future."""
     interrupt: BaseException | None = None
-    for future in ended:
+    while submitter.ended_futures:
+        try:
+            future = submitter.ended_futures.popleft()
+        except IndexError:  # another thread has taken the last one
+            break
         try:
             future._tell()
         except BaseException as problem:  # SystemExit of a callback, say: call the others, too

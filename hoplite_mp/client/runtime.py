@@ -209,7 +209,8 @@ class Runtime:
         return future
 
     def close(self) -> None:
-        """Leaves the cluster; memory that is mapped stays readable."""
+        """Leaves the cluster; memory that is mapped stays readable. The caller then calls
+        `Submitter.call_back_at_end`, without a lock."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
             # First, so that a thread that submits a task now either sees this, or has entered the
@@ -223,7 +224,7 @@ class Runtime:
         self.tasks.lose()  # wakes threads that still wait, which find it closed
         for leave in list(self.task_leaves):
             leave(True)  # ends threads of Groups, whose waits have just failed
-        self.submitter.abandon(error)
+        self.submitter.fail_pending(error)
         self.channel.close()
         # Break cycles that would keep the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed

@@ -26,7 +26,7 @@ from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import Unread, keep_results
 from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
-from hoplite_mp.client.losing import abandon
+from hoplite_mp.client.losing import call_back, fail_pending
 from hoplite_mp.client.pending import Pending
 from hoplite_mp.client.queues import HERE, PLACE, SHUT_DOWN, Queues
 from hoplite_mp.client.ranking import NO_FLOOR
@@ -502,8 +502,17 @@ class Submitter:
         keep_results(self.memory, self._unread.futures(), bytes_max)
 
     def abandon(self, error: BaseException) -> None:
-        """After the end: fails everything that is not finished."""
-        abandon(self, error)
+        """After the end: fails everything that is not finished, and calls the callbacks."""
+        fail_pending(self, error)
+        call_back(self)
+
+    def fail_pending(self, error: BaseException) -> None:
+        """As `abandon`, but leaves the callbacks to `call_back_at_end`."""
+        fail_pending(self, error)
+
+    def call_back_at_end(self) -> None:
+        """Calls the callbacks of the Futures that have ended with the cluster."""
+        call_back(self)
 
     def forget_waiting(self) -> None:
         """Drops what waits for arguments, or for room in a queue, because it will not be sent."""

@@ -180,7 +180,7 @@ class Membership:
         # A program without workers that was connected for a while is not remembered as a host.
         if member is not None and (member.workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
-            self.left.discard(number)
+            self.left &= {one for one, *_ in self.gone} - {number}
             if member.host_id in self.roster.leaving:
                 self.has_left(number)
         return member

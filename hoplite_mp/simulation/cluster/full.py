@@ -89,6 +89,7 @@ def _fill(
     # A result that was ready can be read after the end of the cluster, as in hoplite_mp/ending.py.
     c._runtime.submitter.keep_results(BYTES_MAX)
     c._runtime.close()
+    c._runtime.submitter.call_back_at_end()
     try:
         work.truth.check_leaf(leaves[0], result.result(timeout=HANGS_S))
     except ClosedError:  # it was on disk, and its node has ended

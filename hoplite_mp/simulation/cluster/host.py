@@ -260,6 +260,7 @@ class Host:
             finally:
                 if not self.around.processes.over:
                     runtime.close()
+                    runtime.submitter.call_back_at_end()
 
         def leave() -> None:
             drivers.line_ended(slot)
