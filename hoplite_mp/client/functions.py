@@ -220,8 +220,11 @@ class Chunked:
         each = self._each_in_loop if is_async(self.fn) else self._each
         return functools.partial(each, tries)
 
+    def _no_results(self) -> list[Any]:
+        return Caught() if self.catches else []
+
     def _each(self, tries: Tries, *columns: list[Any]) -> list[Any]:
-        results = Caught()
+        results = self._no_results()
         for index, args in enumerate(rows_of(columns)):
             try:
                 results.append(self._try(tries, index, args))
@@ -247,7 +250,7 @@ class Chunked:
     async def _each_in_loop(self, tries: Tries, *columns: list[Any]) -> list[Any]:
         from asyncio import CancelledError
 
-        results = Caught()
+        results = self._no_results()
         for index, args in enumerate(rows_of(columns)):
             try:
                 results.append(await self._try_in_loop(tries, index, args))

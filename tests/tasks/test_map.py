@@ -353,6 +353,15 @@ def test_return_exceptions_come_after_the_last_try(
     assert (found[0], type(found[1]), found[2:]) == (0, OSError, [2, 3])
 
 
+@pytest.mark.parametrize("fn", [odd_ones, odd_ones_later])
+def test_map_of_a_result_that_does_not_pickle_raises_also_with_retry_exceptions(
+    cluster: Cluster, fn: Any
+) -> None:
+    view = cluster.options(retry_exceptions=OSError)
+    with pytest.raises(TypeError, match="does not pickle"):
+        list(view.map(fn, [0, 2], chunksize=2))
+
+
 def die_of(number: int) -> int:
     if number == 5:
         os._exit(3)
