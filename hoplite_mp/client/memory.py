@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
@@ -224,8 +224,7 @@ class Memory:
         oid = hold.oid
         if refs and not held:
             self.inner[oid] = list(encoded.refs)
-            for ref in encoded.refs:
-                self.failure_read(self.local_id(ref))
+            self.note_passed_on(encoded.refs)
         return ObjectRef(self.public_id(oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
@@ -527,6 +526,13 @@ class Memory:
             return None
         self.failure_read(oid)
         return self.failure(mem)
+
+    def note_passed_on(self, refs: Iterable[ObjectRef[Any]]) -> None:
+        """Other processes may read these objects from now on, and with them the failures of their
+        tasks."""
+        for ref in refs:
+            with contextlib.suppress(ObjectLostError):  # it is gone, which its readers are to see
+                self.failure_read(self.local_id(ref))
 
     def failure(self, mem: memoryview) -> BaseException:
         """The exception in an error payload. The cause of a ReduceError, the error of its source,

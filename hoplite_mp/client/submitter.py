@@ -126,8 +126,7 @@ class Submitter:
         function, carried = self._functions.send(fn)
         call = serial.encode_call(args, kwargs, memory.keep)
         if len(call.refs) > len(call.dependencies):  # the task may read the others
-            for ref in call.refs:
-                self.failures.read(memory.local_id(ref))
+            memory.note_passed_on(call.refs)
         carries = carried if holder is None else (carried, holder)
         holds: list[Any] = [function, carries, *call.refs]
         inline, args_oid = call.head, 0

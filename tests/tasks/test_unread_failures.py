@@ -44,6 +44,24 @@ def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in found]
 
 
+class Holder:
+    """A value in which `submit` does not look for refs."""
+
+    def __init__(self, ref: object) -> None:
+        self.ref = ref
+
+
+def kind_inside(holder: Holder) -> str:
+    return type(holder.ref).__name__
+
+
+def test_a_ref_of_another_cluster_inside_a_value_is_stored_and_sent() -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster, hoplite_mp.Cluster(workers=1) as other:
+        holder = Holder(other.put(1))
+        assert cluster.submit(kind_inside, holder).result(PATIENCE_S) == "ObjectRef"
+        assert cluster.get(cluster.put([holder]), PATIENCE_S)[0].ref == holder.ref
+
+
 def test_unread_failures_are_reported_once_with_three_tracebacks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
