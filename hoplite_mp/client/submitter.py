@@ -303,8 +303,9 @@ class Submitter:
         for ref in pending.needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in VALUED:
-                if self._failed_dependency is not None and self._failed_dependency[0] == oid:
-                    self._fail(pending, *self._failed_dependency[1:])
+                known = self._failed_dependency  # read once: other threads may replace it
+                if known is not None and known[0] == oid:
+                    self._fail(pending, *known[1:])
                     return
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
