@@ -1,17 +1,16 @@
 """The tables of the synchronization objects: which calls wait, and which of them goes on next.
 
 Why it exists: all decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
-`Barrier` are made here, one after
-the other, by one process. A *ticket* names one call: the process that made it, and a number that
-this process uses once. Each method returns the answer to its caller, and appends to `woken` the
-tickets of the waiting calls that go on because of it.
+`Barrier` are made here, one after the other, by one process. A *ticket* names one call: the process
+that made it, and a number that this process uses once. Each method returns the answer to its
+caller, and appends to `woken` the tickets of the waiting calls that go on because of it.
 It must never know: processes, promises, how a death is learned, what an item is.
 
 Invariants of a queue: no call waits for an item while there is one that is not set aside for a
-getter that was woken, or that may come back; no call waits for room while there is some. An item
-leaves the table only as the answer to a call (or with `end(at_once=True)`), so no death takes along
-an item of the table. While the newest item that was taken may come back, because its call can be
-cancelled before it returns, no other call takes a later one.
+getter that was woken; no call waits for room while there is some. An item leaves the table only as
+the answer to a call (or with `end(at_once=True)`), so no death takes along an item of the table.
+While the newest item that was taken may come back, because its call can be cancelled before it
+returns, no other call takes a later one.
 Invariant of permits: free + held = the permits at the beginning + those released beyond them.
 """
 
@@ -67,9 +66,8 @@ class QueueTable:
         self.putters: Tickets = OrderedDict()  # calls that wait for room, each with its value
         self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
         self.woken: list[tuple[Ticket, Answer]] = []
-        self.uncertain: tuple[Ticket, int] | None = (
-            None  # the call, and the item, that may come back
-        )
+        # The call, and the item, that may come back.
+        self.uncertain: tuple[Ticket, int] | None = None
         self.busy: Tickets = OrderedDict()  # calls that wait until that is decided
         self.turn: Ticket | None = None  # of these, the one that was woken, and calls again
         self.unfinished = 0  # items put for which task_done was not called yet
@@ -200,7 +198,9 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        while self.uncertain is None and self.getters and len(self.items) > len(self.called):
+        """Also while an item may come back: the getters that are woken then are busy for a limited
+        time, but would wait here until the call that may give the item back goes on."""
+        while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
             self.called.add(ticket)
             self.woken.append((ticket, Answer.DONE))

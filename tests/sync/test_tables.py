@@ -460,6 +460,21 @@ def test_a_barrier_lets_whole_rounds_go_on(
         assert len(table.waiting) < parties or table.acting is not None
 
 
+def test_getter_of_the_next_item_is_woken_while_an_item_may_come_back() -> None:
+    """Only a call makes the table decide that the item does not come back."""
+    table = QueueTable(0)
+    first, second = (b"a", 1), (b"b", 2)
+    assert table.take(first, True, True) is Answer.WAIT
+    assert table.take(second, True) is Answer.WAIT
+    table.put((b"c", 3), 0, False)
+    assert isinstance(table.take(first, True, True), Item)
+    table.put((b"c", 4), 1, False)
+    assert [ticket for ticket, _ in table.woken] == [first, second]
+    assert table.take(second, True) is Answer.BUSY
+    table.decide()
+    assert table.take(second, True) == Item(2, 1)
+
+
 STEPS = st.sampled_from(["put", "take", "take for sure", "keep", "give back", "stop", "die"])
 
 
@@ -513,6 +528,7 @@ def test_items_that_come_back_stay_in_order_and_no_call_is_forgotten(
         settle()
         assert kept == sorted(kept)
         assert bool(uncertain) == (table.uncertain is not None)
+        assert not table.getters or len(table.items) <= len(table.called)
         if not uncertain:
             assert not table.busy
             assert not waiting or not table.items
