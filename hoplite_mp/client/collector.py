@@ -187,7 +187,8 @@ class Collector:
         # Set before the check: a thread that adds something from here on either is seen by the
         # check, or sees the flag and wakes this thread.
         self._resting = True
-        if submitter.pending or memory.inner:
+        # Futures have ended since the call above if the garbage collector has cancelled them.
+        if submitter.pending or memory.inner or submitter.ended_futures:
             self._resting = False
             self._sleep(interval)
         else:
