@@ -440,9 +440,9 @@ class Barrier(Handle):
         return int(index)
 
     def _acting(self, ticket: Any) -> Steps[Answer]:
-        assert self._action is not None
         try:
-            self._action()
+            if self._action is not None:  # a handle that was opened by name may have none
+                self._action()
         except Exception:
             yield self._call("abort")
             raise

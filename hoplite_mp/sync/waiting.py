@@ -465,8 +465,8 @@ class Gathering:
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[Answer, int]:
         """The answer, and how many came before in this round. acts: the barrier has an action."""
-        index = len(self.waiting)
-        if self.broken or index == self.parties:  # the second: a whole round waits for an action
+        index = len(self.waiting) % self.parties  # while an action runs, several rounds may wait
+        if self.broken:
             return Answer.ENDED, index
         if index + 1 == self.parties and self.acting is None:
             others, self.waiting = list(self.waiting), OrderedDict()
@@ -487,9 +487,8 @@ class Gathering:
             return False
         self.woken += [(other, Answer.DONE) for other in self.round]
         self.acting, self.round = None, []
-        if len(self.waiting) == self.parties:  # the next round has come meanwhile
-            *others, last = self.waiting
-            self.waiting = OrderedDict()
+        if len(self.waiting) >= self.parties:  # the next round has come meanwhile
+            *others, last = [self.waiting.popitem(last=False)[0] for _ in range(self.parties)]
             self.acting, self.round = last, others
             self.woken.append((last, Answer.ACT))
         return True

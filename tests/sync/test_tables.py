@@ -460,6 +460,21 @@ def test_a_barrier_lets_whole_rounds_go_on(
         assert len(table.waiting) < parties or table.acting is not None
 
 
+def test_barrier_with_more_calls_than_parties_lets_each_round_run_the_action() -> None:
+    table = Gathering(2)
+    calls = [(b"a", turn) for turn in range(7)]
+    answers = [table.arrive(call, True, True) for call in calls]
+    waits = [(Answer.WAIT, 0), (Answer.WAIT, 1)]
+    assert answers == [(Answer.WAIT, 0), (Answer.ACT, 1), *waits, *waits, (Answer.WAIT, 0)]
+    for first in range(0, 6, 2):
+        assert table.acting == calls[first + 1]
+        assert table.acted(table.acting)
+        assert (calls[first], Answer.DONE) in table.woken
+    assert table.acting is None
+    assert list(table.waiting) == calls[6:]
+    assert not table.broken
+
+
 def test_getter_of_the_next_item_is_woken_while_an_item_may_come_back() -> None:
     """Only a call makes the table decide that the item does not come back."""
     table = QueueTable(0)
