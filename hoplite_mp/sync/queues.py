@@ -39,9 +39,9 @@ class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ign
 
 
 _ShutDown = ShutDown
-# Identity of a queue's actor -> calls of this process that were interrupted, and whose items, if
-# they get any, are to be given back.
-_interrupted: dict[bytes, list[Future[Any]]] = {}
+# Calls of this process that were interrupted, and whose items, if they get any, are to be given
+# back; each with the identity of its queue's actor. A list, because each change is one step of C.
+_interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
 class Queue(Handle, Generic[T]):
@@ -298,7 +298,7 @@ class Queue(Handle, Generic[T]):
         except BaseException:  # Ctrl-C, or a cancelled await
             self._say("stop_taking", ticket)
             if asked is not None:
-                _interrupted.setdefault(self._key, []).append(asked)
+                _interrupted.append((self._key, asked))
                 asked.add_done_callback(self._give_back)
             raise
         if code == Answer.ENDED:
@@ -330,7 +330,7 @@ class Queue(Handle, Generic[T]):
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
         """Waits until what interrupted calls of this process have taken is given back, because a
         later call would take the items after it."""
-        while calls := _interrupted.get(self._key):
+        while calls := [one for key, one in _interrupted.copy() if key == self._key]:
             one = calls[0]
             with contextlib.suppress(Exception):  # the call has failed
                 yield one
@@ -339,11 +339,8 @@ class Queue(Handle, Generic[T]):
     def _give_back(self, asked: Any) -> None:
         """Gives back the item that was taken by a call whose caller has been interrupted, unless
         another thread does."""
-        calls = _interrupted.get(self._key, [])
         with contextlib.suppress(ValueError):
-            calls.remove(asked)
-            if not calls:
-                _interrupted.pop(self._key, None)
+            _interrupted.remove((self._key, asked))
             self._say_back(asked)
 
     def _say_back(self, asked: Any) -> None:
