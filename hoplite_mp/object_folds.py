@@ -114,16 +114,24 @@ class ObjectFolds(Messages):
             failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
             self._send_result(ranks, failed, self._memory.put_encoded(failed))
             raise
-        except BaseException:  # of a signal handler: the others go on without this rank
-            alone = serial.encode((call, FOLD_YOURSELF, None))
-            self._send_result(ranks, alone, self._memory.put_encoded(alone))
+        except BaseException:  # of a signal handler
+            self._let_fold(call, ranks)
             raise
         own = None
-        for some, encoded, ref in ready:
-            self._send_result(some, encoded, ref)
-            if self.rank in some:
-                own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
+        try:
+            for some, encoded, ref in ready:
+                self._send_result(some, encoded, ref)
+                if self.rank in some:
+                    own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
+        except BaseException:  # a rank that has its result already ignores the second message
+            self._let_fold(call, ranks)
+            raise
         return own
+
+    def _let_fold(self, call: int, ranks: Sequence[int]) -> None:
+        """Tells the others to go on without this rank."""
+        alone = serial.encode((call, FOLD_YOURSELF, None))
+        self._send_result(ranks, alone, self._memory.put_encoded(alone))
 
     def _send_result(
         self, ranks: Sequence[int], encoded: serial.Encoded, ref: ObjectRef[Any]

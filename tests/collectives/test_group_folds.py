@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import signal
@@ -198,6 +199,36 @@ def test_a_timeout_while_the_leader_folds(cluster: Cluster, tmp_path: Path) -> N
         return g.allreduce([g.rank, "next"], op=operator.add)
 
     assert in_threads(cluster, "slow fold", 2, body) == [[0, "next", 1, "next"]] * 2
+
+
+class Interruption(BaseException):
+    """What a signal handler may raise."""
+
+
+@pytest.mark.parametrize("op", [operator.add, extend])
+def test_leader_that_is_interrupted_while_it_sends_results_lets_the_others_fold(
+    cluster: Cluster, op: Any
+) -> None:
+    def interrupted(g: Group) -> None:
+        send, sent = g._send_encoded, itertools.count()
+
+        def send_once(*args: Any) -> str:
+            if next(sent) == 1:
+                raise Interruption
+            return send(*args)
+
+        g._send_encoded = send_once  # type: ignore[method-assign]
+        with pytest.raises(Interruption):
+            g.allreduce([g.rank], op=op)
+
+    def body(g: Group) -> Any:
+        g._timeout = 20
+        first = interrupted(g) if g.rank == 0 else g.allreduce([g.rank], op=op)
+        return first, g.allreduce([g.rank, "next"], op=op), g.calls
+
+    later = [0, "next", 1, "next", 2, "next"]
+    found = in_threads(cluster, f"interrupted sending {op.__name__}", 3, body)
+    assert found == [(None, later, 2), ([0, 1, 2], later, 2), ([0, 1, 2], later, 2)]
 
 
 def dying_leader(rank: int, name: str, folder: Path, strict: bool) -> Any:
