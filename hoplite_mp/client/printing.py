@@ -87,7 +87,7 @@ class Printer:
             except Exception:  # closed, or its node is gone, so no more lines will come
                 event.set()
 
-        # In a thread, because `ask` has to wait while another thread is in a long request.
+        # In a thread, because `ask` blocks as long as the node does not read what it is sent.
         with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(CELL_WAIT_S)

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Aside, Keep
 
 _ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
-
-
 _NOT_LOOKED_AT: Any = object()
 
 
