@@ -204,10 +204,14 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Calls `fn(future)` when the task has ended; as of `concurrent.futures.Future`.
 
+        Callbacks run one after another, in a thread of the library.
+
         Parameters
         ----------
         fn : callable
-            Takes this Future.
+            Takes this Future. It may wait for others by `result` or `Cluster.wait`, but not by
+            `concurrent.futures.wait` or `concurrent.futures.as_completed`, as in the callbacks of a
+            `ProcessPoolExecutor`: the thread that serves these is the one that would wait.
 
         Examples
         --------
