@@ -228,6 +228,8 @@ class Door:
         """Gives a caller the place of the oldest stranger of another host, if that host has more
         than its share and the caller's has less. So a host that floods the door hinders only
         itself, and no other caller is dropped."""
+        if len(self._guests) < self._guests_max:  # the next in the line has that place
+            return False
         counts = Counter(guest.address.host for guest in self._guests.values())
         share = max(1, self._guests_max // len({*counts, host}))
         most, count = counts.most_common(1)[0]

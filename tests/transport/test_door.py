@@ -201,6 +201,23 @@ def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
             caller.recv(1)
 
 
+def test_caller_that_comes_when_the_only_stranger_ends_joins_the_line(opened: list[Any]) -> None:
+    door = make_door(False, unauthenticated_max=1)
+    opened.append(door)
+    first, second = knock(door), knock(door)
+    opened.append(second)
+    until(lambda: len(door._line) == 1, lambda: door.turn(0.0))
+    door.turn(0.0)  # finds nothing, so that the end is announced before the next caller
+    first.close()
+    opened.append(knock(door))
+    door.turn(0.0)
+    assert door.strangers == 1
+    assert len(door._line) == 1
+    second.close()
+    until(lambda: not door._line, lambda: door.turn(0.0))
+    assert door.strangers == 1
+
+
 def test_without_descriptors_the_door_pauses(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
