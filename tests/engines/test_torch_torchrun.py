@@ -7,6 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch.distributed as dist
+
+import hoplite_mp
+from hoplite_mp.integrations.torch.own_cluster import announce_cluster, open_cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +43,21 @@ for _ in range(4):
     optimizer.zero_grad()
     losses.append(round(loss.item(), 4))
 print("rank", rank, total[0].item(), losses, "hoplite_mp" in sys.modules, flush=True)
+dist.destroy_process_group()
+"""
+PAIRS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, total = dist.get_rank(), 0
+for other in (1, 2):
+    pair = dist.new_group([0, other], backend="hoplite")
+    if rank in (0, other):
+        one = torch.full((4,), other if rank else 0)
+        dist.all_reduce(one, group=pair)
+        total += int(one[0])
+print(f"rank {rank}: {total}", flush=True)
 dist.destroy_process_group()
 """
 LIGHT = """
@@ -88,3 +107,31 @@ def test_entry_point_registers_the_backend_and_loads_no_engine() -> None:
 
 def test_entry_point_that_fails_raises_nothing() -> None:
     assert printed(BROKEN) == "no exception"
+
+
+def test_rank_without_cluster_beside_a_rank_0_that_has_one_is_refused_at_once() -> None:
+    store = dist.HashStore()
+    with hoplite_mp.Cluster(workers=0) as cluster:
+        announce_cluster(store, cluster)
+    with pytest.raises(hoplite_mp.ClosedError, match="rank 0 has one"):
+        open_cluster(store, 1)
+
+
+def test_rank_beside_a_rank_0_that_cannot_open_a_cluster_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setenv("HOPLITE_MP_MEMORY_BYTES", "no number")
+    with pytest.raises(hoplite_mp.ConfigError):
+        open_cluster(store, 0)
+    with pytest.raises(hoplite_mp.ClosedError, match="rank 0 could not open one"):
+        open_cluster(store, 1)
+
+
+def test_process_groups_with_rank_0_in_common_use_its_cluster(tmp_path: Path) -> None:
+    program = tmp_path / "pairs.py"
+    program.write_text(PAIRS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0: 3", "rank 1: 1", "rank 2: 2"]

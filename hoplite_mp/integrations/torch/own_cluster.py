@@ -22,49 +22,70 @@ from hoplite_mp.errors import ClosedError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["open_cluster"]
+__all__ = ["announce_cluster", "open_cluster"]
 
 ADDRESS_KEY = "hoplite_mp cluster"  # under these keys in torch's store
+CAME_KEY = "hoplite_mp ranks that came"
 LEFT_KEY = "hoplite_mp ranks that left"
 # How long rank 0 keeps the cluster open for ranks that have not ended yet. Longer: an exit takes
 # longer when another rank was killed. Shorter: a slow rank loses the cluster before its last call.
 LEAVE_S_MAX = 30.0
 LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
+_opened: dict[str, str] = {}  # how other ranks connect to the cluster that this process has opened
 
 
-def open_cluster(store: dist.Store, rank: int, size: int) -> hoplite_mp.cluster.Cluster:
+def open_cluster(store: dist.Store, rank: int) -> hoplite_mp.cluster.Cluster:
     """Opens the cluster of these ranks in this process. It ends with the process of rank 0, which
-    waits for the others. ClosedError: the ranks are on several hosts."""
+    waits for the others. ClosedError: the ranks are on several hosts, or rank 0 has no cluster for
+    the others."""
     if rank == 0:
-        return _lead(store, size)
+        return _lead(store)
     found = json.loads(store.get(ADDRESS_KEY))
+    if "error" in found:
+        raise ClosedError(f"this rank has no cluster for backend 'hoplite': {found['error']}")
     if found["host"] != _host():
         raise ClosedError(
             "backend 'hoplite' needs a cluster for ranks on several hosts: run `hoplite-mp up` on "
             "one host and `hoplite-mp join` on the others, and open Cluster(address=...) in each "
             "rank before init_process_group"
         )
-    cluster = hoplite_mp.cluster.Cluster(
-        workers=0, address=found["address"], token=Path(found["token_file"])
-    )
-    atexit.register(_leave, store)  # runs before the cluster's own exit function
+    store.add(CAME_KEY, 1)
+    try:
+        cluster = hoplite_mp.cluster.Cluster(
+            workers=0, address=found["address"], token=Path(found["token_file"])
+        )
+    except BaseException:
+        store.add(LEFT_KEY, 1)
+        raise
+    atexit.register(_leave, store, os.getpid())  # runs before the cluster's own exit function
     return cluster
 
 
-def _lead(store: dist.Store, size: int) -> hoplite_mp.cluster.Cluster:
+def announce_cluster(store: dist.Store, cluster: hoplite_mp.cluster.Cluster) -> None:
+    """Rank 0 has this cluster already. The others have it, too, or read here what to do."""
+    if _opened and _opened["address"] == cluster.address:  # opened for another process group
+        store.set(ADDRESS_KEY, json.dumps(_opened))
+        atexit.register(_await_others, store, os.getpid())
+        return
+    error = "rank 0 has one; open Cluster(address=...) in every rank, or a cluster in none"
+    store.set(ADDRESS_KEY, json.dumps({"error": error}))
+
+
+def _lead(store: dist.Store) -> hoplite_mp.cluster.Cluster:
     folder = tempfile.mkdtemp(prefix="hoplite_mp-")  # mode 0700
     try:
         file = Path(folder, "token")
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
             token.write(secrets.token_urlsafe(TOKEN_BYTES))
         cluster = hoplite_mp.cluster.Cluster(workers=0, listen="127.0.0.1:0", token=file)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        store.set(ADDRESS_KEY, json.dumps({"error": f"rank 0 could not open one: {error}"}))
         raise
-    found = {"host": _host(), "address": cluster.address, "token_file": str(file)}
-    store.set(ADDRESS_KEY, json.dumps(found))
-    atexit.register(_leave_last, store, size, folder)
+    _opened.update(host=_host(), address=str(cluster.address), token_file=str(file))
+    store.set(ADDRESS_KEY, json.dumps(_opened))
+    atexit.register(_leave_last, store, folder, os.getpid())
     return cluster
 
 
@@ -73,19 +94,29 @@ def _host() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _leave(store: dist.Store) -> None:
+def _leave(store: dist.Store, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child ends
+        return
     try:
         store.add(LEFT_KEY, 1)
     except RuntimeError:  # torch's store has ended, so rank 0 does not wait
         return
 
 
-def _leave_last(store: dist.Store, size: int, folder: str) -> None:
-    """Waits until the other ranks have ended, because the cluster ends with this process."""
+def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child ends
+        return
     shutil.rmtree(folder, ignore_errors=True)
+    _await_others(store, pid)
+
+
+def _await_others(store: dist.Store, pid: int) -> None:
+    """Waits until the ranks that came have ended, because the cluster ends with this process."""
+    if os.getpid() != pid:  # a forked child ends
+        return
     end = clock.monotonic() + LEAVE_S_MAX
     try:
-        while store.add(LEFT_KEY, 0) < size - 1 and clock.monotonic() < end:
+        while store.add(LEFT_KEY, 0) < store.add(CAME_KEY, 0) and clock.monotonic() < end:
             clock.sleep(LEAVE_POLL_S)
     except RuntimeError:  # torch's store has ended
         return

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import hoplite_mp.cluster
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.integrations.torch.own_cluster import open_cluster
+from hoplite_mp.integrations.torch.own_cluster import announce_cluster, open_cluster
 from hoplite_mp.integrations.torch.tensors import Array, filled, flat, plain
 from hoplite_mp.integrations.torch.work import Caller, Work
 
@@ -51,7 +51,10 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proce
     try:
         cluster = hoplite_mp.cluster.current()
     except ClosedError:
-        cluster = open_cluster(store, rank, size)
+        cluster = open_cluster(store, rank)
+    else:
+        if rank == 0:
+            announce_cluster(store, cluster)
     if rank == 0:
         store.set(NAME_KEY, uuid.uuid4().hex)
     name = f"torch.distributed {store.get(NAME_KEY).decode()}"
