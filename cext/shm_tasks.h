@@ -234,7 +234,7 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     if (!may_begin(c, pool, slot)) { /* the node wakes it when a worker waits inside a task */
         uint64_t from = now_ns();
         wake_for_rest(c, pool); /* who posted may count on this worker */
-        if (from < deadline && !LOAD(&me->retire))
+        if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire))
             futex_wait(&me->task, aside,
                        (int64_t)(deadline - from < SLICE_NS ? deadline - from : SLICE_NS));
         return 0;
