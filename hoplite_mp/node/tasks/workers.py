@@ -139,7 +139,7 @@ class Workers(hints.Hints):
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
             if self.pauses() or self.full:
-                pool.target = max(before, len(pool.workers))
+                pool.target = max(before, pool.own)  # stand-ins are no part of it
         return pool.target
 
     def open_bound(self, owner: int, audience: int) -> int | None:
