@@ -27,7 +27,7 @@ class Sent:
 
 
 class Clock:
-    """Seconds, as `time` gives them."""
+    """Seconds, as `hoplite_mp.clock` gives them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture(name="clock")
 def fixture_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(chunks, "clock", clock)
     return clock
 
 
