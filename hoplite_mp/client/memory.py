@@ -490,10 +490,12 @@ class Memory:
         mem = self.payload(oid, deadline)
         if self.client.printed != self.printed:
             self.show_printed()
+        failed = serial.payload_kind(mem) == serial.ERROR
+        if failed:  # before `ended`, because another thread may be noting the failure of its Future
+            self.failure_read(oid)
         if oid in self.pending:  # release what its task has held now, not at the next `drain`
             self.ended(oid)
-        if serial.payload_kind(mem) == serial.ERROR:
-            self.failure_read(oid)
+        if failed:
             raise self.failure(mem)
         try:
             return serial.decode(mem, make_ref=self.make_ref, writable=writable)

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +30,11 @@ def fail(number: int) -> None:
 
 def quiet(number: int) -> None:
     raise KeyError(number)
+
+
+def wait_and_fail() -> None:
+    time.sleep(0.2)
+    raise KeyError(1)
 
 
 class Fails:
@@ -211,3 +218,25 @@ def test_pickling_error_of_an_executor_that_nobody_reads_is_reported(
     (text,) = reports(caplog)
     assert text.startswith("1 task failed")
     assert "not this one" in text
+
+
+def test_failure_read_while_another_thread_notes_it_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster, ThreadPoolExecutor(1) as reader:
+        failures = cluster._runtime.submitter.failures
+        found: list[BaseException | None] = []
+
+        class Tasks:
+            """Another thread reads the failure in the middle of the first `note`."""
+
+            def name(self, oid: int) -> str:
+                monkeypatch.undo()
+                found.append(reader.submit(cluster.get, ref).exception(PATIENCE_S))
+                return "quiet"
+
+        ref = cluster.submit(wait_and_fail).ref
+        monkeypatch.setattr(failures, "_tasks", Tasks())
+        eventually(lambda: cluster._runtime.submitter.drain() or found)
+        assert [type(one) for one in found] == [KeyError]
+    assert reports(caplog) == []
