@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import logging
 import math
 import os
 import sys
@@ -15,7 +16,7 @@ from hoplite_mp._version import __version__
 from hoplite_mp.demo.training import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TextIO, TypeAlias
 
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -32,12 +33,26 @@ TOP_NEEDS = {"rich": "rich"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     try:
-        code = _run(argv)
+        with _warnings_printed():
+            code = _run(argv)
     except BrokenPipeError:  # the reader of the output has gone
         code = 1
     finally:
         written = _flushed(sys.stdout) & _flushed(sys.stderr)
     return code or int(not written)
+
+
+@contextlib.contextmanager
+def _warnings_printed() -> Iterator[None]:
+    """Inside this context, stderr receives warnings of this package like a command's own lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("hoplite-mp: %(message)s"))
+    logger = logging.getLogger("hoplite_mp")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _flushed(stream: TextIO) -> bool:

@@ -451,3 +451,20 @@ def test_dump_of_a_cluster_that_is_not_there(lan: Lan, cluster: UpCluster) -> No
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("hoplite-mp: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_command_that_waits_for_a_cluster_prints_the_wait_as_its_own_line(
+    lan: Lan, cluster: UpCluster
+) -> None:
+    done = lan[1].run(
+        [*HOPLITE, "status", f"{lan[1].address}:7099"],
+        env=cluster.env | {"HOPLITE_MP_CONNECT_TIMEOUT_S": "4"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    wait, error = done.stderr.splitlines()
+    assert wait == f"hoplite-mp: waiting for {lan[1].address}:7099 ... (Connection refused)"
+    assert error.startswith("hoplite-mp: ")
