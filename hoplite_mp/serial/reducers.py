@@ -133,10 +133,11 @@ def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
 
 
 def _reduces_as_exception(cls: Any) -> bool:
-    """Is this a class of exceptions, not a builtin one, that does not define how it pickles?"""
+    """Is this a class of exceptions, not a builtin one, that does not define how it pickles? The
+    errors of this library keep the default, which is shorter: their `__init__` takes any args."""
     return (
         issubclass(cls, BaseException)
-        and cls.__module__ != "builtins"
+        and cls.__module__ not in ("builtins", "hoplite_mp")
         and cls not in copyreg.dispatch_table
         and type(cls.__reduce__) is types.MethodDescriptorType
         and cls.__reduce_ex__ is object.__reduce_ex__
