@@ -159,12 +159,12 @@ def forking_task(ref: Any, how: str) -> tuple[int, int]:
     return forked(child), sum(c.get(inside))
 
 
-@pytest.mark.parametrize("how", ["ends", "exit", "returns", "raises"])
-def test_fork_in_a_task(cluster: Cluster, how: str) -> None:
+@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("exit", 0), ("returns", 0), ("raises", 1)])
+def test_fork_in_a_task(cluster: Cluster, how: str, code: int) -> None:
     warm(cluster, echo)
     ref = cluster.put(np.ones(255, np.uint8))
     ref_in = type("In", (), {"value": ref})()
-    assert cluster.submit(forking_task, ref_in, how).result() == (0, 45)
+    assert cluster.submit(forking_task, ref_in, how).result() == (code, 45)
     assert [cluster.submit(echo, n).result() for n in range(5)] == list(range(5))
     assert cluster.stats()["workers_lost"] == 0
     assert checksum(cluster.get(ref)) == 255
