@@ -11,7 +11,6 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-import torch.distributed as dist
 
 import hoplite_mp
 import hoplite_mp.integrations.torch  # registers the backend
@@ -61,13 +60,6 @@ def outcomes(chosen: list[str], folder: Path) -> dict[str, str]:
     with hoplite_mp.Cluster(workers=0) as c:
         ranks = c.spmd(torch_suite.rank_of, SIZE, SIZE, os.fspath(folder), port, chosen)
         return ranks[0].result(SUITE_S)
-
-
-def test_it_needs_a_cluster() -> None:
-    store = dist.HashStore()
-    with pytest.raises(hoplite_mp.ClosedError, match=r"start the ranks by Cluster\.spmd"):
-        dist.init_process_group("hoplite", store=store, rank=0, world_size=1)
-    assert not dist.is_initialized()
 
 
 def test_each_kind_of_call(tmp_path: Path) -> None:

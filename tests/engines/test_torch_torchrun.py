@@ -135,3 +135,19 @@ def test_process_groups_with_rank_0_in_common_use_its_cluster(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0: 3", "rank 1: 1", "rank 2: 2"]
+
+
+ALONE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hoplite", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3)
+dist.all_reduce(x)
+dist.destroy_process_group()
+print(x.tolist())
+"""
+
+
+def test_rank_without_a_cluster_opens_one_that_ends_with_it() -> None:
+    assert printed(ALONE) == "[1.0, 1.0, 1.0]"
