@@ -14,7 +14,7 @@ import pytest
 from tests.serial.code_helpers import ROOT
 
 PROGRAM = Path(__file__).with_name("first_pickled.py")
-FRESH = 10
+FRESH = 6
 AT_A_TIME = 2
 SEEDS = 1 << 30
 SOAK_PROGRAMS, SOAK_FORKS = 2000, 20  # programs in all; those of one interpreter
