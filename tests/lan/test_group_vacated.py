@@ -50,13 +50,21 @@ for alone in (False, True):
     c.wait(peers[:1])
     open(gate + name, "w").close()
     print(*sorted(f.result(40) for f in peers[1:]))
+def wait_for(*paths):
+    while not all(map(os.path.exists, paths)):
+        time.sleep(0.01)
 def twice(rank, name):
+    again = os.path.exists(gate + name + " died")
     if rank:
-        while not os.path.exists(gate + name):
-            time.sleep(0.01)
-    g = hoplite_mp.current().group(name, 3, rank)
-    if rank == 0 and not os.path.exists(gate + name):
+        wait_for(gate + name)
+    elif again:  # the others join while the rank is vacated
         open(gate + name, "w").close()
+        wait_for(gate + name + "1", gate + name + "2")
+    g = hoplite_mp.current().group(name, 3, rank)
+    if rank:
+        open(gate + name + str(rank), "w").close()
+    elif not again:
+        open(gate + name + " died", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return g.allgather(rank)
 if "{how}" == "kill":
