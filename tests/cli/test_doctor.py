@@ -62,11 +62,16 @@ def test_without_starting_anything() -> None:
 
 
 def test_limits_of_this_process() -> None:
-    done = run("--no-start", before="ulimit -Sn 40; ulimit -Hn 40; ulimit -v 40000000")
+    done = run("--no-start", before="ulimit -Sn 40; ulimit -Hn 40; ulimit -v 4000000")
     assert done.returncode == 1
     found = levels(done.stdout)
     assert found["open files"] == found["address space"] == "problem"
     assert "2 problems" in done.stdout.splitlines()[-1]
+
+
+def test_address_space_that_fits_a_smaller_store_is_no_problem() -> None:
+    done = run("--no-start", before="ulimit -v 40000000")
+    assert levels(done.stdout)["address space"] == "ok", done.stdout
 
 
 def test_one_wrong_setting_is_one_problem() -> None:
