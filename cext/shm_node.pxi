@@ -60,7 +60,7 @@ cdef class NodeClient(_Counting):
         STORE32(&client_of(self.c, slot).state, 0)
 
     def set_stands_in(self, unsigned slot, bint value) -> None:
-        """Whether the worker in that slot only stands in for one that waits inside a task."""
+        """Whether the worker in that slot is a stand-in for a worker that waits inside a task."""
         STORE32(&client_of(self.c, slot).stands_in, value)
 
     def set_retire(self, unsigned slot, uint32_t value) -> None:

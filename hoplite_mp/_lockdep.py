@@ -1,14 +1,14 @@
 """Checks the order in which threads take locks, as Linux's lockdep does.
 
-Locks are compared by name, not by object: what one thread does with one Future's lock, another does
-with another's. Each step from a lock that is held to one that is taken is an edge; an inversion is
-found when its second edge appears, although no thread had to wait. Checked are also the order that
-`Checker.order` gives, waits under locks that others need soon, messages under a lock that is taken
-while a reply is handled, and functions of users that are called under a lock.
+Locks are compared by name, not by object, because threads use the locks of different Futures in the
+same way. Each step from a lock that is held to one that is taken is an edge; an inversion is found
+when its second edge appears, even if no thread had to wait. The checker also reports locks out of
+the order of `Checker.order`, waits under locks that other threads need soon, messages under a lock
+that the handler of a reply takes, and user functions that are called under a lock.
 
-What the garbage collector's finalizers take is an edge of another kind: a finalizer may run under
-any lock, and no two threads run the collector at the same time. So a circle counts if at most one
-of its edges is of that kind, and such an edge alone breaks no order.
+A lock that a finalizer takes in the garbage collector is an edge of another kind: a finalizer may
+run under any lock, and no two threads run the collector at the same time. So a circle counts if at
+most one of its edges is of that kind, and such an edge alone breaks no order.
 
 A signal handler may raise an exception between any two steps of Python, and `with` must then still
 release the lock. So locks are released by the code in C that they inherit, and what a thread holds
@@ -61,8 +61,8 @@ class Edge(NamedTuple):
 
 
 class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is not
-    """A lock that reports to a checker. One that is not reentrant is an RLock, too, because that
-    knows its holder; its holder cannot take it again."""
+    """A lock that reports to a checker. A lock that is not reentrant is an RLock as well, because
+    an RLock knows its holder; taking it twice is an error."""
 
     checker: Checker
     name: str
@@ -95,7 +95,8 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
             raise
         return got[0]
 
-    __enter__ = acquire  # a call of it would be another step, after which a signal handler may run
+    # Not a method that calls `acquire`: a signal handler may run after each step.
+    __enter__ = acquire
 
     def locked(self) -> bool:
         if self._is_owned():
@@ -107,7 +108,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
 
 
 class _Thread(threading.local):
-    """What one thread holds, as far as it has not been released since."""
+    """The locks that one thread has taken. Some may have been released since."""
 
     def __init__(self) -> None:
         self.held: list[Held] = []
@@ -124,7 +125,7 @@ class Checker:
         self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
         self._where = where if os.path.isdir(where) else ""
         self.findings: list[str] = []
-        self._seen: set[tuple[str, ...]] = set()  # what was reported already
+        self._seen: set[tuple[str, ...]] = set()  # findings that were reported
         self._edges: dict[tuple[str, str], Edge] = {}
         self._finalizer_edges: dict[tuple[str, str], Edge] = {}
         self._local = _Thread()
@@ -137,7 +138,7 @@ class Checker:
         self._local, self._collecting = _Thread(), 0
 
     def close(self) -> None:
-        """Ends this checker, of a test say."""
+        """Ends this checker. For tests."""
         gc.callbacks.remove(self._on_collection)
 
     def _on_collection(self, phase: str, info: object) -> None:
@@ -173,7 +174,7 @@ class Checker:
         return held
 
     def before(self, lock: CheckedLock) -> None:
-        """The thread is going to take the lock, and to wait for it if it must."""
+        """The thread is about to take the lock, and may have to wait for it."""
         for held in self._held():
             self._edge(held, lock.name)
 
@@ -183,7 +184,7 @@ class Checker:
         self._local.held.append(Held(lock, _stack(), collecting))
 
     def taken_twice(self, lock: CheckedLock) -> str:
-        """Reports that a thread takes a lock again that it holds, which would never end."""
+        """Reports that a thread takes a lock that it already holds, which would deadlock."""
         held = next((one for one in self._held() if one.lock is lock), None)
         earlier = "" if held is None else _part(f"{lock.name} was taken at", held.stack)
         now = _part("and again at", _stack())
@@ -196,7 +197,7 @@ class Checker:
             self._edge(held, channel)
 
     def waits(self, what: str) -> None:
-        """The thread is going to wait for the node, or for an object."""
+        """The thread is about to wait for the node, or for an object."""
         collecting = self._collecting == threading.get_ident()
         for held in self._held():
             name = held.lock.name
@@ -207,7 +208,7 @@ class Checker:
             self._report(("wait", name), found)
 
     def calls_user_code(self, what: str) -> None:
-        """The thread is going to call a function of the user, which may take any lock."""
+        """The thread is about to call a function of the user, which may take any lock."""
         for held in self._held():
             name = held.lock.name
             found = f"{what} called under {name}\n"
@@ -246,8 +247,8 @@ class Checker:
         return self._edges.get(pair) or self._finalizer_edges[pair]
 
     def _way(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
-        """The edges from one lock to another; at most one of them is a finalizer's, none if
-        `finalizer`, because the edge that closes the circle is one."""
+        """The edges of a path from one lock to another. At most one edge is a finalizer's; none is
+        if `finalizer`, because then the edge that closes the circle is a finalizer's."""
         ways: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
         seen = {(start, finalizer)}
         while ways:

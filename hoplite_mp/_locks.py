@@ -1,8 +1,8 @@
 """The locks of a process by name, and the order in which a thread may take them.
 
 The library makes each lock here, with its name in `ORDER`. A thread that holds a lock takes only
-locks that stand below it; docs/architecture.md says what each of them protects. So no threads can
-wait for each other in a circle. With HOPLITE_MP_DEBUG_LOCKS set, `_lockdep` checks every lock that
+locks that stand below it, so threads cannot deadlock; docs/architecture.md says what each lock
+protects. With HOPLITE_MP_DEBUG_LOCKS set, `_lockdep` checks every lock that
 is taken; otherwise these functions return the plain locks of `threading`.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
 # "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
 # From the outermost to the innermost: name -> may its holder wait for the node, or for an object?
-# Such a wait may take long, and all that want the lock wait, too.
+# Such a wait may take long, and so does every wait for the lock.
 ORDER: dict[str, bool] = {
     # a cluster's start and end
     "joblib.process": True,

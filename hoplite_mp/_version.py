@@ -20,8 +20,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip checks it too, a copied sour
 
 
 def _check_gil() -> None:
-    """Warns, or refuses, where the interpreter runs without a GIL. CPython turns the GIL on again
-    when it loads the first compiled module that needs it; `PYTHON_GIL=0` prevents that."""
+    """Warns if the interpreter runs without a GIL; ImportError if that cannot change. CPython turns
+    the GIL on when it loads the first compiled module that needs it; `PYTHON_GIL=0` prevents
+    that."""
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         return
     if getattr(sys.flags, "gil", None) == 0:

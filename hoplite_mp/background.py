@@ -49,8 +49,8 @@ class CallFuture(ThreadFuture[T]):
         self.number = number  # in the order of the calls; a number may be missing
         self.withdrawn = False  # the call is to end as soon as it would have to wait
         self.left = False  # it has ended so, or was not made
-        # Taken until the call is over, and released by the thread that has made the call: no lock
-        # of a thread.
+        # Held until the call is over. Another thread releases it, the one that has made the call,
+        # so it has no place in the order of locks.
         self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 

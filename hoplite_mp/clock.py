@@ -25,8 +25,8 @@ PROCESS_LOOK_S_MAX = 0.05  # longest pause between two looks at a process; the f
 
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """The exit code of the process, for whose end this waits; None if it has not ended in time. As
-    `Popen.wait`, whose timeout goes by the clock that tests freeze."""
+    """Waits for the process and returns its exit code; None if it has not ended in time. Like
+    `Popen.wait`, whose timeout uses the clock that tests freeze."""
     end, pause = monotonic() + seconds, 5e-4
     while (code := process.poll()) is None and (left := end - monotonic()) > 0:
         sleep(min(left, pause))

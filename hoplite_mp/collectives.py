@@ -159,7 +159,7 @@ def _reduce(
 def _limits(
     refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
 ) -> tuple[int, float | None]:
-    """How many of the refs go in, and the seconds until a reduction takes what is ready."""
+    """How many refs go in, and the seconds after which a reduction takes those that are ready."""
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
     wanted = len(refs) if num is None else whole(num)
@@ -247,8 +247,8 @@ class CollectiveCalls:
         op : str, numpy.ufunc or callable, optional
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of `refs`, in one task of the cluster; what it
-            raises, `get` raises. Default: "sum".
+            values from left to right in the order of `refs`, in one task of the cluster; if it
+            raises, `get` raises that exception. Default: "sum".
         num : int, optional
             How many of the refs go in, 1 to len(refs). Default: all.
         deadline : float, optional
@@ -321,8 +321,8 @@ class CollectiveCalls:
         Returns
         -------
         ObjectRef
-            Ready when every living node in `to` holds the result; if `op` is a function, when the
-            values are folded, and the nodes receive the result then (default: all nodes).
+            Ready when every living node in `to` (default: all nodes) holds the result. If `op` is a
+            function: ready when the values are folded; the nodes receive the result after that.
 
         Raises
         ------

@@ -273,8 +273,9 @@ class Config(metaclass=_Explained):
 
     blas_threads: int | None = None
     """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: as
-    OMP_NUM_THREADS and its kin say, else cores / processes of the pool, and 1 in an actor.
-    Higher: a single large product is faster. Lower: processes do not compete for the cores."""
+    OMP_NUM_THREADS and similar variables say, else cores / processes of the pool, and 1 in an
+    actor. Higher: a single large product is faster. Lower: processes do not compete for the
+    cores."""
 
     await_read_bytes_max: int = 256 * KIB
     """What `await` reads in the event loop; larger values go through a thread, unless they are
@@ -331,7 +332,7 @@ class Config(metaclass=_Explained):
 
     unauthenticated_max: int = 64
     """Connections that are not believed yet, at a time and at each door; each can make the process
-    hold some 100 KiB. Four times as many wait in a line, and only a host that has more than its
+    hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more than its
     share loses connections. Higher: more hosts can join in the same moment. Lower: strangers cost
     less memory."""
 

@@ -55,7 +55,7 @@ SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 # transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
 # is wider, and the call takes longer if the two call nearly together.
 LAST_LAG_SHARE = 0.45
-# The end of errors about values that are no arrays.
+# The last words of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)

@@ -28,8 +28,8 @@ class Executor(TaskExecutor):
 
     It owns a cluster of this host. The death of a worker does not break it: the task runs again in
     another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
-    with what pickle has raised. A task that raises SystemExit or KeyboardInterrupt fails with just
-    that, where a Cluster raises TaskError.
+    with what pickle has raised. A task that raises SystemExit or KeyboardInterrupt fails with
+    that exception; a Cluster raises TaskError instead.
 
     Parameters
     ----------

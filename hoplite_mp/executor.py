@@ -71,7 +71,7 @@ class Options:
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
-    # An option is set that has no effect on `submit`, which has no time to look at each.
+    # An option is set that has no effect on `submit`. Precomputed, because `submit` must be fast.
     _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:

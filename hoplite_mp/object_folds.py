@@ -3,7 +3,7 @@
 The call itself is an allgather of the pickled values. Its contributors are those of the reduction.
 The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
 and sends each rank its result by a message with a tag that no user has. If the leader dies before
-its message has arrived, a rank folds the values itself, which it has from the allgather.
+its message has arrived, each rank folds the values itself; it has them from the allgather.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ObjectFolds(Messages):
             failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
             self._send_result(ranks, failed, self._memory.put_encoded(failed))
             raise
-        except BaseException:  # of a signal handler
+        except BaseException:  # of a signal handler: the other ranks go on without this rank
             self._let_fold(call, ranks)
             raise
         own = None
@@ -143,7 +143,7 @@ class ObjectFolds(Messages):
     # -- the other ranks -----------------------------------------------------------------------
 
     def _ended_members(self) -> tuple[int, ...]:
-        """As `Inbox.ended`, now."""
+        """The present value of `Inbox.ended`."""
         self._check_member()
         self._inbox.look()
         return self._inbox.ended
@@ -187,7 +187,7 @@ class ObjectFolds(Messages):
                 number, state, value = self._inbox.take(receive)
             finally:
                 self._inbox.withdraw(receive)
-            if number == call:  # else this rank was interrupted before it received that one
+            if number == call:  # otherwise the result of a call in which this rank was interrupted
                 return state, value
 
 

@@ -196,7 +196,7 @@ class ObjectCalls:
             return in_nest(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
-        except Exception:  # the caller gets only one, but has asked for all
+        except Exception:  # it stands for all failures, so none is reported
             with contextlib.suppress(HopliteError):
                 in_nest(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
@@ -204,7 +204,7 @@ class ObjectCalls:
     def _get_skipping(
         self, refs: Any, errors: Any, read: Callable[[ObjectRef[Any]], Any]
     ) -> list[Any]:
-        """The values of those refs that have not failed."""
+        """The values of the refs that have not failed."""
         if errors != "skip":
             raise ValueError(f'errors={errors!r}: it must be "raise" or "skip"')
         nested = type(refs) is dict or (type(refs) in NESTS and any(type(x) in NESTS for x in refs))

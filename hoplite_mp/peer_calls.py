@@ -84,10 +84,10 @@ class PeerCalls(ObjectFolds):
             The same shape and dtype on every rank. If `op` is a function: any value that pickles.
         op : str, numpy.ufunc or callable, optional
             A name or a ufunc as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of ranks, at the lowest living rank. What it
-            raises, every rank raises. The ranks agree on it by its module and qualified name. If
-            that rank dies while it folds, the others fold the values themselves, so the function
-            should give equal results for equal values. Default: "sum".
+            values from left to right in the order of ranks, at the lowest living rank. If it
+            raises, every rank raises that exception. It must have the same module and qualified
+            name on every rank. If the folding rank dies meanwhile, the others fold the values
+            themselves, so the function should give equal results for equal values. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
 

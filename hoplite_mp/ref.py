@@ -84,11 +84,11 @@ runtime_hooks = RuntimeHooks()
 
 
 class NotAnArray:
-    """Base of what stands for a value that may be an array. Without it NumPy takes a ref for a
-    number of its own kind, and `np.sum(ref)` returns the ref.
+    """Base of classes that stand for a value that may be an array. Without it NumPy would treat a
+    ref as a scalar, and `np.sum(ref)` would return the ref.
 
     An array of dtype object can hold it, and compares it with `==` and `!=`. Every other use as an
-    array or a number is a TypeError. `HOW`: how a user gets the value.
+    array or a number raises TypeError. `HOW`: how a user gets the value.
     """
 
     __slots__ = ()

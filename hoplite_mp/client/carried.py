@@ -161,9 +161,9 @@ class Carried:
             users.pop(key, None)
 
     def bound(self, module: ModuleType, name: str, value: Any, kept: list[Kept]) -> None:
-        """Keeps what is known of the arrays of a module's variable as long as the variable has this
-        value. Else the same array would get another mark once no function that was sent with it
-        lives, and would overwrite what tasks have set."""
+        """Keeps the marks of the arrays of a module's variable as long as the variable has this
+        value. Otherwise the same array would get a new mark after the last function that was sent
+        with it is gone, and would overwrite values that tasks have set."""
         if not kept and not self._bound:
             return
         with written.lock:

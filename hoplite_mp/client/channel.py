@@ -61,8 +61,8 @@ class Channel:
         # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        # Held by the one call that is under way. An RLock, because an RLock knows which thread has
-        # it (see `check_not_inside`). No thread takes it twice.
+        # Held by the one call that is under way. An RLock, because an RLock knows which thread
+        # holds it (see `check_not_inside`). No thread takes it twice.
         self._lock = _locks.rlock("client.channel")
         self._number = first
         # Number of the last reply that this process has read. Each call carries it, so that the
@@ -75,9 +75,10 @@ class Channel:
 
     def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
         """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
-        same step as the request is sent, between which no signal handler can raise.
+        same step that sends the request, so that no signal handler can raise in between.
 
-        Takes no lock, so a caller may hold any. Messages of one thread arrive in their order."""
+        Takes no lock, so the caller may hold any lock. Messages of one thread arrive in their
+        order."""
         _locks.sends("client.channel")
         try:
             self._look()

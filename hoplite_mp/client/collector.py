@@ -116,7 +116,7 @@ class Collector:
 
     @property
     def _serves(self) -> bool:
-        """Does the thread run, and go on?"""
+        """Is the thread running, and will it go on?"""
         memory = self._submitter.memory
         return self._thread > 0 and not self._closed and memory.lost is None
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NoNodeHere", "enter"]
 
-# After how long a process that connects says for which address it waits. Lower: the message also
-# appears where a cluster is only about to start.
+# Delay before a connecting process logs the address that it is waiting for. Lower: the message also
+# appears for clusters that are about to start.
 SILENT_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -66,7 +66,7 @@ def enter(
         return Host(workers, config.memory_bytes, config), None
     from hoplite_mp.client.network import Network
 
-    with _waiting_is_said(address, config.connect_timeout_s):
+    with _warns_if_silent(address, config.connect_timeout_s):
         return _enter_network(
             Network(
                 config,
@@ -117,9 +117,9 @@ def _enter_network(
 
 
 @contextlib.contextmanager
-def _waiting_is_said(address: str | None, timeout_s: float) -> Iterator[None]:
-    """Inside this context, a warning says that nobody answers at the address, once, after
-    SILENT_S. With a `timeout_s` as short as that, the error alone says so."""
+def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
+    """Logs one warning if the body takes longer than SILENT_S and the address does not answer. With
+    a `timeout_s` as short as that, the error alone says so."""
     if address is None or timeout_s <= SILENT_S:
         yield
         return
@@ -132,7 +132,7 @@ def _waiting_is_said(address: str | None, timeout_s: float) -> Iterator[None]:
         if reason and not over.is_set():
             _log.warning("waiting for %s ... (%s)", address, reason)
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is said
+    with contextlib.suppress(RuntimeError):  # no thread can be started: no warning
         threading.Thread(target=say, name="hoplite_mp waiting", daemon=True).start()
     try:
         yield

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Failures"]
 
 TRACEBACKS_MAX = 3  # in the report
-# Failures whose payloads are kept for the report. Higher: tracebacks are there although earlier
-# failures have been read meanwhile; each costs up to 80 KiB.
+# Failures whose payloads are kept. Higher: the report has tracebacks even if the program has read
+# many earlier failures; each payload costs up to 80 KiB.
 PAYLOADS_MAX = 64
 FAILURES_MAX = 100_000  # beyond so many the report says "more than"; each costs about 200 bytes
 NAMES_MAX = 10  # names of tasks in the report
@@ -39,7 +39,7 @@ Failure: TypeAlias = "tuple[str, bytes, weakref.ref[Settles]]"
 
 
 class Failures:
-    """Those of one process's tasks. Any thread may call any method."""
+    """The unread failures of one process's tasks. Any thread may call any method."""
 
     def __init__(
         self, client: _shm.Client, tasks: _tasks.Tasks, pending: dict[int, Pending]
@@ -50,7 +50,7 @@ class Failures:
         self._found: dict[int, Failure] = {}  # by the task's id
         self._payloads = 0
         self._more = False
-        self.closed = False  # what fails from now on fails because the cluster ends
+        self.closed = False  # later failures are caused by the end of the cluster
 
     def note(self, future: Settles) -> None:
         """The task of this Future has failed."""
@@ -80,7 +80,7 @@ class Failures:
         pending = self._pending.get(oid)
         if pending is not None and pending.future is not None:
             pending.future._reports = False
-        self._forget(oid)  # it may have been noted between the two
+        self._forget(oid)  # `note` may have run between the two steps
 
     def report(self) -> None:
         """At the end of the cluster: logs the failures that can no longer be read. The others are

@@ -97,7 +97,7 @@ class Functions:
             return sent
         form = chunked, again, catches
         known = self._table(*form).get(fn) if kind in _BY_IDENTITY else None
-        by_name = code.by_name  # that of now; a registration meanwhile begins another
+        by_name = code.by_name  # the current list; a registration starts a new one
         if known is not None and known[1] is by_name:
             return known[0], None
         look = Look(self._arrays)
@@ -122,8 +122,8 @@ class Functions:
             ref = self._put(encoded, beside)
         table = self._table(*form)
         if constant and now is not by_name:
-            # Another thread may have changed a closure since. What was sent is then none of the
-            # states that were looked at, so it must not stand for one.
+            # Another thread may have changed a closure since. The function was then sent in a state
+            # that no comparison has seen, so the entry must not stand for any state.
             constant = _same(now, _carried(fn, look)[0])
         if constant:
             table[fn] = ref, now, digest, look.kept
@@ -320,7 +320,7 @@ def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[lis
                 found += look.copy_of(value)
             elif kind is types.ModuleType:
                 found += value, code.by_name  # a registration may change how it travels
-                if snapshot is not None:  # else the state before counts, which was constant
+                if snapshot is not None:  # otherwise the earlier state counts, which was constant
                     constant = constant and code.module_travels(value.__name__)
             else:
                 found.append(value)

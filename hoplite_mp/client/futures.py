@@ -67,8 +67,8 @@ class _Waiters(list[Any]):
 
 class _Condition(threading.Condition):
     """The condition of a Future that is pending, with the Future's waiters and callbacks. It costs
-    few objects: a standard one binds five methods of its lock, all of which the garbage collector
-    visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
+    few objects. A standard condition binds five methods of its lock, all of which the garbage
+    collector visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
 
     def __init__(self, waiters: list[Any]) -> None:
         self._lock = _locks.rlock("client.future")
@@ -100,7 +100,7 @@ class _Condition(threading.Condition):
 
 
 class _Settled(threading.Condition):
-    """The condition of every Future that was done before anybody asked for its condition. Nothing
+    """The condition of every Future that was done before any code needed its condition. Nothing
     about such a Future changes, so there is nothing to lock and nothing to wait for."""
 
     def __enter__(self) -> bool:
@@ -126,7 +126,7 @@ class _Settled(threading.Condition):
 
 
 class _NoWaiters(list[Any]):
-    """The waiters of a Future that was done before the first of them came."""
+    """The waiters of a Future that was done before it had any."""
 
     def append(self, waiter: Any) -> None:
         pass
@@ -225,14 +225,13 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        """Who waits in `concurrent.futures.wait` or `as_completed`; asked for under the
-        condition."""
+        """The waiters of `concurrent.futures.wait` and `as_completed`; read under the condition."""
         made = self._made
         return made.waiters if type(made) is _Condition else _NO_WAITERS
 
     @property
     def _done_callbacks(self) -> list[Any]:
-        """Asked for under the condition, or once the Future is done."""
+        """Read under the condition, or after the Future is done."""
         made = self._made
         if type(made) is not _Condition:
             return []
@@ -384,8 +383,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         -------
         object
             The value. Its arrays are read-only ("assignment destination is read-only") unless the
-            task was submitted by `c.options(copy=True)`. An array in the store is pinned by who
-            holds it, not by the Future: once nobody does, it is read again.
+            task was submitted by `c.options(copy=True)`. The Future does not pin an array in the
+            store; if the program drops the array, the next call reads it again.
 
         Raises
         ------

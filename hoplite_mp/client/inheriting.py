@@ -94,7 +94,7 @@ def put_setup(
                 raise
             raise TypeError(
                 "initargs hold an object of multiprocessing's fork context, which only a "
-                "forked process can use: make it with that of spawn, as "
+                "forked process can use: make it with the spawn context, as "
                 "multiprocessing.get_context('spawn').Lock()"
             ) from error
         if len(inheritance.descriptors) > DESCRIPTORS_MAX:

@@ -158,7 +158,7 @@ class Host:
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
-        self._knows = threading.Event()  # why the node has ended
+        self._knows = threading.Event()  # set when the reason for the node's end is known
         memory = self.runtime.memory
         memory.await_lost = self._await_lost
         self.runtime.channel.why_gone = memory.node_gone
@@ -238,7 +238,7 @@ class Host:
 
     def _await_lost(self) -> None:
         """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
-        block that thread; so the wait is bounded, and a generic error stands for the reason."""
+        block that thread, so the wait is bounded; after it the error gives no reason."""
         if self._reader is not threading.current_thread():
             self._knows.wait(2 * READER_PATIENCE_S)
 
@@ -263,8 +263,8 @@ class Host:
         if self._joined and code == GIVEN_UP:
             _log.error("the cluster has given up this host")
             return ManagerLostError(
-                f"the cluster at {self._joined} has given up this host, because it was not heard "
-                "from in time (Config.silence_s); open Cluster(address=...) again to go on"
+                f"the cluster at {self._joined} has given up this host, because its heartbeats did "
+                "not arrive in time (Config.silence_s); open Cluster(address=...) again to go on"
             )
         if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
@@ -406,7 +406,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
     os.write(info, len(listed).to_bytes(8, "little") + listed + body)
     os.lseek(info, 0, os.SEEK_SET)
-    # As processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
+    # Like processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return run_boot([interpreter(), *flags, boot, str(info)], [*fds, info])
@@ -416,7 +416,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
     """Executes that command; the new process has those descriptors under the same numbers. Ctrl-C
-    is blocked in it until boot.py ignores it, because it must not end in the midst of imports."""
+    is blocked in it until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)

@@ -146,7 +146,7 @@ class Run:
         own = future._error
         if not self.catches or own is None:
             raise error
-        if error is not own and serial.cause_of(error) is not own:  # it may stand for the own one
+        if error is not own and serial.cause_of(error) is not own:  # may wrap it
             raise error
         serial.drop_traceback(own)
         count = self._sizes.pop(future)
@@ -170,7 +170,7 @@ class Run:
         if bar is not None:
             bar.close()
         for future in (*self._ahead, *self._under_way):
-            future._seen()  # one that runs may fail, for which nobody asks any more
+            future._seen()  # nobody will read the failure of a running task
             future.cancel()
         self._ahead.clear()
         self._under_way.clear()

@@ -62,7 +62,7 @@ PREFIX_SMALL = 256
 SPILLING_LOOK_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
 FORKED = (
-    "this process was forked from the one that opened this cluster, which it cannot use: open a "
+    "this process was forked from the one that opened this cluster, and cannot use it: open a "
     "Cluster in this process"
 )
 
@@ -109,12 +109,12 @@ class Memory:
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         # Waits until the thread that watches the node has set `lost`, or knows that it never will.
         self.await_lost: Callable[[], None] = _nothing
-        # `client.printed` when all lines up to then had been printed, and what prints them.
+        # The value of `client.printed` up to which lines were printed; the function that prints.
         self.printed = client.printed
         self.print_lines: Callable[[], None] | None = None  # only in drivers
         self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
-        # Do tasks that raised SystemExit and the like fail with just that, not with a TaskError?
+        # Do tasks that raised SystemExit and the like fail with that exception, not a TaskError?
         self.raises_exits = False
         self.mapped = Mapped(client)
         # Payloads of blocks that hold results of Groups' calls, which their owner may write.
@@ -140,8 +140,8 @@ class Memory:
         return type(self.lost)(*self.lost.args)
 
     def show_printed(self) -> None:
-        """Prints what workers have printed so far, before a result is given out. To be called if
-        `client.printed` has changed. An event loop is not held up."""
+        """Prints the output of workers so far, before a result is returned. To be called if
+        `client.printed` has changed. Does nothing in an event loop, which it would block."""
         seen = self.client.printed
         if self.print_lines is not None:
             loops: Any = sys.modules.get("asyncio.events")
@@ -508,7 +508,7 @@ class Memory:
             raise made from serial.cause_of(made)
 
     def not_loaded(self, error: BaseException, what: str) -> BaseException:
-        """The error to raise for a value whose own code has failed while it was loaded here."""
+        """The error for a value that could not be loaded here because its own code has failed."""
         kind = type(error)
         if issubclass(kind, HopliteError):
             return error

@@ -92,7 +92,7 @@ class Queues:
             self._closed[pool] = self.closings
             others = {*self._queues.values(), *self._bags.values()}
             for queue in closed:
-                if queue is None or queue in others:  # others: it was of an earlier pool
+                if queue is None or queue in others:  # others: a queue of an earlier pool
                     continue
                 self.overflow.pop(queue, None)  # these tasks are all cancelled
                 if self._memory.client.usable:

@@ -22,7 +22,7 @@ MEMORY_MAX = LENGTH_MAX // 2
 FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
 FACTOR_MIN = 2  # under an ulimit: ranges that are free, but apart, are then combined more often
 DEFAULT_MIN = 64 * MIB  # no smaller store is made unless memory= asks for it
-ROOM_SHARE = 2  # the store takes at most one of so many parts of what a limit leaves
+ROOM_SHARE = 2  # the store takes at most 1/ROOM_SHARE of what a limit leaves
 ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 

@@ -71,7 +71,7 @@ class Submitter:
         self.client: _shm.Client = memory.client
         self.tasks = tasks
         # Other threads change it at any time. `copy()` is one step of C; a list of `items()` is
-        # none, because the garbage collector may run inside, and let other threads run.
+        # not, because the garbage collector may run inside it and let other threads run.
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and watches on it.

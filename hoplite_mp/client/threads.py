@@ -1,4 +1,4 @@
-"""Threads of this library in the user's processes, and what is said when none can be started."""
+"""Threads of this library in the user's processes, and the error if one cannot be started."""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ def _neighbours() -> Iterator[Finding]:
 
 def _hosts_of(address: str) -> int:
     """How many hosts the network of this IPv4 address of this host can have; 0 if that is not
-    known. IPv6 has a table of its own, and no network of IPv6 says how many hosts are there."""
+    known. IPv6 does not count: it has a table of its own, and its prefixes do not limit the
+    hosts."""
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
             if entry.address == address and entry.family == socket.AF_INET and entry.netmask:

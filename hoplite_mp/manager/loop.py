@@ -101,7 +101,7 @@ class Link:
             self.broken = True
 
     def break_off(self) -> None:
-        """It takes no more data, or must get no more: the next flush closes it."""
+        """Marks the link: it takes no more data, or must get none. The next flush closes it."""
         self._unsent[self] = None
         self.broken = True
 
@@ -126,8 +126,8 @@ class Loop:
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # Those that the next flush must visit: they have something to send, were read from, or are
-        # broken. All others cost a turn nothing.
+        # The links that the next flush must visit: they have something to send, were read from, or
+        # are broken. A turn visits no other link.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None

@@ -1,8 +1,8 @@
-"""When the other nodes are told of nodes that have joined: at once, or many of them together.
+"""When joins are announced to the other nodes: at once, or many joins together.
 
-A node that joins is announced to all others. If many join at the same time, each announcement on
-its own would cost as many messages as the cluster has pairs. So announcements are sent at once
-only as long as few were sent just before; the joins after that are announced together, at most
+A node that joins is announced to all others. If many nodes join at the same time, separate
+announcements would cost as many messages as the cluster has pairs. So announcements are sent at
+once only as long as few were sent just before; the joins after that are announced together, at most
 ANNOUNCE_S later.
 
 A node is never sent another message of the planner before the joins that came first: `before` puts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 
-# For how long the announcement of a join may be delayed. Higher: fewer messages while many join;
+# The longest delay of an announcement. Higher: fewer messages while many join;
 # lower: nodes know each other sooner then.
 ANNOUNCE_S = 0.25
 # How many messages within ANNOUNCE_S announce joins without delay. Higher: more nodes join at the
@@ -36,14 +36,14 @@ class Announcements:
 
     def __init__(self) -> None:
         self._came: list[Member] = []  # in order of joining
-        # Node -> how many of them it knows; none, if it is not here.
+        # Node -> how many of these joins it knows. A node without an entry knows none.
         self._known: dict[int, int] = {}
         self._began = float("-inf")  # of the interval in which messages are counted
         self._sent = 0  # in this interval
 
     @property
     def wake_at(self) -> float | None:
-        """When the joins that wait are due."""
+        """When the pending announcements are due."""
         return self._began + ANNOUNCE_S if self._came else None
 
     def join(self, member: Member, others: Iterable[int], now: float) -> list[Send]:
@@ -58,7 +58,7 @@ class Announcements:
         return self._announce(others)
 
     def tick(self, nodes: Iterable[int], now: float) -> list[Send]:
-        """What is due now."""
+        """The messages that are due now."""
         if not self._came or now < self._began + ANNOUNCE_S:
             return []
         self._began, self._sent = now, 0

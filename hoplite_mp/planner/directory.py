@@ -53,7 +53,7 @@ class Entry:
     served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
     # (receiver, parent): the receiver could not get its bytes from the parent.
     failed: set[tuple[int, int]] = field(default_factory=set)
-    nodes: set[int] = field(default_factory=set)  # all that were named in any of these
+    nodes: set[int] = field(default_factory=set)  # all nodes that the fields above have named
     full: str = ""  # why the latest node that gave its copy up could not read it from its disk
 
 
@@ -71,7 +71,7 @@ class Directory:
         """The object's entry, made if necessary. Those `holders` that live are recorded in it."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
-            self.drop(entry)  # the object was lost and made again, with another value
+            self.drop(entry)  # the object was lost and recomputed, with another value
             entry = None
         if entry is None:
             operation = COPY_OPERATION | self._entries_ever

@@ -221,7 +221,7 @@ class Groups:
         return sends
 
     def _never_again(self, group: Group) -> list[int]:
-        """The ranks that were held, are free, and that their last members do not take again."""
+        """The free ranks whose last members will not join again."""
         vacated = group.vacated.items()
         return sorted(rank for rank, (task, _) in vacated if self.returns.is_over(task))
 

@@ -102,7 +102,7 @@ class Group:
     parent: int = 0  # generation of the group whose members found this one; 0: there is none
     founders: tuple[Founder, ...] = ()  # those members, by their rank in this group
     come: int = 0  # ranks that have ever joined, as bits
-    # Until it is formed: rank -> (task, team) of its last member, also if that is gone.
+    # Until it is formed: rank -> (task, team) of its last member, even if the member is gone.
     holders: dict[int, Holder] = field(default_factory=dict)
 
     def take(self, rank: int, member: Member) -> None:

@@ -274,8 +274,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number, name, seconds ago, whether it has left, or else was lost) of the hosts of
-    which this node knows that they are gone; only the latest."""
+    """Reply: the latest hosts that this node knows to be gone, each as (number, name, seconds ago,
+    True if it left, False if it was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -36,7 +36,7 @@ class Secret:
         return self._memory[:]
 
     def __eq__(self, other: object) -> bool:
-        """Compares the bytes, in a time that does not depend on them."""
+        """Compares the bytes in constant time."""
         import hmac
 
         if not isinstance(other, Secret):

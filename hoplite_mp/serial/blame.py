@@ -67,7 +67,7 @@ def _can_travel(part: Any) -> bool:
     try:
         write_stream(part)
     except (MemoryError, HopliteError):
-        return True  # not for what the part is
+        return True  # the part itself is not the cause
     except UNPICKLABLE:
         return False
     return True
@@ -151,6 +151,6 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"the state of a {kind.__qualname__}", one
     for one in reduced[1]:
         if not isinstance(one, type):
-            yield f"what a {kind.__qualname__} is made from", one
+            yield f"an argument that makes a {kind.__qualname__}", one
     if len(reduced) > 3 and reduced[3] is not None and isinstance(value, list):
         yield from _items("item", enumerate(value))

@@ -162,7 +162,7 @@ def _make(meta: type[type], name: str, bases: tuple[type, ...], namespace: dict[
     owner = _owner_of_hook(bases)
     fill = functools.partial(_fill, namespace)
     if importable(meta) and (owner is None or importable(owner)):
-        # A TypeError: a hook demands keyword arguments, or it is a true mistake, which comes again.
+        # A TypeError: a hook demands keyword arguments. Any other TypeError is raised again below.
         with contextlib.suppress(TypeError):
             return types.new_class(name, bases, {"metaclass": meta}, fill)
     create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
-# What a function that readers import carries: nothing. Another list after each registration, so
-# that no function counts any longer as sent by its name.
+# The globals and closures that travel with a function that readers import: none. Each registration
+# makes a new list, so that no function counts any longer as sent by its name.
 by_name: list[Any] = []
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType

@@ -232,15 +232,15 @@ def _summary(exc: BaseException) -> str:
 
 
 def _bare(exc: BaseException) -> BareException:
-    """`exc` with those of its attributes that travel."""
+    """`exc` with only the attributes that travel."""
     state = {name: _portable(part) for name, part in _dict_of(exc).items()}
     state = {name: part for name, part in state.items() if _travels(part)}
     return BareException(type(exc), _portable(_args_of(exc)), state)
 
 
 def _portable(value: Any) -> Any:
-    """The value with what stands for it, if it or its items are exceptions that do not travel:
-    these go without `__init__`, without some attributes, or at last as a TaskError."""
+    """The value, in which exceptions that do not travel are replaced: by an exception made without
+    `__init__` and without some attributes, or at last by a TaskError."""
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if not issubclass(type(value), BaseException) or _travels(value):
@@ -250,8 +250,8 @@ def _portable(value: Any) -> Any:
 
 
 def portable_error(exc: BaseException) -> Any:
-    """What to pickle, inside a value, for an exception that may not pickle or load. Never
-    raises."""
+    """The object to pickle in place of an exception inside a value, because the exception may not
+    pickle or load. Never raises."""
     return exc if _surely_loads(exc) else _portable(exc)
 
 

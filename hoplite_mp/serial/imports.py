@@ -1,4 +1,4 @@
-"""Which modules can readers import, and which ones has only this program imported?
+"""Which modules readers can import, and which modules only this program has imported.
 
 Workers have this program's `sys.path` and the finders that `site` installs. Readers can import a
 module if these find the same file for its name. They cannot import a module that the program has

@@ -29,8 +29,8 @@ class Main(types.ModuleType):
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
-        """Hidden, or processes that a task spawns would run the script. `inspect` needs it to find
-        the text of a class. Functions see the global variable."""
+        """Hidden: else processes that a task spawns would run the script. `inspect` needs it to
+        find the text of a class. Functions see the global variable."""
         if sys._getframe(1).f_globals.get("__name__") == "inspect":
             name = vars(self).get("__file__")
             if name is not None:
@@ -42,8 +42,8 @@ class Main(types.ModuleType):
 
     def __repr__(self) -> str:
         return (
-            f"<module {self.__name__!r} in a worker, which does not run the script: only what has "
-            "arrived with functions, arguments and classes is there>"
+            f"<module {self.__name__!r} in a worker, which does not run the script: it has only "
+            "the definitions that arrived with functions, arguments and classes>"
         )
 
 
@@ -145,8 +145,8 @@ def _annotates(value: Any) -> bool:
 
 
 def refuse_in_children(context: Any, process: Any) -> None:
-    """Makes multiprocessing refuse what `__main__` defines for children that it spawns in tasks:
-    they cannot import it. With the fork context they have it."""
+    """Makes multiprocessing refuse to send definitions of `__main__` to children that tasks spawn,
+    because such children cannot import them. Forked children have them."""
     for kind in (context.SpawnProcess, context.ForkServerProcess):
         kind._Popen = staticmethod(_refusing(kind._Popen, process))
 

@@ -155,7 +155,7 @@ def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
     if pickler.keep is None:
         return NotImplemented  # cloudpickle's dispatch table knows it.
     if (value := pickler.keep.snapshot.get((id(cell), ""), cell)) is cell:
-        return NotImplemented  # Nobody has looked at it.
+        return NotImplemented  # Its value was not recorded.
     from cloudpickle import cloudpickle
 
     if value is UNBOUND:
@@ -317,7 +317,7 @@ _OF_DESCRIPTORS = tuple(
 def _learn_handler(cls: type) -> Handler | None:
     """Finds out, once per class, how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
-    handlers = _handlers  # those of now; a registration meanwhile begins others
+    handlers = _handlers  # the current ones; a registration starts new ones
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
     elif _is_file(cls):

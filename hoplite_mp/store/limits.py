@@ -197,8 +197,8 @@ def cpu_count() -> int:
 
 def processes_left() -> tuple[int, str]:
     """How many more processes and threads this user may start, and the name of the limit; 2**60 if
-    their number is not limited. RLIMIT_NPROC does not hold for root and for processes with two
-    capabilities; what this user runs is counted only if it does, because that takes some
+    their number is not limited. RLIMIT_NPROC does not apply to root, nor to processes with one of
+    two capabilities. The user's processes are counted only if it applies, because that takes some
     milliseconds."""
     group = pids_headroom(), "control group"
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)

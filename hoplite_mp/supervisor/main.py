@@ -402,7 +402,7 @@ def _start_children(supervisor: Supervisor) -> bool:
         importlib.import_module(module)
     try:
         supervisor.start_services()
-    except BlockingIOError:  # EAGAIN of fork: since the driver has looked, others took the room
+    except BlockingIOError:  # EAGAIN of fork: others have used up the limit since the check
         say("node and manager cannot be started: no process is left for this user (ulimit -u)")
         supervisor.node_died = True
         return False

@@ -1,4 +1,4 @@
-"""Queue, Lock, Semaphore and Event, with which processes on all hosts wait for each other.
+"""Queues, locks, semaphores, events, conditions and barriers between processes of all hosts.
 
 Why it exists: those of `multiprocessing` can only be inherited by children of one process. These
 are actors: one process makes all decisions, and its handles can be sent to other processes like
@@ -10,5 +10,5 @@ place of a waiting one, and an event loop goes on.
     serving   the objects in the actors' processes: tables, promises, deaths
     steps     runs the same methods for threads and for event loops
     handles   the parts that all handles share: making, finding, pickling
-    queues    locks   the public classes
+    queues    locks   conditions    the public classes
 """

@@ -326,7 +326,7 @@ class Barrier(Handle):
     Parameters
     ----------
     parties : int
-        How many calls meet, 1 or more.
+        How many calls of `wait` make a round, 1 or more.
     action : callable, optional
         Run by one of the calls when all have come, before any returns. If it raises an exception,
         the barrier is broken. It travels with the handle.

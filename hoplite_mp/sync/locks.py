@@ -36,7 +36,7 @@ def owner() -> int:
 
 
 def task_owner() -> int:
-    """That of the asyncio task that runs."""
+    """The number of the running asyncio task as an owner."""
     import asyncio
 
     task = asyncio.current_task()
@@ -345,7 +345,7 @@ class RLock(_Acquired):
         Raises
         ------
         AssertionError
-            Another thread has it, or none.
+            This thread does not own it.
 
         Examples
         --------

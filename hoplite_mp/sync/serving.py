@@ -153,7 +153,7 @@ class Queue(Served):
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
-        self._decided_by = 0.0  # when to wait no longer for an item that may come back
+        self._decided_by = 0.0  # the end of the wait for an item that may come back
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
@@ -181,7 +181,7 @@ class Queue(Served):
             if isinstance(found, Item):
                 if uncertain:
                     self._decided_by = clock.monotonic() + UNCERTAIN_S
-                if ticket in self._promises:  # it has called again before it was woken
+                if ticket in self._promises:  # it called again before it was woken
                     self._keep(ticket, Answer.DONE)
                 return int(Answer.DONE), found.number, found.value
             if found is Answer.WAIT:

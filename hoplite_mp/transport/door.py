@@ -46,8 +46,8 @@ LEAVE_S = 1.0
 # would wake the loop in vain.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
-# How many callers may wait in the line until they are served, for each that is served at a time.
-# One costs a descriptor and no memory here. Higher: larger storms get in without a second call.
+# Callers that may wait in the line, for each caller that is served at a time. Each costs a
+# descriptor and no memory here. Higher: more callers at a time get in without a second call.
 LINE_FACTOR = 4
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
@@ -205,7 +205,7 @@ class Door:
                     return
 
     def _begin_serving(self, sock: socket.socket, address: Address, now: float) -> None:
-        """The handshake begins, and only now the time that it may take."""
+        """Begins the handshake, whose timeout starts now."""
         guest = _Guest(prepare(sock), address, now + self._timeout_s)
         try:
             self._poll.register(sock, guest.events)
@@ -216,7 +216,7 @@ class Door:
         self._guests[sock.fileno()] = guest
 
     def _let_in(self, now: float) -> None:
-        """Serves those who wait in the line, as far as there is a place."""
+        """Serves callers from the line while there is room."""
         while self._line and len(self._guests) < self._guests_max:
             self._begin_serving(*self._line.popleft(), now)
         if self._full and len(self._line) < LINE_FACTOR * self._guests_max:
@@ -226,7 +226,7 @@ class Door:
 
     def _take_place(self, host: str) -> bool:
         """Gives a caller the place of the oldest stranger of another host, if that host has more
-        than its share and the caller's has less. So a host that floods the door hinders only
+        than its share and the caller's has less. So a host that opens many connections hinders only
         itself, and no other caller is dropped."""
         if len(self._guests) < self._guests_max:  # the next in the line has that place
             return False

@@ -70,7 +70,7 @@ def _apply(birth: Birth, number: int) -> None:
     me._parent_pid = birth.pid
     driver = lift(_end_of(birth.pid))  # becomes readable when the program has ended
     process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
-    # One that a library has added in the program (loky) does not exist here.
+    # A method that a library has added in the program (loky) does not exist here.
     if birth.start_method in context._default_context.get_all_start_methods():
         context._default_context.set_start_method(birth.start_method, True)
     serial.refuse_in_children(context, process)

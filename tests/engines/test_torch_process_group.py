@@ -340,7 +340,7 @@ def test_sparse_tensors_are_added_up_on_every_rank(cluster: Cluster) -> None:
             check_invariants=True,
         )
         pg.allreduce([tensor], with_op(dist.AllreduceOptions(), OP.SUM)).wait()
-        with pytest.raises(ValueError, match="adds up sparse tensors"):
+        with pytest.raises(ValueError, match="only adds up sparse tensors"):
             pg.allreduce([tensor], with_op(dist.AllreduceOptions(), OP.MAX))
         return list(tensor.to_dense().tolist())
 

@@ -188,7 +188,7 @@ with hoplite_mp.Cluster(1) as c:
     print(c.submit(pickle.dumps, ref).result() == pickle.dumps(Config(1.0)))
 with hoplite_mp.Cluster(1) as c:
     try: c.submit(pickle.loads, pickle.dumps(Config())).result()
-    except AttributeError as error: print("only what has arrived" in str(error))
+    except AttributeError as error: print("definitions that arrived" in str(error))
 """
 
 

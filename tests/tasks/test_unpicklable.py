@@ -112,7 +112,7 @@ PLACES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "item 0 is a lock",
     ),
     "slot": (lambda lock: Slotted(lock), "the attribute 'part' of a Slotted is a lock"),
-    "reduced": (lambda lock: Reduced(lock), "what a Reduced is made from is a lock"),
+    "reduced": (lambda lock: Reduced(lock), "an argument that makes a Reduced is a lock"),
 }
 
 

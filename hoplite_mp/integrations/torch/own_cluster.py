@@ -90,7 +90,7 @@ def _lead(store: dist.Store) -> hoplite_mp.cluster.Cluster:
 
 
 def _host() -> str:
-    """What the processes of one host have in common, and no others."""
+    """A value that is equal for all processes of one host, and differs between hosts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

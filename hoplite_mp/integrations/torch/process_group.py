@@ -113,14 +113,17 @@ class ProcessGroup(dist.ProcessGroup):
         """Adds up sparse tensors, as Gloo does: every rank gets all entries, and adds up entries of
         one index in the order of the ranks."""
         if op != "sum":
-            raise ValueError(f"backend 'hoplite' adds up sparse tensors; it has no {op} of them")
+            raise ValueError(
+                f"backend 'hoplite' only adds up sparse tensors; op={op!r} needs dense ones"
+            )
         given = tensor.detach().coalesce()
         part = tuple(given.shape), given.indices(), given.values()
 
         def call() -> None:
             parts = self.group.allgather(part)
             if len({shape for shape, _, _ in parts}) != 1:
-                raise ValueError(f"all_reduce of sparse tensors of shapes {[p[0] for p in parts]}")
+                shapes = [one[0] for one in parts]
+                raise ValueError(f"all_reduce: sparse tensors have different shapes: {shapes}")
             indices = torch.cat([one[1] for one in parts], dim=1)
             values = torch.cat([one[2] for one in parts])
             total = torch.sparse_coo_tensor(indices, values, given.shape).coalesce()

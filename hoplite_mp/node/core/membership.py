@@ -121,7 +121,7 @@ class Membership:
         self.members: dict[int, Member] = {}  # by number, in order of joining
         # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
-        self.left: set[int] = set()  # numbers of those of them that had announced their end
+        self.left: set[int] = set()  # numbers of gone hosts that had announced their end
         self.numbers = 1  # how many node numbers the manager has given, as far as this node knows
         self.workers_now: int | None = None  # number of workers, if it has changed since joining
 
@@ -186,7 +186,7 @@ class Membership:
         return member
 
     def has_left(self, number: int) -> None:
-        """That member had announced its end before it went."""
+        """That member announced its end before it went."""
         self.left.add(number)
 
     def have_workers(self, host_id: int, count: int) -> Member | None:

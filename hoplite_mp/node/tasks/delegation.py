@@ -103,8 +103,8 @@ class Delegation:
         # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
         # to which it is bound.
         self.far: dict[int, list[Runner]] = {}
-        self._common = Runners()  # those of `runners`
-        self._of_pool: dict[int, AnyRunners] = {}  # those of `far`
+        self._common = Runners()  # the values of `runners`
+        self._of_pool: dict[int, AnyRunners] = {}  # the values of `far`
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
         self.where: dict[int, Runner] = {}  # task -> the runner that has it
         self.ranked = _tasks.Ranked(self.tasks)

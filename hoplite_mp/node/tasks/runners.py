@@ -22,7 +22,7 @@ COMMON_POOL = 0
 # How many tasks a runner gets beyond the number of its workers; these begin there without another
 # message. Higher: no worker waits for the network. Lower: less is queued at a host that is slow.
 AHEAD_TASKS = 2
-# Entries that a heap may have for each runner before those that no longer hold are removed.
+# Entries that a heap may have for each runner before outdated entries are removed.
 STALE_MAX = 4
 
 Entry = tuple[int, int, int, int, "Runner"]  # -room, ended, order, stamp
@@ -67,10 +67,10 @@ class Runners:
         self._all: dict[int, list[Runner]] = {}  # node number -> its runners
         self._added = 0
         self._count = 0
-        self._free: list[Entry] = []  # those with a worker without a task
-        self._roomy: list[Entry] = []  # those with room
-        self.crowded: dict[Runner, None] = {}  # those with more tasks than workers
-        self._counted: dict[Runner, int] = {}  # those with workers without a task, and how many
+        self._free: list[Entry] = []  # of runners with a worker without a task
+        self._roomy: list[Entry] = []  # of runners with room
+        self.crowded: dict[Runner, None] = {}  # runners with more tasks than workers
+        self._counted: dict[Runner, int] = {}  # runner -> workers without a task, if any
         self.free = 0  # workers without a task
         self.visits = 0  # entries of the heaps that were looked at
 
