@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hoplite_mp"
-# Locks that are no locks of a thread: who releases one is another than who has taken it.
+# Locks that one thread takes and another thread releases.
 SIGNALS = {"background.py": 1}
 MAKERS = {"_locks.py", "_lockdep.py"}
 
@@ -128,7 +128,7 @@ def test_an_attempt_that_does_not_wait_is_no_step(checker: Checker) -> None:
     assert not checker.findings
 
 
-def test_what_is_taken_under_an_attempt_that_succeeded_counts(checker: Checker) -> None:
+def test_a_lock_taken_under_a_successful_attempt_is_a_step(checker: Checker) -> None:
     a, b = checker.lock("a"), checker.lock("b")
     assert a.acquire(blocking=False)
     take(b)

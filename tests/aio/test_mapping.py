@@ -162,7 +162,7 @@ def raise_some(number: int) -> int:
 
 @pytest.mark.parametrize("chunksize", [1, 2])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_exceptions_that_end_iterations_do_not_end_this_one(
+def test_exceptions_that_end_iterations_do_not_end_an_async_map(
     cluster: Cluster, run: Run, chunksize: int, ordered: bool
 ) -> None:
     async def read(number: int) -> None:

@@ -156,7 +156,7 @@ def test_an_error_reaches_every_rank_and_the_next_call_is_good(cluster: Cluster,
     assert in_threads(cluster, f"fold mistake {what}", 2, body) == [([0, 1], 2)] * 2
 
 
-def test_messages_of_users_are_not_taken_for_results(cluster: Cluster) -> None:
+def test_messages_of_users_are_not_mixed_with_results(cluster: Cluster) -> None:
     def body(g: Group) -> Any:
         if g.rank == 0:
             g.send("user's", to=1)

@@ -135,7 +135,7 @@ def test_a_rank_is_taken_by_another_task_while_the_first_one_may_come_again(
         first.result(20)
 
 
-def test_tasks_that_share_a_process_are_told_apart(cluster: Cluster, tmp_path: Path) -> None:
+def test_tasks_that_share_a_process_are_distinguished(cluster: Cluster, tmp_path: Path) -> None:
     """The member's own task counts, and not another one in that process."""
     begun, over, closed, comes = (Gate(tmp_path, x) for x in ("begun", "over", "closed", "comes"))
 

@@ -130,7 +130,7 @@ def test_hosts_see_themselves_alone(lan4: Lan) -> None:
     assert len(set(places)) == 4
 
 
-def test_hosts_keep_each_other_without_the_kernels_limited_table(lan4: Lan) -> None:
+def test_neighbours_of_emulated_hosts_are_permanent_entries(lan4: Lan) -> None:
     """Entries that the kernel has found itself count against a limit of all namespaces."""
     assert reachable(lan4[0], lan4[3])
     for family in ("-4", "-6"):

@@ -79,7 +79,7 @@ def test_peers_that_join_after_all_others_have_left_are_given_up() -> None:
     assert ended(world.join(3, 3, 2, team=TEAM)), "what is known is not asked again"
 
 
-def test_peers_that_join_after_all_others_have_left_meet_a_task_that_runs_again() -> None:
+def test_peers_that_join_after_all_others_have_left_join_a_task_that_runs_again() -> None:
     world = World()
     world.join(1, 1, 0, 2, team=TEAM)
     world.die(1, 1)

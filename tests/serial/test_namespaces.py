@@ -284,7 +284,7 @@ def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
         assert len({one.result() for one in found}) == 1
 
 
-def test_entry_written_by_two_threads_leaves_what_a_task_has_set() -> None:
+def test_entry_written_by_two_threads_keeps_the_value_of_a_task() -> None:
     """The second thread has found the entry missing before the first wrote it."""
     scope: dict[str, Any] = {}
 

@@ -268,7 +268,7 @@ def _raise_timeout() -> None:
     raise HopliteTimeoutError("the task's own")
 
 
-def test_get_raises_what_cannot_be_unpickled_although_it_skips(cluster: Cluster) -> None:
+def test_get_that_skips_failures_raises_errors_of_unpickling(cluster: Cluster) -> None:
     with pytest.raises(ZeroDivisionError):
         cluster.get([cluster.put(_Unloadable())], errors="skip")
 

@@ -52,7 +52,7 @@ def fill(c: Cluster) -> list[Any]:
 
 @pytest.mark.parametrize("method", ["grow", "fail"])
 @pytest.mark.parametrize("retry", [(), MemoryError])
-def test_call_whose_state_finds_no_room_says_that_it_was_applied(
+def test_call_whose_state_cannot_be_saved_raises_that_it_took_effect(
     tiny_disk: Path, method: str, retry: Any
 ) -> None:
     with opened(tiny_disk, put_wait_s=0.3) as c:

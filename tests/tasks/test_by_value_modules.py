@@ -198,7 +198,7 @@ def test_script_that_runs_under_a_name_sends_its_functions_by_value(tmp_path: Pa
     )
 
 
-def test_modules_of_the_path_of_python_and_of_packages_travel_by_name(tmp_path: Path) -> None:
+def test_modules_that_readers_can_import_travel_by_name(tmp_path: Path) -> None:
     (tmp_path / "parts" / "inner").mkdir(parents=True)
     (tmp_path / "parts" / "inner" / "part.py").write_text(MODULE)
     (tmp_path / "m_on_path.py").write_text(MODULE)

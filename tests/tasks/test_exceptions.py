@@ -244,7 +244,7 @@ class LoadsBadly:
         return fail, (self.kind, "why")
 
 
-def test_value_that_does_not_load_says_so(cluster: Cluster) -> None:
+def test_error_of_a_value_that_does_not_load_names_the_value(cluster: Cluster) -> None:
     for kind in (TypeError, Frozen, ModuleNotFoundError):
         future = cluster.submit(LoadsBadly, kind)
         error = future.exception(PATIENCE_S)

@@ -148,7 +148,7 @@ def test_child_forked_while_another_thread_pickles_first_can_pickle() -> None:
     assert done.stdout.strip() == "the child ended", done.stderr
 
 
-def test_cluster_that_opens_has_imported_what_pickling_needs() -> None:
+def test_opening_a_cluster_imports_what_pickling_needs() -> None:
     text = "import sys, hoplite_mp\nhoplite_mp.Cluster(1)\nprint('cloudpickle' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"

@@ -342,7 +342,7 @@ def test_large_global_set_in_a_worker_stays_until_the_driver_changes_it(
     assert out == ["[(3.0, 3.0), (3.0, 3.0)]", "1.0"]
 
 
-def test_array_of_a_module_that_is_bound_anew_leaves_nothing(
+def test_array_of_a_module_that_is_bound_anew_leaves_no_copies(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType("a_module_of_this_test")

@@ -237,7 +237,7 @@ c.shutdown()
 """
 
 
-def test_spawned_children_of_tasks_refuse_what_the_script_defines(tmp_path: Path) -> None:
+def test_spawned_children_of_tasks_refuse_definitions_of_the_script(tmp_path: Path) -> None:
     assert script(tmp_path, SPAWNED).splitlines() == [
         "runs",
         *[

@@ -380,7 +380,7 @@ def unending(number: int) -> Any:
     raise ValueError("of the iterable")
 
 
-def test_return_exceptions_raises_errors_that_are_of_no_item(
+def test_return_exceptions_raises_errors_that_belong_to_no_item(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="of the iterable"):

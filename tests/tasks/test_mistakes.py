@@ -325,7 +325,7 @@ def test_a_debugger_in_a_task_says_that_tasks_have_no_stdin(cluster: Cluster, ta
     assert cluster.submit(lambda: sys.stdin.read()).result(PATIENCE_S) == ""
 
 
-def test_connecting_says_for_which_address_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_connecting_logs_the_address_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     where = {"address": "127.0.0.1:1", "token": "0123456789abcdef0123456789abcdef"}
     with pytest.raises(hoplite_mp.ManagerLostError):
         hoplite_mp.Cluster(**where, config=hoplite_mp.Config(connect_timeout_s=4.0))

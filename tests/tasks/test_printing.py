@@ -75,7 +75,7 @@ def test_lines_of_a_task_appear_before_its_result() -> None:
     check_order(run(PRINTS + body), 200)
 
 
-def test_results_without_lines_ask_the_node_nothing() -> None:
+def test_results_without_lines_send_no_request_to_the_node() -> None:
     with hoplite_mp.Cluster(workers=1) as c:
         assert c._host is not None
         printer = c._host._printer

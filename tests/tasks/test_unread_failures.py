@@ -185,7 +185,7 @@ def test_failure_that_can_still_be_read_is_reported_when_the_program_ends(
     assert "ValueError: 3" in done.stderr
 
 
-def test_program_that_fails_reports_what_had_failed_before(
+def test_program_that_fails_reports_earlier_failures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def use() -> None:

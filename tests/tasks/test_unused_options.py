@@ -61,7 +61,7 @@ def test_every_option_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.5, math.nan, "1", True, b"x"])
-def test_run_refuses_a_timeout_that_is_none(cluster: Cluster, timeout: Any) -> None:
+def test_run_refuses_invalid_timeouts(cluster: Cluster, timeout: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="timeout="):
         cluster.run(abs, -1, timeout=timeout)
 
