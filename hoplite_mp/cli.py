@@ -254,7 +254,7 @@ def _add_lookers(commands: Commands) -> list[argparse.ArgumentParser]:
         "with 1 and one line when the cluster cannot be reached.",
     )
     status.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
-    status.add_argument("--json", action="store_true", help="the same, for programs")
+    status.add_argument("--json", action="store_true", help="print the same as JSON, for programs")
     watch = commands.add_parser(
         "top",
         help="what a running cluster does, redrawn each second",

@@ -110,7 +110,7 @@ def resource_words(node: Node) -> list[str]:
 
 
 def amount_words(amounts: Mapping[str, float], free: Mapping[str, float]) -> list[str]:
-    """As `resource_words`, of a node's resources and of what is free of them."""
+    """Like `resource_words`, with the free amount of each of a node's resources."""
     return [f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in amounts.items()]
 
 

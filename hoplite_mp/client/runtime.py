@@ -257,8 +257,8 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """The innermost Runtime that takes part in its cluster, apart from hidden ones; if there is
-    none, the innermost one that an engine may bring back."""
+    """The innermost Runtime that takes part in its cluster and is not hidden; if there is none,
+    the innermost one that an engine may bring back."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped and not runtime.hidden:

@@ -83,8 +83,8 @@ class Submitter:
         # which therefore never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
-        # The failed dependency that was read last, its error and the error's payload: often many
-        # tasks need the same one.
+        # The failed dependency that was read last, its error and the error's payload, because often
+        # many tasks need the same dependency.
         self._failed_dependency: tuple[int, BaseException, serial.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = _locks.rlock("client.waits")

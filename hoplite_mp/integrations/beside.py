@@ -214,7 +214,7 @@ class Member:
 
 _members: dict[str, Member] = {}
 _lock = _locks.lock("engine.members")
-# One thread at a time, because two would take part twice.
+# One thread at a time, because two threads would enter the cluster twice.
 _entering = _locks.lock("engine.entering")
 
 

@@ -200,7 +200,7 @@ class Credentials(Message, frozen=True):
 
 class MembersChanged(Message, frozen=True):
     """First the nodes `went`, then the nodes `came`. A number in both has begun a new life. `left`:
-    those of `went` that had announced their end."""
+    the nodes of `went` that had announced their end."""
 
     came: tuple[Member, ...]
     went: tuple[int, ...]

@@ -118,8 +118,8 @@ def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
 
 
 def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
-    """An exception of a class that leaves its reduction to a builtin one. Often such a class
-    refuses, in `__init__`, the args from which pickle would make it again."""
+    """An exception whose class leaves the reduction to a builtin class. Often the `__init__` of
+    such a class refuses the args that pickle would pass."""
     cls: Any = type(exc)
     reduced: Any = cls.__reduce__(exc)
     if not isinstance(reduced, tuple) or reduced[0] is not cls:

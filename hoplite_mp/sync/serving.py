@@ -352,7 +352,7 @@ class Barrier(Served):
         super().__init__(Gathering(parties))
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[int, Any, int]:
-        """A Reply, and how many came before."""
+        """A Reply, and how many calls of this round came before."""
         with self._alone(ticket[0]) as table:
             answer, index = table.arrive(ticket, waits, acts)
             return int(answer), self._wait(ticket)[1] if answer is Answer.WAIT else None, index

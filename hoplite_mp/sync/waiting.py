@@ -365,7 +365,7 @@ class Recursive:
         return Answer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
-        """As that of `Permits`."""
+        """As the method of `Permits`."""
         if self.waiting.pop(ticket, None) is not None or ticket not in self.tickets:
             return Answer.REFUSED
         if not keep:
@@ -382,7 +382,7 @@ class Recursive:
         return True
 
     def release_all(self, process: bytes, number: int) -> int:
-        """Undoes all of them; returns how many they were."""
+        """Undoes all `acquire` calls of the owner; returns their number."""
         if self.owner != (process, number):
             return 0
         times = len(self.tickets)

@@ -126,7 +126,7 @@ class Runners:
             self.crowded.pop(runner, None)
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """Which of the heaps has the runners that a task may be handed to; None: to no runner.
+        """The heap whose runners may get a task now; None: no runner may get one.
         idle: is there an idle worker on this host? No task is queued behind another one while such
         a worker could begin it."""
         if self.free:

@@ -294,7 +294,7 @@ class Workers(hints.Hints):
         return slot
 
     def _promote(self, pool: Pool) -> None:
-        """Makes stand-ins the pool's own workers where these have ended, or are to be more."""
+        """Makes stand-ins own workers of the pool, if own workers have ended or the pool grows."""
         lacking = pool.target - pool.own
         for worker in pool.workers.values():
             if lacking > 0 and worker.stands_in and not worker.retiring:
@@ -524,7 +524,7 @@ class Workers(hints.Hints):
         self._wake_at(due)
 
     def _wake_stand_ins(self, pool: Pool) -> None:
-        """Lets stand-ins look again whether they may begin tasks: another worker may wait now."""
+        """Wakes stand-ins: they may begin tasks if another worker has begun to wait."""
         for worker in pool.workers.values():
             if worker.stands_in:
                 self.tasks.wake(worker.slot)

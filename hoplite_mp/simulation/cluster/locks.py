@@ -1,8 +1,8 @@
 """Locks that the threads of a simulated process share.
 
 Why it exists: a thread that finds a lock taken must give the baton back, or its owner could never
-release it. So what client code makes by `_locks` in a run whose processes have several threads are
-these.
+release it. So in a run whose processes have several threads, `_locks` makes these locks for client
+code.
 It must never know: what a lock guards.
 """
 
@@ -74,7 +74,7 @@ class VirtualLock:
 
 
 class _Locks:
-    """The module `_locks`, but for its locks."""
+    """Stands for the module `_locks`, and makes locks of the run."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -91,8 +91,8 @@ class _Locks:
 
 @contextlib.contextmanager
 def virtual_locks(processes: Processes) -> Iterator[None]:
-    """Surrounds a run in which processes have collectors: what client code makes by `_locks`
-    meanwhile are locks of the run."""
+    """Surrounds a run in which processes have collectors: locks that client code makes with
+    `_locks` meanwhile are locks of the run."""
     ours = [
         module
         for name, module in list(sys.modules.items())
