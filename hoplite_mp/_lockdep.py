@@ -148,7 +148,7 @@ class Checker:
 
     def _made(self, name: str, reentrant: bool) -> Any:
         if self.order is not None and name not in self._rank:
-            raise KeyError(f"{name!r} is no lock in the table ORDER of hoplite_mp/_locks.py")
+            raise KeyError(f"{name!r} is not in the table ORDER of hoplite_mp/_locks.py")
         lock = CheckedLock()
         lock.checker, lock.name, lock.reentrant = self, name, reentrant
         return lock

@@ -107,7 +107,7 @@ class Ending:
         )
 
     async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        """There only because `async with` looks for it before it calls `__aenter__`."""
+        """Exists only because `async with` looks it up before it calls `__aenter__`."""
 
     def _finish(self) -> None:
         runtime, host = self._runtime, self._host

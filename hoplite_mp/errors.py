@@ -78,7 +78,7 @@ class ConfigError(HopliteError, ValueError):
 
 
 class TaskError(HopliteError, RuntimeError):
-    """A task raised an exception that cannot be raised here; this one carries its text.
+    """A task raised an exception that cannot be raised here; this exception carries its text.
 
     Either the exception does not pickle, or it is a SystemExit, KeyboardInterrupt or GeneratorExit,
     which would end the program that reads the result; these are the `__cause__`

@@ -45,9 +45,9 @@ NO_WORKERS = (
     "c.executor(), which has workers of its own"
 )
 WORKERS_OF_AN_ENGINE = (
-    "this cluster has no workers, because tasks run in those of Ray or Dask: submit to these "
-    "(task.remote(), client.submit(), inside a task of Dask distributed.get_client().submit()), or "
-    "use hoplite_mp.current().executor(), which has workers of its own"
+    "this cluster has no workers, because tasks run in the workers of Ray or Dask: use "
+    "task.remote() or client.submit() (inside a task of Dask, distributed.get_client().submit()), "
+    "or hoplite_mp.current().executor(), which has workers of its own"
 )
 TIMEOUT_S_MAX = 1e9  # 31 years; a longer one counts as none
 

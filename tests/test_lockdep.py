@@ -196,7 +196,7 @@ def test_a_lock_that_stands_above_the_held_one_is_reported(ranked: Checker) -> N
 
 
 def test_a_name_that_is_not_in_the_order_is_refused(ranked: Checker) -> None:
-    with pytest.raises(KeyError, match="'another' is no lock in the table"):
+    with pytest.raises(KeyError, match="'another' is not in the table"):
         ranked.lock("another")
 
 

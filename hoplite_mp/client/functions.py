@@ -275,7 +275,7 @@ class Chunked:
 
 
 class Tries(Protocol):
-    """What a worker does for the items of a chunk."""
+    """The decisions of a worker about the items of a chunk."""
 
     def may(self, failures: int) -> bool:
         """May an item that has failed so often be tried again?"""
@@ -292,7 +292,7 @@ def _same(now: list[Any], before: list[Any]) -> bool:
 
 
 def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
-    """What travels with a function by value, and whether comparing it would reveal every change.
+    """The values that travel with a function, and whether comparing them would reveal every change.
     The globals and closures are recorded in `snapshot`."""
     if type(fn) is not types.FunctionType:
         return [], False

@@ -422,8 +422,8 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
     except BlockingIOError as error:  # EAGAIN of fork
         raise ConfigError(
-            "no process can be started: every one that this user may have is in use; raise the "
-            "limit (ulimit -u, or that of the control group)"
+            "no process can be started: every process that this user may have is in use; raise "
+            "the limit (ulimit -u, or that of the control group)"
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -551,7 +551,7 @@ class Memory:
         return error
 
     def to_raise(self, error: BaseException) -> BaseException:
-        """What a program gets for the exception of a task."""
+        """The exception that a program gets for the exception of a task."""
         if issubclass(type(error), serial.EXITS) and not self.raises_exits:
             return serial.exit_error(error)
         return error

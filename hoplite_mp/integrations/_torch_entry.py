@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def _create(*about: Any) -> Any:
-    """Makes a process group; imports what that needs."""
+    """Makes a process group; imports the backend only now."""
     from hoplite_mp.integrations.torch.process_group import create
 
     return create(*about)

@@ -236,7 +236,7 @@ def test_reduce_says_why_it_cannot(client: Client) -> None:
 def test_tasks_are_the_engines(client: Client) -> None:
     """The nodes have no workers; an executor brings its own."""
     c = hoplite_dask.init(client)
-    with pytest.raises(RuntimeError, match="those of Ray or Dask"):
+    with pytest.raises(RuntimeError, match="the workers of Ray or Dask"):
         c.submit(abs, -1)
     with c.executor(1) as executor:
         assert executor.submit(abs, -1).result() == 1

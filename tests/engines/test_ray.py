@@ -98,7 +98,7 @@ def test_an_actor_holds_what_it_was_given(c: hoplite_mp.Cluster) -> None:
 
 
 def test_tasks_are_rays(c: hoplite_mp.Cluster) -> None:
-    with pytest.raises(RuntimeError, match="those of Ray or Dask"):
+    with pytest.raises(RuntimeError, match="the workers of Ray or Dask"):
         c.submit(pow, 2, 3)
 
 
