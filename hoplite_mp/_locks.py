@@ -1,9 +1,9 @@
 """The locks of a process by name, and the order in which a thread may take them.
 
 The library makes each lock here, with its name in `ORDER`. A thread that holds a lock takes only
-locks that stand below it, so threads cannot deadlock; docs/architecture.md says what each lock
-protects. With HOPLITE_MP_DEBUG_LOCKS set, `_lockdep` checks every lock that
-is taken; otherwise these functions return the plain locks of `threading`.
+locks that stand below it, so threads cannot deadlock on these locks; docs/architecture.md says what
+each lock protects. With HOPLITE_MP_DEBUG_LOCKS set, `_lockdep` checks every lock that is taken;
+otherwise these functions return the plain locks of `threading`.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class UnlessEnded:
 
 def fail_pending(submitter: Submitting, error: BaseException) -> None:
     """Fails everything that is not done: with the error in `Memory.lost`, or with `error` if there
-    is none yet. Whatever is done keeps its result, unless its completion cannot be processed. The
-    caller calls `call_back` when it holds no lock."""
+    is none yet. A task that is done keeps its result, unless its completion cannot be processed.
+    The caller calls `call_back` when it holds no lock."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
@@ -61,8 +61,8 @@ def fail_pending(submitter: Submitting, error: BaseException) -> None:
 
 
 def call_back(submitter: Submitting) -> None:
-    """Calls the callbacks of all Futures that have ended. All have ended before, because a callback
-    may wait for another Future."""
+    """Calls the callbacks of all Futures that have ended. All Futures have ended before the first
+    callback runs, because a callback may wait for another Future."""
     interrupt: BaseException | None = None
     while submitter.ended_futures:
         try:
@@ -71,7 +71,7 @@ def call_back(submitter: Submitting) -> None:
             break
         try:
             future._tell()
-        except BaseException as problem:  # SystemExit of a callback, say: call the others, too
+        except BaseException as problem:  # SystemExit, for example: the other callbacks still run
             _log.exception("in a callback of a Future whose cluster has ended")
             interrupt = problem
     if isinstance(interrupt, KeyboardInterrupt):
