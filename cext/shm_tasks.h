@@ -157,9 +157,9 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
     }
     return 0;
 }
-/* May this stand-in begin a task? At most as many stand-ins run at a time as workers of the pool's own
- * number wait inside tasks: first the stand-ins that run a task, then the stand-ins in lower slots. The
- * word is written first, so that of two stand-ins that check at the same time one sees the other. */
+/* May this stand-in begin a task? At most as many stand-ins run at a time as workers of the pool's
+ * own number wait inside tasks: first the stand-ins that run a task, then those in lower slots. The
+ * word is written first, so that of two that check at the same time one sees the other. */
 SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
     shm_client *me = client_of(c, slot);
     unsigned waiting = 0, others = 0;
@@ -282,8 +282,8 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
     return 0;
 }
 /* Drops ids that are done, from the end, until at most `most` are left, or more than `most` pending
- * ones are found; returns how many are left. A wait for all of many ids, or for one of them when some
- * are done, checks one id each time. */
+ * ids are found; returns how many are left. A wait for all of many ids, or for one of them when
+ * some are done, checks one id each time. */
 static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     int pending = 0;
     for (int i = n; i-- > 0 && pending <= most && n > most;) {
