@@ -148,19 +148,25 @@ class Ending:
         try:
             self._end_host()
         finally:  # also after a Ctrl-C; without the lock, because callbacks are code of users
-            if host is not None:
-                host.runtime.submitter.call_back_at_end()
+            try:
+                if host is not None:
+                    host.runtime.submitter.call_back_at_end()
+            finally:  # only now, because the program must not end before the callbacks
+                _open.difference_update(
+                    [one for one in list(_open) if one.__dict__ is self.__dict__]
+                )
 
     def _end_host(self) -> None:
         with self._shutting:
             host, self._host = self._host, None
             far, self._far = self._far, None
-            _open.difference_update([one for one in _open if one.__dict__ is self.__dict__])
             with contextlib.ExitStack() as stack:  # these are called even after a Ctrl-C
                 if far is not None:
                     stack.callback(far.end)
                 if host is not None:
                     stack.callback(host.end)
+                    # First, because the thread may hold Futures, and its callbacks may read them.
+                    host.runtime.submitter.collector.stop()
                     host.runtime.submitter.keep_results(host.limit)
                     host.runtime.submitter.failures.report()
 
@@ -207,6 +213,8 @@ def _close_all() -> None:
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):
             if not cluster._runtime.client.usable:
+                if cluster._finisher is not None and cluster._pid == os.getpid():
+                    cluster._finisher()  # another thread still calls callbacks
                 continue
             if failed:
                 cluster._abort()

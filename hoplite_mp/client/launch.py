@@ -231,7 +231,10 @@ class Host:
                 runtime.memory.lost = error
             self._knows.set()
             runtime.tasks.lose()
-            runtime.submitter.abandon(error)
+            if self._ending:  # the thread that ends the cluster calls the callbacks
+                runtime.submitter.fail_pending(error)
+            else:
+                runtime.submitter.abandon(error)
         finally:
             self._knows.set()
             self.ended.set()

@@ -103,3 +103,23 @@ def test_the_program_ends_just_then() -> None:
     )
     out, err = program.process.communicate(timeout=PATIENCE_S)
     assert (out, err, program.process.returncode) == ("done None\n", "", 0)
+
+
+def test_program_that_ends_during_the_last_callback_waits_for_it() -> None:
+    program = Program(
+        """
+        began = threading.Event()
+        def last(future):
+            began.set()
+            time.sleep(0.5)
+            say("done", future.exception())
+        cluster = hoplite_mp.Cluster(1)
+        # The collector's thread is busy, so the thread that ends the cluster calls the other one.
+        cluster.submit(abs, 1).add_done_callback(lambda future: time.sleep(4))
+        cluster.submit(time.sleep, 0.2).add_done_callback(last)
+        del cluster
+        assert began.wait(30)
+        """
+    )
+    out, err = program.process.communicate(timeout=PATIENCE_S)
+    assert (out, err, program.process.returncode) == ("done None\n", "", 0)

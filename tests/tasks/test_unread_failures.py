@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
+from hoplite_mp.client.keeping import Unread
 from tests.tasks.helpers import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def test_unread_failures_are_reported_once_with_three_tracebacks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with hoplite_mp.Cluster(workers=1) as cluster:
-        for number in range(5):
-            cluster.submit(fail, number)
+        for number in range(5):  # one by one: tracebacks are in the order of completions
+            eventually(cluster.submit(fail, number).done)
         cluster.submit(quiet, 0)
         cluster.submit(abs, -1)
         cluster.options(retries=0).submit(os._exit, 3)
@@ -240,3 +241,28 @@ def test_failure_read_while_another_thread_notes_it_is_not_reported(
         eventually(lambda: cluster._runtime.submitter.drain() or found)
         assert [type(one) for one in found] == [KeyError]
     assert reports(caplog) == []
+
+
+class SlowUnread(Unread):
+    """The thread that adds a Future holds it for a while."""
+
+    def append(self, future: Any, /) -> None:
+        time.sleep(0.3)
+        super().append(future)
+
+
+def test_cluster_that_ends_while_the_collector_holds_futures_keeps_and_reports_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster:
+        submitter = cluster._runtime.submitter
+        for fn in (fail, abs):
+            submitter._unread = SlowUnread()
+            future: Any = cluster.submit(fn, 7)
+            if fn is fail:
+                del future
+            submitter.collector.look_soon()
+            eventually(lambda: not submitter.pending)
+    assert future.result() == 7
+    (text,) = reports(caplog)
+    assert text.startswith("1 task failed")
