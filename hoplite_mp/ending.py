@@ -212,9 +212,9 @@ def _close_all() -> None:
     failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):
-            if not cluster._runtime.client.usable:
+            if cluster._host is None or not cluster._runtime.client.usable:
                 if cluster._finisher is not None and cluster._pid == os.getpid():
-                    cluster._finisher()  # another thread still calls callbacks
+                    cluster._finisher()  # another thread ends it, or still calls callbacks
                 continue
             if failed:
                 cluster._abort()
