@@ -113,8 +113,10 @@ def test_counts_of_any_integer_type_are_accepted(kind: Any) -> None:
     config = hoplite_mp.Config(retries=kind(2))
     assert type(config.retries) is int
     with hoplite_mp.Cluster(one, config=config, memory="128MiB") as cluster:
-        view = cluster.options(retries=one, priority=two, concurrency=one, buffersize=two)
+        view = cluster.options(retries=one, priority=two)
         assert view.submit(add, 1, 2).result() == 3
+        refs = cluster.options(buffersize=two).stream(iter, [1, 2])
+        assert [cluster.get(ref) for ref in refs] == [1, 2]
         assert list(cluster.map(abs, [-1, -2, -3], chunksize=two, buffersize=two)) == [1, 2, 3]
         with cluster.executor(one, max_tasks_per_child=two) as executor:
             assert executor.submit(add, 1, 2).result() == 3
@@ -125,7 +127,7 @@ def test_counts_of_any_integer_type_are_accepted(kind: Any) -> None:
         assert cluster.get(cluster.reduce([ref, ref], num=two))[0] == 2.0
         assert hoplite_mp.Queue(maxsize=two).qsize() == 0
         assert hoplite_mp.Semaphore(two).acquire()
-        cluster.options(restarts=one, checkpoint=one).actor(list)
+        cluster.options(restarts=one, checkpoint=one, concurrency=one).actor(list)
     with hoplite_mp.Executor(one, max_tasks_per_child=two) as owner:
         assert owner.submit(add, 1, 2).result() == 3
 
