@@ -314,7 +314,7 @@ class Memory:
     def _ask_for_span(self) -> None:
         """Adds a span to those of this process, if the store has one at once. Many small errors
         then cost one request, not one each."""
-        self.channel.call(LeaseSpan(), self.client.take_span)
+        self.channel.call(LeaseSpan(error=True), self.client.take_span)
 
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str

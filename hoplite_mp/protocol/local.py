@@ -150,7 +150,10 @@ class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Asks for a span for small objects. Reply: its offset, or full=True and the message."""
+    """Asks for a span for small objects; `error`: it is for an error, so the reply does not wait
+    for free memory. Reply: its offset, or full=True and the message."""
+
+    error: bool = False
 
 
 class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -126,6 +126,11 @@ class Leases:
                 self.requests.undo_unread(slot, request.number, lambda: give(start, slot))
             return start
 
+        if request.ask.error:  # type: ignore[union-attr]
+            start = attempt()
+            why = "" if start is not None else self.store.full_message()
+            self.reply(slot, Reply(request.number, start, why, start is None))
+            return
         self.patiently(slot, request, attempt)
 
     def restore(self, slot: int, request: Request) -> None:
