@@ -161,7 +161,7 @@ def test_associative_and_commutative_ufuncs(cluster: Cluster, ufunc: Any, dtype:
 @pytest.mark.parametrize(
     "op",
     [np.subtract, np.divide, np.power, np.arctan2, np.sin, np.left_shift, np.greater, np.matmul,
-     np.frompyfunc(lambda a, b: a + b, 2, 1), sum, "plus", "", None, 3],
+     np.frompyfunc(lambda a, b: a + b, 2, 1), "plus", "", None, 3],
     ids=str,
 )  # fmt: skip
 def test_other_operators_are_refused_at_the_call(cluster: Cluster, op: Any) -> None:
