@@ -199,10 +199,11 @@ class Late(Exception): pass
 def handles(*_):
     if armed:
         raise Late
-armed, chance, interrupted, until = False, random.Random(1), 0, time.monotonic() + 3
+armed, chance, interrupted = False, random.Random(1), 0
 signal.signal(signal.SIGALRM, handles)
 with hoplite_mp.Cluster(workers=0) as c, c.group("interrupted", 1, timeout=60) as g:
     g.barrier_async().result()
+    until = time.monotonic() + 3
     while time.monotonic() < until:
         try:
             try:
