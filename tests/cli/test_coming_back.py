@@ -75,11 +75,21 @@ def test_the_end_of_the_cluster_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given_up: bool
 ) -> None:
     life = Life()
-    life._host.given_up, life._host.node_died = given_up, False
+    life._host.given_up, life._host.node_died, life._host.removed = given_up, False, False
     assert come_back(monkeypatch, [life], True) == 0
     told = "hoplite-mp: the cluster has ended"
     if not given_up:
         told += ", or this host has left it"
+    assert capsys.readouterr().err.splitlines() == [told]
+
+
+def test_join_of_a_removed_node_names_the_removal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life()
+    life._host.given_up, life._host.node_died, life._host.removed = False, False, True
+    assert come_back(monkeypatch, [life], True) == 0
+    told = "hoplite-mp: node h3 was removed from the cluster (remove_node)"
     assert capsys.readouterr().err.splitlines() == [told]
 
 
