@@ -202,7 +202,7 @@ def test_what_is_refused(cluster: Cluster) -> None:
     def body(pg: ProcessGroup, rank: int) -> None:
         options = with_op(dist.AllreduceOptions(), OP.SUM)
         with pytest.raises(TypeError, match=r"dense tensors of the CPU, not one of .*sparse_coo"):
-            pg.allreduce([torch.eye(3).to_sparse()], options)
+            pg.broadcast([torch.eye(3).to_sparse()], dist.BroadcastOptions())
         with pytest.raises(TypeError, match=r"dense tensors of the CPU, not one of .* meta"):
             pg.allreduce([torch.empty(3, device="meta")], options)
         with pytest.raises(ValueError, match="needs 3 outputs, one for each rank: 2"):
@@ -310,7 +310,9 @@ def test_collectives_leave_their_tensors_resizable(cluster: Cluster) -> None:
         x, y = torch.ones(SIZE * 4), torch.ones(4)
         parts = [torch.ones(4) for _ in range(SIZE)]
         pg.allreduce([x]).wait()
-        pg.broadcast([y], with_op(dist.BroadcastOptions(), OP.SUM)).wait()
+        from_rank_0 = dist.BroadcastOptions()
+        from_rank_0.rootRank = 0
+        pg.broadcast([y], from_rank_0).wait()
         pg.allgather([parts], [y]).wait()
         pg.all_gather_single(x, y).wait()
         pg.reduce_scatter_single(y, x).wait()
@@ -348,12 +350,12 @@ def test_sparse_tensors_are_added_up_on_every_rank(cluster: Cluster) -> None:
 
 
 def test_monitored_barrier_times_out_while_a_rank_is_missing(cluster: Cluster) -> None:
-    late = threading.Event()
+    timed_out = threading.Semaphore(0)
 
     def body(pg: ProcessGroup, rank: int) -> str:
         pg.monitored_barrier()
         if rank == 0:
-            late.wait(60)
+            assert all(timed_out.acquire(timeout=60) for _ in range(SIZE - 1))
             pg.barrier().wait()
             return "came late"
         try:
@@ -361,7 +363,7 @@ def test_monitored_barrier_times_out_while_a_rank_is_missing(cluster: Cluster) -
         except hoplite_mp.HopliteTimeoutError:
             return "timed out"
         finally:
-            late.set()
+            timed_out.release()
         return "came"
 
     assert ranks(cluster, body) == ["came late", "timed out", "timed out"]

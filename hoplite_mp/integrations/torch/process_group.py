@@ -126,7 +126,8 @@ class ProcessGroup(dist.ProcessGroup):
                 raise ValueError(f"all_reduce: sparse tensors have different shapes: {shapes}")
             indices = torch.cat([one[1] for one in parts], dim=1)
             values = torch.cat([one[2] for one in parts])
-            total = torch.sparse_coo_tensor(indices, values, given.shape).coalesce()
+            joined = torch.sparse_coo_tensor(indices, values, given.shape, check_invariants=True)
+            total = joined.coalesce()
             with torch.no_grad():  # detach() of a sparse tensor has indices of its own
                 tensor.copy_(total)
 
