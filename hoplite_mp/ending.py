@@ -145,11 +145,14 @@ class Ending:
         host = self._host
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
             return  # a forked child leaves its parent's `with` block, and owns nothing of this
-        try:
-            self._end_host()
-        finally:  # also after a Ctrl-C; without the lock, because callbacks are code of users
+        try:  # each of these steps also runs after a Ctrl-C in an earlier one
+            if host is not None:  # callbacks may read failures, which are then not reported
+                host.runtime.submitter.collector.stop()
+                host.runtime.submitter.call_back_at_end()
+        finally:
             try:
-                if host is not None:
+                self._end_host()
+                if host is not None:  # without the lock, because callbacks are code of users
                     host.runtime.submitter.call_back_at_end()
             finally:  # only now, because the program must not end before the callbacks
                 _open.difference_update(
@@ -165,8 +168,6 @@ class Ending:
                     stack.callback(far.end)
                 if host is not None:
                     stack.callback(host.end)
-                    # First, because the thread may hold Futures, and its callbacks may read them.
-                    host.runtime.submitter.collector.stop()
                     host.runtime.submitter.keep_results(host.limit)
                     host.runtime.submitter.failures.report()
 

@@ -365,6 +365,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         >>> future.cancelled()
         True
         """
+        self._seen()  # the program has given up the result, so a failure is not reported
         if self.cancelled():
             return True
         if self._state is not _PENDING:

@@ -138,7 +138,8 @@ def test_a_worker_dies_while_its_node_can_open_nothing() -> None:
         at_rest(cluster, 2)
         with starved(node_of(cluster)):
             with pytest.raises(hoplite_mp.WorkerLostError, match="memory in use: unknown"):
-                cluster.options(retries=0).submit(os._exit, 1).result(PATIENCE_S)
+                killed = cluster.options(retries=0).submit(lambda: os.kill(os.getpid(), 9))
+                killed.result(PATIENCE_S)
             assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
 
 
