@@ -137,8 +137,8 @@ def test_a_worker_dies_while_its_node_can_open_nothing() -> None:
     with hoplite_mp.Cluster(workers=2, memory="128MiB") as cluster:
         at_rest(cluster, 2)
         with starved(node_of(cluster)):
+            killed = cluster.options(retries=0).submit(lambda: os.kill(os.getpid(), 9))
             with pytest.raises(hoplite_mp.WorkerLostError, match="memory in use: unknown"):
-                killed = cluster.options(retries=0).submit(lambda: os.kill(os.getpid(), 9))
                 killed.result(PATIENCE_S)
             assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
 
