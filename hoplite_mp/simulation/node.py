@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.membership import MembersChanged
 from hoplite_mp.protocol.messages import (
     Commit,
     Distribute,
@@ -149,6 +150,8 @@ class Node:
                 self.executions.commit(message)
                 if message.operation == self.operation and self._wanted is not None:
                     self._end(self._wanted, message)
+            case MembersChanged(went=()):
+                pass  # an announcement of nodes that have joined
             case _:
                 raise WrongEnd(f"nothing has failed, and a node is sent {message!r}")
 

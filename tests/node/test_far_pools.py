@@ -82,6 +82,8 @@ class World:
             start_missing=self.start_missing,
             fail_queued=lambda pool: self.failed.append(pool.broken),
             why_none="no worker can be started",
+            retire=lambda pool, count: None,  # the pools here have no stand-ins
+            blocked=lambda pool: 0,
         )
         requests: Any = SimpleNamespace(
             given=[],
