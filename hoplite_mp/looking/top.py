@@ -19,7 +19,7 @@ import time
 import tty
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.box import SIMPLE
 from rich.console import Console, Group
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["Look", "lines", "top"]
 
 PIPED_COLUMNS = 200  # width of a table when the output is no terminal
-NARROW_COLUMNS = 120  # on a narrower terminal, the columns in LEAST are left out
+NARROW_COLUMNS = 150  # on a narrower terminal, the columns in LEAST are left out
 COLUMNS = (
     "node", "host", "address", "workers", "memory", "queued", "running", "tasks/s", "done",
     "failed", "objects", "sent/s", "received/s",
@@ -160,10 +160,11 @@ def _look(cluster: Cluster) -> Look:
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
     for name in compress(COLUMNS, shown):
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
     for line in lines(now, before):
         style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
         # As Text, because a host's name must not be read as markup.

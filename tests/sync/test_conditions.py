@@ -121,7 +121,8 @@ def test_condition_notifies_in_the_order_of_waiting(c: Cluster, kind: Any) -> No
     with condition:
         condition.notify(2)
         assert order.empty(), "they need the lock"
-    assert [order.get(timeout=PATIENCE_S) for _ in range(2)] == [0, 1]
+    # Which of the two gets the lock first is open.
+    assert sorted(order.get(timeout=PATIENCE_S) for _ in range(2)) == [0, 1]
     assert not waiting[2].done()
     with condition:
         condition.notify_all()
