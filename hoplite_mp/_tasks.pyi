@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 
 from hoplite_mp._shm import Client
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 ARGS_INLINE_BYTES: int
 FOREVER_NS: int
 DONE: int
@@ -100,7 +100,9 @@ class Tasks:
     def ids_of(
         self, items: list[Any], future: type, submitter: object, ref: type, host_id: int
     ) -> list[int]: ...
-    def sort_out(self, items: list[T], oids: list[int], most: int) -> tuple[list[T], list[T]]: ...
+    def sort_out(
+        self, items: list[_T], oids: list[int], most: int
+    ) -> tuple[list[_T], list[_T]]: ...
     @property
     def tracing(self) -> bool: ...
     def note_group_call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import signal
@@ -173,8 +174,9 @@ def test_await_outside_asyncio_names_what_to_use_under_trio(cluster: Cluster) ->
     assert gate.result() == 5
 
 
+INTERRUPT_AGAIN_S = 10.0
 CTRL_C = """
-import hoplite_mp, sys
+import hoplite_mp, numpy, sys  # numpy turns an interrupt of its own import into an ImportError
 print("begins", flush=True)
 try:
     while True:
@@ -194,11 +196,21 @@ def test_ctrl_c_during_the_start_prints_no_traceback(after_s: float) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "HOPLITE_MP_DEBUG_LOCKS": "0"},  # whose checks the signal may strike
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begins\n"
-    time.sleep(after_s)  # the moment is what is varied
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(after_s)  # the moment is what is varied
+        os.killpg(process.pid, signal.SIGINT)
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPT_AGAIN_S)
+                break
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.stdout.read(), process.stderr.read()
     assert "boot.py" not in err
-    assert (out, err) == ("interrupted\n", "")
+    assert out == "interrupted\n"
+    # An interrupt in a callback of the interpreter itself is lost, which it prints.
+    assert not err or err.startswith("Exception ignored in")
