@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
+.PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines bench-gloo peers engines \
         test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
         test-wheel test-python files clean
 
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
 	@echo "make bench-applications  whole applications on ours, Ray and Dask, over emulated hosts, as root"
 	@echo "make bench-engines  broadcast and reduce inside Ray and Dask, beside their own, as root"
+	@echo "make bench-gloo  a Group and torch over it beside Gloo, on this host"
 	@echo "make peers     the environment of the peers, which these two make by themselves"
 	@echo "make engines   the environment with Ray, Dask and torch, which the next two make by themselves"
 	@echo "make test-engines  the tests of the front ends to Ray, Dask and torch, all of them"
@@ -98,6 +99,9 @@ bench-applications: $(ENGINES)/.installed
 
 bench-engines: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m benchmarks.engines -n 8
+
+bench-gloo: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m benchmarks.engines.gloo_here
 
 peers: $(PEERS)/.installed
 

@@ -1,4 +1,4 @@
-/* Small calls of a Group whose members share one memory: parts and results lie on the board.
+/* Calls of a Group whose members share one memory, as far as they need no object and no Python.
  *
  * Why it exists: a barrier, or a reduction of a few KiB, costs less than one object would, let alone
  * one for each rank, pickled, held and read. Parts lie in slots of the board (shm_part), the lowest
@@ -14,6 +14,18 @@
  * member in a dead one's place, is noticed by `changes` and by the board's epoch before the commit.
  * The result's slot is written by the leader of the next call when all ranks have made that, so when
  * all have read this one.
+ * Parts that are larger, and those of calls that carry arrays without folding them, lie in *call
+ * buffers*: two for each rank, in the store, for even and odd calls. The leader only checks their
+ * forms and commits, and each rank then reads all parts, and folds what it needs for itself:
+ *
+ *   part 0 ──┐                                        ┌─► rank 0 folds, or copies
+ *   part 1 ──┼─ forms compared by the leader ── commit┼─► rank 1 folds, or copies
+ *   part 2 ──┘                                        └─► rank 2 folds, or copies
+ *
+ * All folds have the order of ranks, so all results have the same bits. The buffer of call k is
+ * written again for call k + 2, so after the commit of k + 1, which all ranks have made when they had
+ * read k. A rank that joins may begin call k + 2 before that commit, and a rank that is interrupted
+ * makes its call anew while others may read its part: these two do without a buffer (board_give).
  * It must never know: Python objects, what is not a plain array, how members are told apart.
  */
 #ifndef HOPLITE_SHM_BOARD_H
@@ -22,7 +34,10 @@
 #include "reduce_kernels.h"
 #include "shm_tasks.h"
 
-enum board_kind { BOARD_BARRIER = 0, BOARD_ALLREDUCE = 1, BOARD_REDUCE = 2 };
+enum board_kind {
+    BOARD_BARRIER, BOARD_ALLREDUCE, BOARD_REDUCE, BOARD_REDUCE_SCATTER, /* equal forms */
+    BOARD_BROADCAST, BOARD_GATHER, BOARD_ALLGATHER                      /* each rank has its own */
+};
 enum board_turn {
     TURN_WAIT = 0,   /* not this rank's, or not yet */
     TURN_AGAIN = 1,  /* something has changed meanwhile */
@@ -54,20 +69,56 @@ static inline int part_unchanged(shm_part *p, uint64_t changes) {
     return LOAD(&p->changes) == changes;
 }
 
-/* Writes a part and publishes it. */
-static inline void board_give(char *c, unsigned board, unsigned rank, uint64_t call,
-                              const shm_form *form, const void *data) {
+/* Where the elements of a rank's part of a call with buffers lie; the form of the part comes first. */
+static inline char *buffered_part(char *c, char *store, unsigned board, unsigned rank,
+                                  uint64_t call) {
+    return store + part_of(c, board, rank)->buffers[call & 1] + sizeof(shm_form);
+}
+
+/* Writes a part, into the buffer at that offset of the store if the form says so, and publishes it.
+ * 0: nothing was written, because others may still read that buffer. */
+static inline int board_give(char *c, char *store, unsigned board, unsigned rank, uint64_t call,
+                             const shm_form *form, const void *data, uint64_t buffer) {
     shm_board *b = board_of(c, board);
     shm_part *p = part_of(c, board, rank);
+    if (buffer && (LOAD(&b->members[rank].seq) > call || LOAD(&b->result_call) < call))
+        return 0;
     ADD(&p->changes, 1 + (LOAD(&p->changes) & 1)); /* odd, also if it was left odd by a dead one */
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* no store below moves before the count */
     p->form = *form;
+    char *to = (char *)p->data;
+    if (buffer) {
+        p->buffers[call & 1] = buffer;
+        memcpy(store + buffer, form, sizeof *form);
+        to = store + buffer + sizeof *form;
+    }
     if (form->nbytes)
-        memcpy(p->data, data, form->nbytes);
+        memcpy(to, data, form->nbytes);
     ADD(&p->changes, 1);
     STORE(&b->members[rank].contribution, 0);
     STORE(&b->members[rank].seq, call + 1);
     wake_leaders(c, b, call);
+    return 1;
+}
+
+/* Folds elements of the parts of a call with buffers, which is committed. */
+static inline void board_fold(char *c, char *store, unsigned board, uint64_t call, uint64_t mask,
+                              const shm_form *form, size_t first, size_t count, void *out) {
+    const struct reduce_kernel *kernel = reduce_kernel_find(form->op, form->dtype);
+    const void *sources[MEMBERS];
+    unsigned n = 0;
+    for (; mask; mask &= mask - 1) {
+        char *part = buffered_part(c, store, board, (unsigned)__builtin_ctzll(mask), call);
+        sources[n++] = part + first * reduce_source_bytes(kernel);
+    }
+    reduce_run(kernel, sources, n, out, count, 1);
+}
+
+/* Are these parts of one call? */
+static inline int forms_agree(const shm_form *one, const shm_form *other) {
+    if (one->kind < BOARD_BROADCAST || other->kind < BOARD_BROADCAST)
+        return !memcmp(one, other, sizeof *one);
+    return one->kind == other->kind && one->root == other->root;
 }
 
 /* The slots of those that have yet to publish `call`; if there are none, that of who leads it. */
@@ -132,15 +183,17 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
         changes[n] = LOAD(&p->changes);
         if (changes[n] & 1)
             return TURN_AGAIN;
-        if (memcmp(&p->form, form, sizeof *form))
+        if (!forms_agree(&p->form, form))
             return part_unchanged(p, changes[n]) ? TURN_OTHER : TURN_AGAIN;
         sources[n++] = p->data;
     }
-    if (form->kind == BOARD_REDUCE && !(mask >> form->root & 1))
+    int has_root = form->kind == BOARD_REDUCE || form->kind == BOARD_GATHER ||
+                   form->kind == BOARD_BROADCAST;
+    if (has_root && !(mask >> form->root & 1))
         return TURN_OTHER; /* its root is gone */
     shm_part *result = part_of(c, board, MEMBERS);
     result->form = *form;
-    if (form->kind != BOARD_BARRIER && form->nbytes) {
+    if (form->kind != BOARD_BARRIER && !form->buffered && form->nbytes) {
         const struct reduce_kernel *kernel = reduce_kernel_find(form->op, form->dtype);
         size_t count = form->nbytes / reduce_source_bytes(kernel);
         reduce_run(kernel, sources, n, result->data, count, 1);

@@ -274,7 +274,8 @@ typedef struct {
     uint8_t op;            /* enum reduce_op */
     uint8_t dtype;         /* enum reduce_dtype */
     uint8_t ndim;
-    uint32_t root;
+    uint16_t root;
+    uint16_t buffered;     /* 1: parts lie in call buffers, and each rank reads what it needs */
     uint64_t nbytes;
     uint64_t shape[PART_DIMS_MAX];
 } shm_form;
@@ -283,7 +284,8 @@ static_assert(sizeof(shm_form) == 64, "form");
 typedef struct {
     uint64_t changes;      /* odd while its rank writes */
     uint64_t mask;         /* of a result: the ranks whose parts are in it */
-    uint64_t pad[6];
+    uint64_t buffers[2];   /* of the latest even and odd calls with buffers: offset in the store */
+    uint64_t pad[4];
     shm_form form;
     uint8_t data[PART_BYTES_MAX];
 } shm_part;

@@ -52,11 +52,12 @@ cdef extern from "shm_spans.h" nogil:
         shm_member members[64]
     ctypedef struct shm_form:
         uint8_t kind, op, dtype, ndim
-        uint32_t root
+        uint16_t root, buffered
         uint64_t nbytes
         uint64_t shape[6]
     ctypedef struct shm_part:
         uint64_t changes, mask
+        uint64_t buffers[2]
         shm_form form
         uint8_t data[32768]
     ctypedef struct shm_event:

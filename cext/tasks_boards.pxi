@@ -7,6 +7,10 @@ cdef extern from "shm_board.h" nogil:
         BOARD_BARRIER
         BOARD_ALLREDUCE
         BOARD_REDUCE
+        BOARD_REDUCE_SCATTER
+        BOARD_BROADCAST
+        BOARD_GATHER
+        BOARD_ALLGATHER
         TURN_OVER
         REDUCE_SUM
         REDUCE_PROD
@@ -36,15 +40,20 @@ cdef extern from "shm_board.h" nogil:
     size_t reduce_source_bytes(const reduce_kernel *)
     size_t reduce_result_bytes(const reduce_kernel *)
     void wake_leaders(char *, shm_board *, uint64_t)
-    void board_give(char *, unsigned, unsigned, uint64_t, const shm_form *, const void *)
+    int board_give(char *, char *, unsigned, unsigned, uint64_t, const shm_form *, const void *,
+                   uint64_t)
+    char *buffered_part(char *, char *, unsigned, unsigned, uint64_t)
+    void board_fold(char *, char *, unsigned, uint64_t, uint64_t, const shm_form *, size_t, size_t,
+                    void *)
+    int forms_agree(const shm_form *, const shm_form *)
     int part_unchanged(shm_part *, uint64_t)
     int board_lead(char *, unsigned, unsigned, uint64_t)
     int board_wait(char *, unsigned, unsigned, unsigned, uint64_t, uint64_t)
 
-from libc.string cimport memcmp
-
-# What a small call may be: kinds, operators and dtypes by name.
-BOARD_KINDS = {"barrier": BOARD_BARRIER, "allreduce": BOARD_ALLREDUCE, "reduce": BOARD_REDUCE}
+# What a call on a board may be: kinds, operators and dtypes by name.
+BOARD_KINDS = {"barrier": BOARD_BARRIER, "allreduce": BOARD_ALLREDUCE, "reduce": BOARD_REDUCE,
+               "reduce_scatter": BOARD_REDUCE_SCATTER, "broadcast": BOARD_BROADCAST,
+               "gather": BOARD_GATHER, "allgather": BOARD_ALLGATHER}
 BOARD_OPS = {"sum": REDUCE_SUM, "prod": REDUCE_PROD, "min": REDUCE_MIN, "max": REDUCE_MAX,
              "mean": REDUCE_MEAN, "and": REDUCE_AND, "or": REDUCE_OR, "xor": REDUCE_XOR}
 BOARD_DTYPES = {
@@ -54,12 +63,14 @@ BOARD_DTYPES = {
     "float32": REDUCE_FLOAT32, "float64": REDUCE_FLOAT64, "complex64": REDUCE_COMPLEX64,
     "complex128": REDUCE_COMPLEX128}
 BOARD_BYTES_MAX, BOARD_DIMS_MAX = PART_BYTES_MAX, PART_DIMS_MAX
+BUFFER_HEAD_BYTES = sizeof(shm_form)  # of each call buffer, before the elements
 include "tasks_small.pxi"
 
 @cython.final
 cdef class Board:
     """One Group's board as one member (or the node) sees it."""
     cdef char *c
+    cdef char *store
     cdef object keep
     cdef shm_board *b
     cdef readonly unsigned index
@@ -185,53 +196,118 @@ cdef class Board:
         STORE64(&self.b.result_call, call + 1)
         self.wake()
 
-    # -- small calls, which lie on the board -----------------------------------------------------
+    # -- calls whose parts lie on the board, or in call buffers ------------------------------------
 
-    def small(self, unsigned rank, uint64_t call, int kind, int op, unsigned root, int dtype, x,
-              out, uint64_t deadline_ns) -> int:
-        """Publishes this rank's part of a small call, a C-contiguous array or None, and waits for
-        its end. Returns the ranks in the result as a mask, and fills `out`, which is a C-contiguous
-        array of the result or None; 0: the call is not over in time, or not by a small result, so
-        the caller has to look at the board. -1: nothing was published, it is none for the board."""
+    def set_store(self, size_t address, keep) -> None:
+        """Where this process has mapped the store, as long as it has `keep`."""
+        self.store = <char *>address
+        self.keep = self.keep, keep
+
+    def make(self, unsigned rank, uint64_t call, int kind, int op, unsigned root, int dtype, x,
+             uint64_t buffer, uint64_t deadline_ns) -> int:
+        """Publishes this rank's part of a call, a C-contiguous array or None, and waits for its
+        end. buffer: the offset in the store of the call buffer for the part; 0: it lies on the
+        board. Returns the ranks in the result as a mask, and then `fold`, `copy` or `result` read
+        that; 0: the call is not over in time, or in another way, so the caller has to look at the
+        board. -1: nothing was published, so the part has to become an object."""
         cdef shm_form form
         cdef Py_buffer view
-        cdef const reduce_kernel *kernel = NULL
-        cdef size_t nbytes = 0
-        cdef int turn, i
+        cdef int turn, given, i
         cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
-        if rank >= MEMBERS:
-            raise ValueError(f"rank {rank}: a board has {MEMBERS}")
+        if rank >= MEMBERS or root >= MEMBERS:
+            raise ValueError(f"ranks {rank} and {root}: a board has {MEMBERS}")
+        if buffer and self.store == NULL:
+            raise ValueError("this board knows of no store")
         memset(&form, 0, sizeof(form))
         form.kind, form.op, form.dtype, form.root = kind, op, dtype, root
+        form.buffered = buffer != 0 or kind >= BOARD_BROADCAST
         if x is None:
-            board_give(self.c, self.index, rank, call, &form, NULL)
+            given = board_give(self.c, self.store, self.index, rank, call, &form, NULL, 0)
         else:
-            kernel = reduce_kernel_find(op, dtype)
-            if kernel == NULL:
-                return -1
             PyObject_GetBuffer(x, &view, PyBUF_ND)
             try:
-                nbytes = view.len // reduce_source_bytes(kernel) * reduce_result_bytes(kernel)
-                if view.len > PART_BYTES_MAX or nbytes > PART_BYTES_MAX or view.ndim > PART_DIMS_MAX:
+                if view.ndim > PART_DIMS_MAX:
                     return -1
                 form.nbytes, form.ndim = view.len, view.ndim
                 for i in range(view.ndim):
                     form.shape[i] = view.shape[i]
-                board_give(self.c, self.index, rank, call, &form, view.buf)
+                if kind < BOARD_BROADCAST and reduce_kernel_find(op, dtype) == NULL:
+                    return -1
+                if not form.buffered and max(form.nbytes, result_bytes(&form)) > PART_BYTES_MAX:
+                    return -1
+                with nogil:
+                    given = board_give(self.c, self.store, self.index, rank, call, &form, view.buf,
+                                       buffer)
             finally:
                 PyBuffer_Release(&view)
+        if not given:
+            return -1
         with nogil:
             turn = board_wait(self.c, self.index, self.slot, rank, call, deadline_ns)
-        if turn != TURN_OVER or memcmp(&result.form, &form, sizeof(form)):
-            return 0
-        if out is not None and nbytes:
-            PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
-            if view.len == <Py_ssize_t>nbytes:
-                memcpy(view.buf, result.data, nbytes)
+        return result.mask if turn == TURN_OVER and forms_agree(&result.form, &form) else 0
+
+    def fold(self, uint64_t call, size_t first, out) -> None:
+        """Fills `out`, a C-contiguous array, with the reduction of these elements of all parts of
+        `call`, whose parts lie in buffers."""
+        cdef Py_buffer view
+        cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
+        cdef shm_form form = result.form
+        cdef uint64_t mask = result.mask
+        cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
+        cdef size_t count
+        PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
+        try:
+            count = view.len // reduce_result_bytes(kernel)
+            if not form.buffered or (first + count) * reduce_source_bytes(kernel) > form.nbytes:
+                raise ValueError(f"{count} elements from {first} on: there are not so many")
+            with nogil:
+                board_fold(self.c, self.store, self.index, call, mask, &form, first, count, view.buf)
+        finally:
             PyBuffer_Release(&view)
-            if view.len != <Py_ssize_t>nbytes:
+
+    def outcome(self) -> tuple[int, int, int, tuple[int, ...], bool]:
+        """(ranks as a mask, op, dtype, shape, do the parts lie in buffers?) of the latest call that
+        was committed without objects. Nobody writes it before this rank has made its next call."""
+        cdef shm_part *p = part_of(self.c, self.index, MEMBERS)
+        shape = tuple([p.form.shape[i] for i in range(p.form.ndim)])
+        return p.mask, p.form.op, p.form.dtype, shape, p.form.buffered != 0
+
+    def result(self, out) -> None:
+        """Fills `out`, a C-contiguous array, with a result that lies on the board."""
+        cdef Py_buffer view
+        cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
+        cdef size_t nbytes = result_bytes(&result.form)
+        PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
+        try:
+            if result.form.buffered or view.len != <Py_ssize_t>nbytes:
                 raise ValueError(f"the result has {nbytes} bytes, and `out` {view.len}")
-        return result.mask
+            memcpy(view.buf, result.data, nbytes)
+        finally:
+            PyBuffer_Release(&view)
+
+    def buffered(self, unsigned rank, uint64_t call) -> tuple[int, tuple[int, ...], int]:
+        """(dtype as a number, shape, bytes) of a rank's part of `call` in its buffer."""
+        if rank >= MEMBERS:
+            raise ValueError(f"rank {rank}: a board has {MEMBERS}")
+        cdef shm_form *form = <shm_form *>buffered_part(
+            self.c, self.store, self.index, rank, call) - 1
+        return form.dtype, tuple([form.shape[i] for i in range(form.ndim)]), form.nbytes
+
+    def copy(self, unsigned rank, uint64_t call, out) -> None:
+        """Fills `out`, a C-contiguous array, with a rank's part of `call` in its buffer."""
+        cdef Py_buffer view
+        cdef char *part
+        if rank >= MEMBERS:
+            raise ValueError(f"rank {rank}: a board has {MEMBERS}")
+        part = buffered_part(self.c, self.store, self.index, rank, call)
+        PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
+        try:
+            if <uint64_t>view.len != (<shm_form *>part - 1).nbytes:
+                raise ValueError(f"the part has another size than {view.len} bytes")
+            with nogil:
+                memcpy(view.buf, part, view.len)
+        finally:
+            PyBuffer_Release(&view)
 
     def lead(self, unsigned rank, uint64_t call) -> bool:
         """Leads a small call, if this rank has to, and all parts are there, and lie on the board.
@@ -241,21 +317,33 @@ cdef class Board:
         return board_lead(self.c, self.index, rank, call) == TURN_OVER
 
     def part(self, unsigned rank) -> tuple | None:
-        """What lies on the board of that rank, or (MEMBERS_MAX) of the result: (kind, op, root,
-        dtype, shape, bytes, mask), the first ones as numbers. None: somebody is writing it."""
+        """What a rank has published, or (MEMBERS_MAX) the result: (kind, op, root, dtype, shape,
+        bytes, mask), the first ones as numbers; no bytes of a result whose parts lie in buffers.
+        None: somebody is writing it."""
         if rank > MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         cdef shm_part *p = part_of(self.c, self.index, rank)
         cdef uint64_t changes = LOAD64(&p.changes)
         cdef shm_form form = p.form
-        cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
         cdef uint64_t nbytes = form.nbytes
-        if changes & 1 or form.ndim > PART_DIMS_MAX or nbytes > PART_BYTES_MAX:
+        cdef char *data = <char *>p.data
+        if changes & 1 or not part_unchanged(p, changes):
             return None
-        if rank == MEMBERS and nbytes:
-            nbytes = nbytes // reduce_source_bytes(kernel) * reduce_result_bytes(kernel)
+        if rank == MEMBERS:
+            nbytes = 0 if form.buffered else result_bytes(&form)
+        elif form.buffered and nbytes:
+            data = buffered_part(self.c, self.store, self.index, rank,
+                                 LOAD64(&self.b.members[rank].seq) - 1)
         shape = tuple([form.shape[i] for i in range(form.ndim)])
-        data = PyBytes_FromStringAndSize(<char *>p.data, <Py_ssize_t>nbytes)
+        content = PyBytes_FromStringAndSize(data, <Py_ssize_t>nbytes)
         if not part_unchanged(p, changes):
             return None
-        return form.kind, form.op, form.root, form.dtype, shape, data, p.mask
+        return form.kind, form.op, form.root, form.dtype, shape, content, p.mask
+
+
+cdef size_t result_bytes(const shm_form *form) noexcept:
+    """Of a reduction's result; 0 of a barrier's."""
+    cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
+    if form.kind == BOARD_BARRIER or kernel == NULL:
+        return 0
+    return form.nbytes // reduce_source_bytes(kernel) * reduce_result_bytes(kernel)

@@ -44,6 +44,8 @@ ORDER: dict[str, bool] = {
     "cluster.end": True,
     "cluster.connecting": False,
     # a Group's members
+    "torch.turn": True,
+    "torch.counting": False,
     "torch.work": False,
     "group.receives": True,
     "group.leaving": False,

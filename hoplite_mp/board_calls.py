@@ -1,20 +1,28 @@
-"""Small calls of a Group on one host, whose parts and results lie on the board itself.
+"""Calls of a Group on one host that need no objects: parts lie on the board or in call buffers.
 
-Why it exists: a barrier or a reduction of a few KiB takes some microseconds there, because C folds
-and commits it and neither objects nor pickle are needed. This file decides which calls these are,
-and translates between NumPy's names and the numbers of `cext/shm_board.h`. If one rank gives
-something else (an object, a mistake, another shape), the other ranks need not know: the leader then
-reads all parts, wherever they lie, as in any other call.
+Why it exists: a barrier or a reduction of a few KiB takes some microseconds on the board, because C
+folds and commits it. Larger arrays lie in call buffers in the store, from which each rank takes
+what it needs. This file decides which calls these are, and translates between NumPy's names and the
+numbers of `cext/shm_board.h`. If one rank gives something else (an object, a mistake, another
+shape), the other ranks need not know: the leader then reads all parts, wherever they lie, as in any
+other call.
 It must never know: which rank leads, when a call is over, objects of the store.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _tasks, clock
+from hoplite_mp.client.in_place import new_result
+from hoplite_mp.contributions import REDUCTIONS, into, outs_of
+from hoplite_mp.protocol.local import GroupBuffers
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["UNDECIDED", "BoardCalls"]
 
@@ -23,6 +31,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # not handled.
 WAIT_NS = 2_000_000
 UNDECIDED = 0  # in place of the mask: the part is published, but the call is not over yet
+# Sizes of call buffers: so many bytes, and then four times as many each time. All the smaller
+# buffers of a Group together take a third of the memory of its largest ones.
+BUFFER_BYTES_MIN = 128 << 10
+BUFFER_GROWTH = 4
+# How long a member makes its calls without buffers when the store had no room for them.
+REFUSED_NS = 1_000_000_000
 
 _KINDS = {number: kind for kind, number in _tasks.BOARD_KINDS.items()}
 _OPS = {number: op for op, number in _tasks.BOARD_OPS.items()}
@@ -35,68 +49,135 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 class BoardCalls:
-    """The small calls of one member."""
+    """These calls of one member."""
 
-    def __init__(self, board: _tasks.Board, rank: int, size: int) -> None:
+    def __init__(
+        self, runtime: Runtime, board: _tasks.Board, generation: int, rank: int, size: int
+    ) -> None:
+        self._channel = runtime.channel
+        self._memory = runtime.memory
         self._board = board
+        self._generation = generation
         self._rank = rank
         self._size = size
+        self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
+        # Where the call buffers of all ranks begin in the store, by the size of one buffer.
+        self._buffers: dict[int, int] = {}
+        self._refused_until = 0
+        board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
-    def make(
-        self, call: int, part: tuple[str, str, int, Any], out: Any, deadline_ns: int
-    ) -> tuple[int, Any] | None:
-        """Publishes the part, and waits for up to WAIT_NS. Returns (mask of the ranks in the
-        result, what this rank gets: `out`, or a new array if the result does not fit there), or
-        (UNDECIDED, None). None: nothing was published, because the call is not one for the
-        board."""
+    def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
+        """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
+        mask, and then `take` reads that, or UNDECIDED. None: nothing was published, because the
+        call is not one for the board."""
         kind, op, root, values = part
         number = _tasks.BOARD_KINDS.get(kind)
         if number is None:
             return None
         until = min(clock.monotonic_ns() + WAIT_NS, deadline_ns)
         if not values:
-            mask = self._board.small(self._rank, call, number, 0, 0, 0, None, None, until)
-            return mask, None
+            return self._board.make(self._rank, call, number, 0, root, 0, None, 0, until)
         x = values[0]
+        if type(x) is not np.ndarray:
+            return None
         dtype = _NUMBERS.get(x.dtype.num)
-        code = _tasks.BOARD_OPS.get(op)
-        if dtype is None or code is None or x.nbytes > _tasks.BOARD_BYTES_MAX:
+        code = _tasks.BOARD_OPS.get(op) if kind in REDUCTIONS else 0
+        if dtype is None or code is None:
             return None
         if not x.flags.c_contiguous or not x.dtype.isnative or x.dtype.metadata is not None:
             return None
-        result: Array | None = None
-        if kind == "allreduce" or self._rank == root:
-            found = _FLOAT64 if op == "mean" and x.dtype.kind in "biu" else _DTYPES[dtype]
-            result = out if _fits(out, x.shape, found) else np.empty(x.shape, found)
+        buffer = 0
+        if kind not in ("allreduce", "reduce") or self._has_large_result(x, op):
+            if kind == "reduce_scatter" and not x.ndim:
+                return None  # a mistake
+            buffer = self._buffer(call, x.nbytes)
+            if not buffer:
+                return None
         about = self._rank, call, number, code, root, dtype
-        mask = self._board.small(*about, x, result, until)
-        if mask < 0:
-            return None
-        return (mask, result) if mask else (UNDECIDED, None)
+        mask = self._board.make(*about, x, buffer, until)
+        return None if mask < 0 else mask
+
+    @staticmethod
+    def _has_large_result(x: Array, op: str) -> bool:
+        nbytes = x.size * 8 if op == "mean" and x.dtype.kind in "biu" else x.nbytes
+        return nbytes > _tasks.BOARD_BYTES_MAX
+
+    def _buffer(self, call: int, nbytes: int) -> int:
+        """The offset in the store of this rank's buffer for that call; 0: it has to do without."""
+        size = BUFFER_BYTES_MIN
+        while size < nbytes:
+            size *= BUFFER_GROWTH
+        if size > self._buffer_bytes_max:
+            return 0
+        each = size + _tasks.BUFFER_HEAD_BYTES
+        base = self._buffers.get(size)
+        if base is None:
+            now = clock.monotonic_ns()
+            if now < self._refused_until:
+                return 0
+            ask = GroupBuffers(self._generation, self._rank, each)
+            base = self._channel.call(ask).value
+            if base is None:
+                self._refused_until = now + REFUSED_NS
+                return 0
+            self._buffers[size] = base
+        return base + (2 * self._rank + (call & 1)) * each
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
-        """The part that a rank has published on the board, in the form of any call's part; None
-        while the rank is writing it."""
+        """The part that a rank has published on the board or in its buffer, in the form of any
+        call's part; None while the rank is writing it."""
         found = self._board.part(rank)
         if found is None:
             return None
-        kind, op, root, dtype, shape, data, _ = found
-        if _KINDS[kind] == "barrier":
-            return "barrier", "", 0, []
+        number, op, root, dtype, shape, data, _ = found
+        kind = _KINDS[number]
+        if kind == "barrier" or (kind == "broadcast" and rank != root):
+            return kind, "", root, []
         array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
-        return _KINDS[kind], _OPS[op], root, [array]
+        return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
 
-    def result(self) -> tuple[int, Array | None]:
-        """(mask of the ranks in the result, its array) of the latest call, whose commit names no
-        object."""
-        found = self._board.part(_tasks.MEMBERS_MAX)
-        assert found is not None, "nobody writes it before this rank has made its next call"
-        kind, op, _, dtype, shape, data, mask = found
-        if _KINDS[kind] == "barrier":
-            return mask, None
-        integers = _OPS[op] == "mean" and _DTYPES[dtype].kind in "biu"
-        array = np.frombuffer(data, _FLOAT64 if integers else _DTYPES[dtype]).reshape(shape)
-        return mask, array
+    def mask(self) -> int:
+        """The ranks in the result of the latest call, whose commit names no object."""
+        return self._board.outcome()[0]
+
+    def take(self, kind: str, root: int, call: int, out: Any) -> tuple[Any, bool]:
+        """(What this rank gets of `call`, the latest one, whose commit names no object; was it read
+        from buffers?)."""
+        if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
+            return None, False
+        mask, op, number, shape, buffered = self._board.outcome()
+        if kind == "broadcast":
+            return self._copied(root, call, out), True
+        if kind not in REDUCTIONS:
+            outs = outs_of(kind, out, self._size)
+            ranks = range(self._size)
+            return [self._copied(r, call, outs[r]) if mask >> r & 1 else None for r in ranks], True
+        dtype = _DTYPES[number]
+        if _OPS[op] == "mean" and dtype.kind in "biu":
+            dtype = _FLOAT64
+        first = 0
+        if kind == "reduce_scatter":  # the sections of numpy.array_split
+            each, more = divmod(shape[0], self._size)
+            row = self._rank * each + min(self._rank, more)
+            first = row * math.prod(shape[1:])
+            shape = each + (self._rank < more), *shape[1:]
+        result = self._room(shape, dtype, out)
+        if buffered:
+            self._board.fold(call, first, result)
+        else:
+            self._board.result(result)
+        return result if out is None or out is result else into(result, out), buffered
+
+    def _copied(self, rank: int, call: int, out: Any) -> Any:
+        """A rank's part, from its buffer."""
+        number, shape, _ = self._board.buffered(rank, call)
+        result = self._room(shape, _DTYPES[number], out)
+        self._board.copy(rank, call, result)
+        return result if out is None or out is result else into(result, out)
+
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any) -> Array:
+        """`out`, or a new array if the result does not fit there."""
+        return out if _fits(out, shape, dtype) else new_result(self._memory, shape, dtype)
 
 
 def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

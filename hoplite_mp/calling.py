@@ -75,7 +75,7 @@ class Calling(Member):
         self._gets = True  # this rank gets new arrays, because the call has no `out`
         self._led = -1  # the latest call that this member has committed itself, as an object
         self._leading = Leading(runtime, name)
-        self._small = BoardCalls(self._board, self.rank, size)
+        self._small = BoardCalls(runtime, self._board, self._generation, self.rank, size)
         # This rank's own arrays, as far as other ranks read them in place.
         self._in_place = InPlace(self._memory)
         about = board, self._generation, self.rank, size
@@ -128,14 +128,12 @@ class Calling(Member):
                 raise
             mistake = error
             part = self._mistake(error)
-        small = self._small.make(call, part, out, deadline) if self._hosts is None else None
-        if small is not None and small[0] != UNDECIDED:
+        mask = self._small.make(call, part, deadline) if self._hosts is None else None
+        if mask is not None and mask != UNDECIDED:
             self.calls = call + 1
             self._let_go(call)
-            self._check_contributors(small[0])
-            taken = small[1]
-            return taken if taken is None or taken is out or out is None else into(taken, out)
-        if small is None:
+            return self._take_here(kind, part[2], call, mask, out)
+        if mask is None:
             mistake = self._publish(call, part) or mistake
         try:
             try:
@@ -347,6 +345,8 @@ class Calling(Member):
                 parts[rank] = self._small.part(rank)
                 if parts[rank] is None or self._board.member(rank)[2]:
                     raise Retry  # that rank is publishing its part anew
+                if parts[rank][0] not in REDUCTIONS:  # other ranks read the part itself
+                    refs[rank] = self._memory.put(self._stored(parts[rank]))
                 continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:
@@ -395,10 +395,8 @@ class Calling(Member):
         elif self._hosts is not None:
             mask, failed, text, data = self._hosts.small.result()
         else:
-            mask, array = self._small.result()
-            self._check_contributors(mask)
-            reads = array is not None and kind != "barrier"
-            return into(array, out) if reads and (kind != "reduce" or self.rank == root) else None
+            assert self.calls is not None
+            return self._take_here(kind, root, self.calls - 1, self._small.mask(), out)
         if failed:
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
@@ -427,6 +425,17 @@ class Calling(Member):
             values = read(local(ref), FOREVER_NS, False)[3]
             gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
         return gathered
+
+    def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
+        """The same of a call whose parts and result are no objects."""
+        self._check_contributors(mask)
+        found, buffered = self._small.take(kind, root, call, out)
+        if buffered:
+            _, alive, joining, *_ = self._board.look()
+            if not (alive | joining) >> self.rank & 1:  # the others wait for this rank no longer
+                self._admitted()
+                raise PeerLostError(f"group {self.name!r}: this member was given up")
+        return found
 
     def _take_far(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
         """The same of a Group over several hosts. The node has leased some of the blocks in `data`

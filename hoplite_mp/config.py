@@ -306,6 +306,12 @@ class Config(metaclass=_Explained):
     """The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
     Lower: a mistaken size is refused before it fills the host with waiting workers."""
 
+    group_buffer_bytes_max: int = 8 * MIB
+    """The largest array of a Group's call on one host that is given in a call buffer. A Group has
+    two buffers for each rank, as long as it lives; larger arrays, and all arrays if the store has
+    no room for buffers, become objects.
+    Higher: larger calls need no objects, but a Group takes more of the store. 0: no buffers."""
+
     # -- looking -------------------------------------------------------------------------------
 
     trace_events_max: int = 500_000

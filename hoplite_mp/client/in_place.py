@@ -11,6 +11,7 @@ It must never know: what a call is, when it is over.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from hoplite_mp.client.memory import Memory
 
-__all__ = ["RESULT_BYTES_MIN", "InPlace", "own_copy"]
+__all__ = ["RESULT_BYTES_MIN", "InPlace", "new_result", "own_copy"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Results of at least this size lie in the store, whose pages have been touched already. For smaller
@@ -118,15 +119,25 @@ def own_copy(memory: Memory, array: Array) -> Array:
     """A writable copy, in a block of the store if it is large and there is room at once."""
     if array.nbytes < RESULT_BYTES_MIN or array.dtype.hasobject or not memory.client.usable:
         return np.array(array)
-    nbytes = PREFIX_BYTES + array.nbytes
+    order = "C" if array.flags.c_contiguous or not array.flags.f_contiguous else "F"
+    copy = new_result(memory, array.shape, array.dtype, order)
+    np.copyto(copy, array)
+    return copy
+
+
+def new_result(
+    memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "C"
+) -> Array:
+    """An uninitialised array for a result, in a block of the store if it is large and there is room
+    at once."""
+    nbytes = PREFIX_BYTES + math.prod(shape) * dtype.itemsize
+    if nbytes < PREFIX_BYTES + RESULT_BYTES_MIN:
+        return np.empty(shape, dtype, order)
     lease = memory.channel.call(Lease(nbytes), memory.client.take_lease)
     if isinstance(lease, Reply):  # the store has no room
-        return np.array(array)
+        return np.empty(shape, dtype, order)
     memory.mapped.add(lease.payload, nbytes)
-    order: Any = "C" if array.flags.c_contiguous or not array.flags.f_contiguous else "F"
     block: Any = memory.client.block_of(lease, nbytes)
     block.prefix = PREFIX_BYTES
     memory.results.add(block.payload)
-    copy = np.ndarray(array.shape, array.dtype, block, PREFIX_BYTES, order=order)
-    np.copyto(copy, array)
-    return copy
+    return np.ndarray(shape, dtype, block, PREFIX_BYTES, order=order)

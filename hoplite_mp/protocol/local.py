@@ -22,6 +22,7 @@ from hoplite_mp.protocol.local_groups import (
     TAG_MAX,
     GroupAdmit,
     GroupBell,
+    GroupBuffers,
     GroupCall,
     GroupInbox,
     GroupJoin,
@@ -83,6 +84,7 @@ __all__ = [
     "GoneNodes",
     "GroupAdmit",
     "GroupBell",
+    "GroupBuffers",
     "GroupCall",
     "GroupInbox",
     "GroupJoin",
@@ -357,6 +359,7 @@ Ask: TypeAlias = (
     | ClosePool
     | DrainNode
     | GroupBell
+    | GroupBuffers
     | GroupCall
     | GroupSend
     | GroupInbox

@@ -17,6 +17,7 @@ __all__ = [
     "TAG_MAX",
     "GroupAdmit",
     "GroupBell",
+    "GroupBuffers",
     "GroupCall",
     "GroupInbox",
     "GroupJoin",
@@ -50,6 +51,15 @@ class GroupBell(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     generation: int
     rank: int
+
+
+class GroupBuffers(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Asks for call buffers of that size, two for each rank, one after the other. Reply: the offset
+    in the store of the first one, the same for all members; None: there is no room."""
+
+    generation: int
+    rank: int
+    nbytes: int
 
 
 class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
+def no_call_buffers() -> Iterator[None]:
+    """Arrays that do not fit on a board become objects, in every cluster that the module opens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOPLITE_MP_GROUP_BUFFER_BYTES_MAX", "0")
+        yield
+
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with hoplite_mp.Cluster(workers=2, memory="256MiB") as made:
         yield made

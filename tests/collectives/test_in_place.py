@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp import Cluster, Group
 
+pytestmark = pytest.mark.usefixtures("no_call_buffers")
 SIZE = 3
 LENGTH = 30_000  # of float32: more than lies on a board, and than a small object
 KINDS: dict[str, Callable[[Group, Any], Any]] = {

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from hoplite_mp import Cluster
 
 
+pytestmark = pytest.mark.usefixtures("no_call_buffers")
+
+
 class Interrupting:
     """A board whose commit ends as a forced cancel may let it end."""
 

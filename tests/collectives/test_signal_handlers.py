@@ -151,11 +151,12 @@ def test_a_leader_that_was_interrupted_while_it_combines(cluster: Cluster, handl
             return combine(*about)
 
         g._leading.combine = combines  # type: ignore[method-assign]
-        waits = other.allreduce_async(np.full(9000, 2))
+        given = np.full((90, 100), 1, order="F")  # an object, which the leader combines in Python
+        waits = other.allreduce_async(2 * given)
         with pytest.raises(Late):
-            g.allreduce(np.full(9000, 1))
+            g.allreduce(given)
         assert g.calls == 0
-        assert g.allreduce(np.full(9000, 1))[-1] == waits.result(20)[-1] == 3
+        assert g.allreduce(given)[-1, -1] == waits.result(20)[-1, -1] == 3
 
 
 CALLS: dict[str, Any] = {

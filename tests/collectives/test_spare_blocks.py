@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ import hoplite_mp
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.member import SPARE_BYTES_MAX, HostsMember
 from hoplite_mp.node.objects.leases import Leases
-from hoplite_mp.node.objects.store import HEAD
+from hoplite_mp.node.objects.store import HEAD, Store
 from hoplite_mp.store.arena import Arena
 
 NBYTES = 1 << 20
@@ -127,6 +128,7 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     arena = Arena(1 << 30)
     arena.free(arena.allocate((1 << 20) + HEAD) or 0)
     store: Any = mock.Mock(limit=1 << 30, leases={}, arena=arena)
+    store.has_spare = functools.partial(Store.has_spare, store)
     store.used_bytes.return_value = 0
     store.has_room.side_effect = AssertionError
     leases: Any = SimpleNamespace(store=store, spares={})

@@ -39,6 +39,7 @@ class World:
         self.again: set[int] = set()
         self.parked: list[int] = []
         host: Any = SimpleNamespace(
+            store=None,
             client=SimpleNamespace(
                 host_id=HOST_ID, number=NUMBER, client_info=lambda slot: {"generation": 3}
             ),

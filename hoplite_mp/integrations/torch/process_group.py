@@ -98,7 +98,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor, op = _single(tensors), self._op(opts, tensors)
         if tensor.layout is torch.sparse_coo:
-            return self._allreduce_sparse(tensor, op.name)
+            return self._allreduce_sparse(tensor, op.name, opts)
         one, into_tensor = filled(tensor)
         array = flat(one, reduced=True)
 
@@ -107,9 +107,9 @@ class ProcessGroup(dist.ProcessGroup):
             op.after(one)
             into_tensor()
 
-        return self._caller.make(tensors, call)
+        return self._caller.make(tensors, call, opts)
 
-    def _allreduce_sparse(self, tensor: torch.Tensor, op: str) -> Work:
+    def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> Work:
         """Adds up sparse tensors, as Gloo does: every rank gets all entries, and adds up entries of
         one index in the order of the ranks."""
         if op != "sum":
@@ -131,7 +131,7 @@ class ProcessGroup(dist.ProcessGroup):
             with torch.no_grad():  # detach() of a sparse tensor has indices of its own
                 tensor.copy_(total)
 
-        return self._caller.make([tensor], call)
+        return self._caller.make([tensor], call, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduces all tensors in one call."""
@@ -149,7 +149,7 @@ class ProcessGroup(dist.ProcessGroup):
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
-        return self._caller.make(tensors, call)
+        return self._caller.make(tensors, call, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor, op = _single(tensors), self._op(opts, tensors)
@@ -158,7 +158,7 @@ class ProcessGroup(dist.ProcessGroup):
         array = flat(one, reduced=True)
         if self.rank() != root:
             return self._caller.make(
-                tensors, lambda: _none(self.group.reduce(array, op.name, root))
+                tensors, lambda: _none(self.group.reduce(array, op.name, root)), opts
             )
 
         def call() -> None:
@@ -166,7 +166,7 @@ class ProcessGroup(dist.ProcessGroup):
             op.after(one)
             into_tensor()
 
-        return self._caller.make(tensors, call)
+        return self._caller.make(tensors, call, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         output, parts = _single(outputs), [plain(part).view(-1) for part in _single(inputs)]
@@ -211,7 +211,7 @@ class ProcessGroup(dist.ProcessGroup):
             op.after(one)
             into_tensor()
 
-        return self._caller.make([output], call)
+        return self._caller.make([output], call, opts)
 
     # -- one to all, all to one, all to all --------------------------------------------------------
 
@@ -224,16 +224,19 @@ class ProcessGroup(dist.ProcessGroup):
             self.group.broadcast(array, root, out=array)
             into_tensor()
 
-        return self._caller.make(tensors, call)
+        return self._caller.make(tensors, call, opts)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        return self._gathered(_single(outputs), _single(inputs), None)
+        return self._gathered(_single(outputs), _single(inputs), None, opts)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         root = int(opts.rootRank)
-        return self._gathered(outputs[0] if self.rank() == root else [], _single(inputs), root)
+        takes = outputs[0] if self.rank() == root else []
+        return self._gathered(takes, _single(inputs), root, opts)
 
-    def _gathered(self, outputs: Tensors, given: torch.Tensor, root: int | None) -> Work:
+    def _gathered(
+        self, outputs: Tensors, given: torch.Tensor, root: int | None, opts: Any = None
+    ) -> Work:
         array = flat(plain(given))
         takes = root is None or root == self.rank()
         if takes:
@@ -250,7 +253,7 @@ class ProcessGroup(dist.ProcessGroup):
             for _, into_tensor in targets:
                 into_tensor()
 
-        return self._caller.make(outputs, call)
+        return self._caller.make(outputs, call, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
@@ -269,7 +272,7 @@ class ProcessGroup(dist.ProcessGroup):
             self.group.allgather(array, out=outs)
             into_tensor()
 
-        return self._caller.make([output], call)
+        return self._caller.make([output], call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         output, root = _single(outputs), int(opts.rootRank)
@@ -285,7 +288,7 @@ class ProcessGroup(dist.ProcessGroup):
             self.group.scatter(parts, root, out=out)
             into_tensor()
 
-        return self._caller.make(outputs, call)
+        return self._caller.make(outputs, call, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         self._check_number("all_to_all", "outputs", outputs)
@@ -300,7 +303,7 @@ class ProcessGroup(dist.ProcessGroup):
             for _, into_tensor in targets:
                 into_tensor()
 
-        return self._caller.make(outputs, call)
+        return self._caller.make(outputs, call, opts)
 
     def all_to_all_single(
         self,
@@ -319,10 +322,10 @@ class ProcessGroup(dist.ProcessGroup):
             self.group.alltoall(parts, out=outs)
             into_tensor()
 
-        return self._caller.make([output], call)
+        return self._caller.make([output], call, opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._caller.make([], self.group.barrier)
+        return self._caller.make([], self.group.barrier, opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -354,7 +357,7 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         """outputs[rank][i] receives inputs[i] of that rank."""
         works = [
-            self._gathered([of_rank[i] for of_rank in outputs], one, None)
+            self._gathered([of_rank[i] for of_rank in outputs], one, None, None)
             for i, one in enumerate(inputs)
         ]
         return self._all(list(itertools.chain(*outputs)), works)
@@ -363,7 +366,7 @@ class ProcessGroup(dist.ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
         pairs = zip(outputs, inputs, strict=True)
-        return self._all(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
+        return self._all(outputs, [self.all_gather_single(*pair) for pair in pairs])
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None

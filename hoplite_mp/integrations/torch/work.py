@@ -1,8 +1,9 @@
 """A call that torch has begun and may wait for, and the thread that makes such calls in order.
 
 Why it exists: with `async_op=True`, and in DistributedDataParallel, the program goes on while a
-call is under way. Ranks match calls by their order, so one thread makes all calls of a process
-group.
+call is under way. Ranks match calls by their order, so one thread makes these calls of a process
+group. A program that waits for its call makes the call itself, because to pass it to a thread and
+back takes longer than a small call.
 It must never know: what the calls do.
 """
 
@@ -83,7 +84,7 @@ class Work(dist.Work):
         self, call: Callable[[], int | None], leave: Callable[[], object] | None = None
     ) -> None:
         """Makes the call in this thread, and completes this Work with its outcome. leave: called
-        first if the call was not over in time."""
+        first if the call was not over in time, or was interrupted."""
         try:
             source = call()
         except HopliteTimeoutError as error:  # programs for torch look for torch's text
@@ -95,6 +96,9 @@ class Work(dist.Work):
             self._done.set_exception(made)
             return
         except BaseException as error:
+            if not isinstance(error, Exception) and leave is not None:  # Ctrl-C: it is not over
+                with contextlib.suppress(Exception):
+                    leave()
             self._done.set_exception(error)
             return
         self._done.set_result(-1 if source is None else source)
@@ -110,41 +114,83 @@ class Work(dist.Work):
 
 
 class Caller:
-    """A thread that makes calls in the order in which it was given them."""
+    """Makes calls in the order in which it was given them: in a thread, or in the program's thread
+    if that waits for the call anyway and no earlier one is left."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
         """at_end: leaves the Group; it may be called more than once."""
-        self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._queued = Queued()
         self._at_end = at_end
         self._thread = threading.Thread(
-            target=_serve, args=(self._calls, at_end), name=name, daemon=True
+            target=_serve, args=(self._queued, at_end), name=name, daemon=True
         )
         self._thread.start()
 
-    def make(self, outputs: list[torch.Tensor], call: Callable[[], Any]) -> Work:
-        """Has the thread make the call. A call that comes from a callback of an earlier one, which
-        runs in that thread, is made at once, because a callback that waits for it would block the
-        thread. If a call is not over in time, this rank leaves the Group, because the next call
-        would be made in its place, and would be matched with it by the other ranks; torch's own
-        backends, too, are not used again after that."""
+    def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
+        """Makes the call, or has the thread make it. opts: torch's options of the call, which say
+        whether the program goes on meanwhile; None: it does. A call that comes from a callback of
+        an earlier one, which runs in that thread, is made at once, because a callback that waits
+        for it would block the thread. If a call is not over in time, this rank leaves the Group,
+        because the next call would be made in its place, and would be matched with it by the other
+        ranks; torch's own backends, too, are not used again after that."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call, self._at_end)
-        else:
-            self._calls.put((work, call))
+        elif getattr(opts, "asyncOp", True) or not self._queued.make_now(work, call, self._at_end):
+            self._queued.put((work, call))
         return work
 
     def end(self, timeout_s: float | None = None) -> None:
         """Ends the thread after the calls that it was given, and waits for that."""
-        self._calls.put(None)
+        self._queued.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
 
-def _serve(calls: Any, at_end: Callable[[], object]) -> None:
-    while (one := calls.get()) is not None:
-        work, call = one
-        work.finish(call, at_end)
-        del one, work, call
+class Queued:
+    """The calls that the thread is to make. It does not refer to the Caller, which ends the thread
+    when nobody needs it any more."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._turn = _locks.lock("torch.turn")  # held while a call is made in another thread
+        self._counting = _locks.lock("torch.counting")  # guards `_left`
+        self._left = 0  # calls that the thread has not finished yet
+
+    def put(self, one: tuple[Work, Callable[[], Any]] | None) -> None:
+        """Gives the thread a call; None: it is to end."""
+        with self._counting:
+            self._left += 1
+        self._calls.put(one)
+
+    def make_now(self, work: Work, call: Callable[[], Any], at_end: Callable[[], object]) -> bool:
+        """Makes a call in this thread; False: earlier ones are not over, so it has to be queued."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._left:
+                return False
+            work.finish(call, at_end)
+            return True
+        finally:
+            self._turn.release()
+
+    def serve(self, at_end: Callable[[], object]) -> bool:
+        """Makes the next call; False: there is none, because the thread is to end."""
+        one = self._calls.get()
+        try:
+            with self._turn:  # a call in another thread is over, and none begins before this one
+                pass
+            if one is not None:
+                one[0].finish(one[1], at_end)
+        finally:
+            with self._counting:
+                self._left -= 1
+        return one is not None
+
+
+def _serve(queued: Queued, at_end: Callable[[], object]) -> None:
+    while queued.serve(at_end):
+        pass
     with contextlib.suppress(Exception):  # the cluster may be gone
         at_end()

@@ -64,6 +64,7 @@ def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, 
         local.GroupJoin: joins,
         local.GroupLeave: lambda slot, ask: groups.leave(ask.ask, slot, ask.number),
         local.GroupAdmit: admits,
+        local.GroupBuffers: lambda slot, ask: groups.give_buffers(ask.ask, slot, ask.number),
         local.GroupRefusal: is_refused,
         # Actors, functions for every worker, resources.
         actor_requests.OpenActor: actors.open,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, ids
 from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.groups.call_buffers import CallBuffers
 from hoplite_mp.node.groups.group_state import Known
 from hoplite_mp.protocol.groups import GroupEnd
-from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
+from hoplite_mp.protocol.local import GroupBuffers, GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,
     GroupClosed,
@@ -72,6 +73,7 @@ class Groups:
         self.requests = requests
         self.messages = messages
         self.above = above
+        self.buffers = CallBuffers(host.store)
         self.known: dict[int, Known] = {}  # board -> group
         # Requests to join of living processes: number of the request -> (number that the reply to
         # the process needs, what the manager was asked).
@@ -115,9 +117,20 @@ class Groups:
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
                 self._gone(known, ask.rank)
         self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
+        self.buffers.left(ask.generation, slot, ask.rank)
         generation = self.client.client_info(slot)["generation"]
         about = ask.name, ask.generation, ask.rank, self.client.number
         self.send(GroupLeft(*about, slot, generation))
+
+    def give_buffers(self, ask: GroupBuffers, slot: int, number: int) -> None:
+        """Replies with the place of a Group's call buffers of a size; None: there is no room, or
+        the process is no member any more."""
+        payload = None
+        for known in self.known.values():
+            if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
+                about = known.shown.size, slot, ask.rank, ask.nbytes
+                payload = self.buffers.ask(ask.generation, *about)
+        self.reply(slot, Reply(number, payload))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
         """Why that member's group is not complete: (True, reason) if the member itself was taken
@@ -135,6 +148,7 @@ class Groups:
                 self._gone(known, rank)
                 known.died.add(rank)
         self.given_up.pop(slot, None)
+        self.buffers.forget_client(slot)
         self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
@@ -160,6 +174,8 @@ class Groups:
             self.generations = max(self.generations, message.generation)
             known = self.known.get(message.board)
             if known is None or known.generation != message.generation:
+                if known is not None:
+                    self.buffers.ended(known.generation)
                 board = _tasks.Board(self.tasks, message.board)
                 board.reset(message.size, message.generation)
                 known = Known(message.name, message.generation, board, message)
@@ -212,6 +228,7 @@ class Groups:
                 del self.known[message.board]
                 self.refused.pop(closed.name, None)
                 closed.board.set_masks(0, 0, True)
+                self.buffers.ended(message.generation)
         elif isinstance(message, GroupTasksAsked):
             self._await(message)
         elif isinstance(message, GroupGivenUp):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.node.objects.store import HEAD
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
@@ -102,12 +101,7 @@ class Leases:
         store.take_returns()
         self.spares = {one: to for one, to in self.spares.items() if store.leases.get(one) == to}
         spared = nbytes + sum(map(store.size_of, self.spares))
-        free = store.used_bytes() + nbytes <= store.limit // 2
-        if not free or spared > store.limit // SPARES_SHARE:
-            return None
-        # A range whose pages are in memory takes nothing from others. How much memory the host has
-        # left is read from several files, which takes longer than all the rest of this.
-        if store.arena.growth(nbytes + HEAD) and not store.has_room(2 * nbytes, 4096):
+        if spared > store.limit // SPARES_SHARE or not store.has_spare(nbytes):
             return None
         payload = store.lease(nbytes, slot, spare=True)
         if payload is not None:

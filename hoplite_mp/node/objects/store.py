@@ -113,6 +113,14 @@ class Store:
         self.leases[payload] = slot
         return payload
 
+    def has_spare(self, nbytes: int) -> bool:
+        """Is there room for a block that may never be needed, with as much left for others?"""
+        if self.used_bytes() + nbytes > self.limit // 2:
+            return False
+        # A range whose pages are in memory takes nothing from others. How much memory the host has
+        # left is read from several files, which takes longer than all the rest of this.
+        return not self.arena.growth(nbytes + HEAD) or self.has_room(2 * nbytes, 4096)
+
     def lease_error(self, nbytes: int, slot: int) -> int | None:
         """Leases a block for an error: within the limit, or else from the reserve beyond it."""
         payload = self.lease(nbytes, slot)
