@@ -255,6 +255,64 @@ def test_futures_and_calls_from_their_callbacks(cluster: Cluster) -> None:
     assert ranks(cluster, body) == [[4.0] * 6] * SIZE
 
 
+def waited_for(options: Any) -> Any:
+    options.asyncOp = False
+    return options
+
+
+def test_a_call_that_the_program_waits_for_runs_in_its_own_thread(cluster: Cluster) -> None:
+    def body(pg: ProcessGroup, rank: int) -> bool:
+        threads = []
+        made = pg.group.allreduce
+
+        def allreduce(*args: Any, **kwargs: Any) -> Any:
+            threads.append(threading.current_thread())
+            return made(*args, **kwargs)
+
+        pg.group.allreduce = allreduce  # type: ignore[method-assign]
+        for options in (waited_for(dist.AllreduceOptions()), dist.AllreduceOptions()):
+            pg.allreduce([torch.ones(3)], options).wait()
+        return [one is threading.current_thread() for one in threads] == [True, False]
+
+    assert ranks(cluster, body) == [True] * SIZE
+
+
+def test_a_call_that_the_program_waits_for_comes_after_those_that_it_has_begun(
+    cluster: Cluster,
+) -> None:
+    def body(pg: ProcessGroup, rank: int) -> bool:
+        right = True
+        for turn in range(30):
+            begun = [torch.full((500,), float(turn + each)) for each in range(turn % 4)]
+            works = [pg.allreduce([one], dist.AllreduceOptions()) for one in begun]
+            own = torch.full((700,), 1000.0 + turn)
+            pg.allreduce([own], waited_for(dist.AllreduceOptions())).wait()
+            right &= all(work.wait() for work in works)
+            right &= set(own.tolist()) == {SIZE * (1000.0 + turn)}
+            for each, one in enumerate(begun):
+                right &= set(one.tolist()) == {SIZE * float(turn + each)}
+        return right
+
+    assert ranks(cluster, body) == [True] * SIZE
+
+
+def test_a_rank_that_is_interrupted_in_its_own_call_leaves(cluster: Cluster) -> None:
+    def body(pg: ProcessGroup, rank: int) -> str:
+        if rank == 0:
+
+            def interrupted(*args: Any, **kwargs: Any) -> Any:
+                raise KeyboardInterrupt
+
+            pg.group.allreduce = interrupted  # type: ignore[method-assign]
+        try:
+            pg.allreduce([torch.ones(3)], waited_for(dist.AllreduceOptions())).wait()
+        except (KeyboardInterrupt, PeerLostError) as error:
+            return type(error).__name__
+        return "no error"
+
+    assert ranks(cluster, body) == ["KeyboardInterrupt", "PeerLostError", "PeerLostError"]
+
+
 def killed_rank(rank: int, folder: Path) -> str:
     """One dies while the others wait for it."""
     import torch
