@@ -323,7 +323,8 @@ class Config(metaclass=_Explained):
     # -- other hosts ---------------------------------------------------------------------------
 
     handshake_timeout_s: float = 5.0
-    """How long one who connects may take for everything until both sides believe each other.
+    """Handshake timeout of a connection. On the connecting side it starts with the first byte of
+    the server, which may keep connections in a queue.
     Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner."""
 
     beat_interval_s: float = 0.2

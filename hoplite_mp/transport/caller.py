@@ -13,6 +13,7 @@ addresses are numbers.
 
 from __future__ import annotations
 
+import random
 import select
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,15 @@ NO_HANDSHAKE = "it answers, but not to the handshake"
 # Higher: even longer take-overs are only a delay; lower: a caller that has only the standby's
 # address learns sooner that it does not lead.
 LEADS_S = 5.0
-ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
+# The mean pause between two rounds over all addresses. Each pause is between half of this and one
+# and a half times as long, by chance, so that callers that failed together do not call again
+# together.
+ROUND_PAUSE_S = 0.2
+# How long a server may send nothing after it has accepted a connection: the caller waits in the
+# listener's line meanwhile (LINE_FACTOR in door.py, times the handshake timeout). Callers with
+# several addresses wait for the handshake timeout in the first round, and longer by that time in
+# each further round, up to this. Lower: a process that stands still is noticed sooner.
+SILENT_S_MAX = 20.0
 
 
 class Caller:
@@ -63,10 +72,13 @@ class Caller:
         cluster: bytes = b"",
         host_id: int | None = None,
         rounds_max: int = 0,
+        chance: Callable[[], float] | None = None,
     ) -> None:
-        """endpoints: best first. cluster, host_id: ids that the other side must have. rounds_max:
-        the call fails after so many consecutive rounds in which no address accepted a connection;
-        0: only when the time is over."""
+        """endpoints: best first. handshake_timeout_s: counted from the server's first byte.
+        cluster, host_id: ids that the other side must have. rounds_max: the call fails after so
+        many consecutive rounds in which no address accepted a connection; 0: only when the time is
+        over. chance: returns numbers from 0 to 1, for the pauses between rounds; tests replace
+        it."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -80,11 +92,14 @@ class Caller:
         self._cluster = cluster
         self._host_id = host_id
         self._rounds_max = rounds_max
+        self._chance = chance or random.Random().random  # never the program's own generator
+        self._rounds = 0
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
         self.starved = False  # no attempt could be made for want of descriptors or memory here
         self._arrived = False  # in this round some address accepted a connection
         self._next = 0  # index of the endpoint
         self._attempt_ends = now
+        self._answered = False  # the server has sent something in this attempt
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
         self._coming: socket.socket | None = None  # a socket that is connecting
         self._conversation: Conversation | None = None
@@ -152,7 +167,7 @@ class Caller:
                 if error.errno in OUT_OF:
                     self.starved = True
                     self._abandon()
-                    self._last, self._again_at = str(error), now + ROUND_PAUSE_S
+                    self._last, self._again_at = str(error), now + self._pause_s()
                     continue
                 self._fail(error.strerror or str(error), now)
             else:
@@ -183,6 +198,9 @@ class Caller:
                 return None
         assert self._conversation is not None
         assert self._stream is not None
+        if not self._answered and any(found & select.EPOLLIN for _, found in self._poll.poll(0)):
+            self._answered = True
+            self._attempt_ends = now + self._handshake_timeout_s
         outcome = self._conversation.go_on()
         if outcome is None:
             if self._attempt_ends <= now:
@@ -199,7 +217,8 @@ class Caller:
             raise ConnectionError(why_not)
         self._coming = None
         self._arrived = True
-        self._attempt_ends = now + self._handshake_timeout_s
+        self._answered = False
+        self._attempt_ends = now + self._silent_s()
         if self._tls:
             from hoplite_mp.transport.tls import TlsStream, client_context
 
@@ -207,6 +226,17 @@ class Caller:
         else:
             self._stream = TcpStream(sock)
         self._conversation = Conversation(self._stream, self._handshake)
+
+    def _silent_s(self) -> float:
+        """How long the server may send nothing. A caller with one address gains nothing by calling
+        again, because it would stand at the end of the line."""
+        longest = max(SILENT_S_MAX, self._handshake_timeout_s)
+        if len(self._endpoints) == 1:
+            return longest
+        return min(longest, self._handshake_timeout_s * (1 + self._rounds))
+
+    def _pause_s(self) -> float:
+        return ROUND_PAUSE_S * (0.5 + self._chance())
 
     def _handshake(self, sees: bytes) -> ClientHandshake:
         return ClientHandshake(
@@ -241,9 +271,10 @@ class Caller:
         else:
             self._rounds_lost = 0 if self._arrived else self._rounds_lost + 1
             self._arrived = False
+            self._rounds += 1
             if self._rounds_max and self._rounds_lost == self._rounds_max:
                 raise self._lost(f"it cannot be reached ({self._last})")
-            self._again_at = now + ROUND_PAUSE_S
+            self._again_at = now + self._pause_s()
 
     def _abandon(self) -> None:
         """Closes the attempt's sockets, which also removes them from the epoll."""

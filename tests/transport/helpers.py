@@ -106,6 +106,7 @@ def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Caller:
         "now": time.monotonic(),
         "timeout_s": 10.0,
         "handshake_timeout_s": 5.0,
+        "chance": lambda: 0.5,  # the pause between two rounds is its mean, 0.2 s
     } | options
     if "endpoints" not in options:
         options["endpoints"] = [endpoint(where)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import threading
@@ -14,6 +15,7 @@ from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
 from hoplite_mp.protocol import greetings as g
 from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.caller import SILENT_S_MAX
 from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.listen import listen
 from tests.transport.doors import knock
@@ -124,6 +126,79 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
     until(lambda: called and let_in, turn)
     assert called[0].peer.host_id == SERVER.host_id
     opened += [called[0].stream, let_in[0].stream]
+
+
+def test_caller_in_the_line_is_not_timed_out_before_the_first_byte(opened: list[Any]) -> None:
+    door = make_door(True, unauthenticated_max=1)
+    stranger = knock(door)
+    opened += [door, stranger]
+    until(lambda: door.strangers == 1, lambda: door.turn(0.0))
+    caller = make_caller(door.address, True, now=0.0, timeout_s=60.0)
+    opened.append(caller)
+    until(lambda: caller._conversation, lambda: caller.turn(0.0))
+    until(lambda: door._line, lambda: door.turn(0.0))
+    assert caller.deadline == SILENT_S_MAX
+    conversation = caller._conversation
+    for now in (4.0, 8.0, 16.0):
+        assert caller.turn(now) is None
+    stranger.close()
+    called, let_in = [], []
+    until(lambda: not door._line, lambda: door.turn(16.0))
+    until(lambda: caller._answered, lambda: (caller.turn(16.0), door.turn(16.0)))
+    assert caller.deadline == 21.0  # the handshake timeout, from the first byte
+    assert caller._conversation is conversation  # still the first attempt
+
+    def turn() -> None:
+        let_in.extend(door.turn(17.0))
+        if not called:
+            called.extend(filter(None, [caller.turn(17.0)]))
+
+    until(lambda: called and let_in, turn)
+    opened += [called[0].stream, let_in[0].stream]
+
+
+@pytest.mark.parametrize("addresses", [1, 2])
+def test_server_that_stands_still_is_left_after_the_limit(
+    addresses: int, opened: list[Any]
+) -> None:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(addresses)]
+    opened += servers
+    where = [endpoint(server.getsockname()) for server in servers]
+    caller = make_caller((), False, endpoints=where, now=0.0, timeout_s=200.0)
+    opened.append(caller)
+    now, limits = 0.0, []
+    for _ in range(2 * addresses):
+        until(lambda: caller._conversation, lambda: caller.turn(now))  # noqa: B023
+        limits.append(caller.deadline - now)
+        now = caller.deadline
+        caller.turn(now)
+        if caller._again_at is not None:
+            now = caller._again_at
+    several = [5.0, 5.0, 10.0, 10.0]
+    assert limits == pytest.approx(several if addresses > 1 else [SILENT_S_MAX] * 2)
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 0.1), (0.25, 0.15), (1.0, 0.3)])
+def test_pause_between_rounds_is_chosen_by_chance(chance: float, pause: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+    caller = make_caller(where, False, now=0.0, chance=lambda: chance)
+    until(lambda: caller._again_at, lambda: caller.turn(0.0))
+    assert caller.deadline == pytest.approx(pause)
+    caller.close()
+
+
+def test_pauses_of_two_callers_differ_and_leave_the_generator_of_the_program_alone() -> None:
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+    callers = [make_caller(("127.0.0.1", 1), False, chance=None) for _ in range(2)]
+    pauses = {caller._pause_s() for caller in callers for _ in range(5)}
+    assert len(pauses) == 10
+    assert all(0.1 <= pause <= 0.3 for pause in pauses)
+    assert random.random() == expected
+    for caller in callers:
+        caller.close()
 
 
 def test_a_refusal_is_final_once_all_addresses_were_tried(opened: list[Any]) -> None:

@@ -114,6 +114,28 @@ def test_many_at_once(tls: bool, opened: list[Any]) -> None:
     opened += [admission.stream for admission in called + let_in]
 
 
+def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
+    """All from one host, four for each place."""
+    door = make_door(True, unauthenticated_max=16)
+    opened.append(door)
+    callers = [make_caller(door.address, True, timeout_s=60.0) for _ in range(64)]
+    left, called, let_in = list(callers), [], []
+
+    def turn() -> None:
+        now = time.monotonic()
+        let_in.extend(door.turn(now))
+        for caller in list(left):
+            admission = caller.turn(now)
+            if admission is not None:
+                called.append(admission)
+                left.remove(caller)
+
+    until(lambda: len(called) == len(let_in) == 64, turn)
+    assert {caller._rounds for caller in callers} == {0}  # no caller had to call twice
+    assert door.refused == 0
+    opened += [admission.stream for admission in called + let_in]
+
+
 @TLS
 def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: list[Any]) -> None:
     """Through a proxy that carries single bytes."""
