@@ -126,8 +126,8 @@ class Loop:
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # The links that the next flush must visit: they have something to send, were read from, or
-        # are broken. A turn visits no other link.
+        # The links that the next flush must visit: they have something to send, or are broken. A
+        # turn visits no other link.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
@@ -220,9 +220,12 @@ class Loop:
             # A link that was closed earlier in this round is not served any more.
             if key.data not in self._links:
                 continue
-            self._unsent[key.data] = None
             if events & selectors.EVENT_READ:
                 self._serve(key.data)
+            # A read may leave TLS with something to send. A link that has nothing to send and is
+            # not watched for writing needs no flush.
+            if events & selectors.EVENT_WRITE or key.data.stream.wants_write:
+                self._unsent[key.data] = None
         now = self._clock()
         if self._door is not None:
             self._admit(now)

@@ -73,6 +73,8 @@ class Decoder(Generic[T]):
         """
         if self._failure is not None:
             raise ProtocolError(*self._failure.args)
+        if data == BEAT and not self._buffer:  # nearly all that an idle connection carries
+            return []
         self._buffer += data
         try:
             return self._take()

@@ -112,6 +112,8 @@ class TcpStream:
     """A connected stream socket, made non-blocking."""
 
     certificate_sha256: bytes | None = PLAIN
+    # Raised by a send that has to be repeated later.
+    _later: tuple[type[OSError], ...] = _AGAIN
 
     def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         sock.setblocking(False)
@@ -176,22 +178,22 @@ class TcpStream:
     def flush(self) -> bool:
         # If writing fails, reading may still work, and what the other side has sent about the
         # failure may still be there.
-        while self._queue and self.failure is None:
+        waiting = self._queue.waiting
+        while waiting and self.failure is None:
             try:
-                sent = self._send_some(self._queue.waiting)
-            except _AGAIN:
+                if len(waiting) <= SEND_BYTES:
+                    sent = self._sock.send(waiting)
+                else:  # the views must be released before the queue can shrink
+                    with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
+                        sent = self._sock.send(piece)
+            except self._later:
                 break
             except OSError as error:
                 self.failure = self._words(error)
                 break
             self.bytes_sent += sent
-            del self._queue.waiting[:sent]
+            del waiting[:sent]
         return self.failure is None
-
-    def _send_some(self, waiting: bytearray) -> int:
-        # The views must be released before the queue can shrink.
-        with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
-            return self._sock.send(piece)
 
     def finish(self) -> None:
         """Tells the other side that nothing more will be sent. What still arrives can only be

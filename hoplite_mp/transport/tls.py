@@ -60,6 +60,10 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 class TlsStream(TcpStream):
     """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
 
+    # OpenSSL requires that an unfinished send be repeated with at least the same bytes. It is,
+    # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
+    _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
     def __init__(
         self,
         sock: socket.socket,
@@ -117,9 +121,11 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         room = nbytes_max
-        # Each recv has room for a complete record, unless nbytes_max is less. So no part of one
-        # stays in OpenSSL, where the loop would not notice it.
-        while self._shake() and not self._ended and (not pieces or room >= RECORD_BYTES):
+        # Each recv has space for a complete record, unless nbytes_max is less. So no part of one
+        # stays in OpenSSL, where the loop would not notice it. A record that is not full was the
+        # last that the sender had: looking for another would cost a system call and an exception,
+        # and the loop announces the next one.
+        while self._shake() and not self._ended:
             try:
                 piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
             except ssl.SSLWantReadError:
@@ -133,6 +139,8 @@ class TlsStream(TcpStream):
             self._ended = not piece  # "close_notify": an orderly end
             pieces.append(piece)
             room -= len(piece)
+            if len(piece) < RECORD_BYTES or room < RECORD_BYTES:
+                break
         data = b"".join(pieces)
         self.bytes_received += len(data)
         return None if self._ended and not data else data
@@ -141,14 +149,6 @@ class TlsStream(TcpStream):
         # Cleared, because the next read first writes what an earlier one could not.
         self._read_must_write = self._shake_must_write = False
         return super().flush() if self._shake() else self.failure is None
-
-    def _send_some(self, waiting: bytearray) -> int:
-        # OpenSSL requires that an unfinished send be repeated with at least the same bytes. It is,
-        # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
-        try:
-            return super()._send_some(waiting)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
 
     def finish(self) -> None:
         self._say_goodbye()

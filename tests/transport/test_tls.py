@@ -308,3 +308,17 @@ def test_a_thread_uses_the_detached_socket_with_blocking_calls() -> None:
     assert into == data
     for end in (sending, receiving, client, server):
         end.close()
+
+
+def test_read_of_a_short_record_leaves_the_next_one_to_the_loop() -> None:
+    client, server = shaken()
+    for data in (b"first", b"second"):
+        client.write(data)
+        assert client.flush()
+    select.select([server], [], [], 5)
+    assert server.read() == b"first"
+    assert not server.buffered
+    assert select.select([server], [], [], 5)[0] == [server]  # the loop announces the second one
+    assert server.read() == b"second"
+    client.close()
+    server.close()
