@@ -17,7 +17,7 @@ from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.collectives import function_name, is_function
 from hoplite_mp.contributions import into
-from hoplite_mp.errors import PeerLostError
+from hoplite_mp.errors import PeerLostError, StoreFullError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.messaging import Messages
 from hoplite_mp.protocol.local import RESULT_TAG
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectFolds"]
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
+NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
 
 
 class Parcel:
@@ -111,8 +112,7 @@ class ObjectFolds(Messages):
                 encoded = serial.encode((call, RESULT, value))
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
-            failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
-            self._send_result(ranks, failed, self._memory.put_encoded(failed))
+            self._send_error(call, ranks, error)
             raise
         except BaseException:  # of a signal handler: the other ranks go on without this rank
             self._let_fold(call, ranks)
@@ -127,6 +127,16 @@ class ObjectFolds(Messages):
             self._let_fold(call, ranks)
             raise
         return own
+
+    def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
+        """Sends the error to the others; without room for it, only the name of its class."""
+        failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
+        try:
+            ref = self._memory.put_error(failed)
+        except StoreFullError:
+            failed = serial.encode((call, ERROR, type(error).__name__[:NAME_CHARS_MAX]))
+            ref = self._memory.put_encoded(failed)
+        self._send_result(ranks, failed, ref)
 
     def _let_fold(self, call: int, ranks: Sequence[int]) -> None:
         """Tells the others to go on without this rank."""
@@ -164,6 +174,11 @@ class ObjectFolds(Messages):
             if self.strict:
                 raise
             state, value = FOLD_YOURSELF, None
+        if state == ERROR and isinstance(value, str):
+            raise StoreFullError(
+                f"call {call}: folding the values failed at rank {leader}, whose store has no room "
+                f"for more than the class of the error, {value}; raise memory="
+            )
         if state == ERROR:
             raise serial.decode_error(memoryview(value), self._memory.make_ref)
         if state == RESULT:

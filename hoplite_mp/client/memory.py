@@ -227,6 +227,14 @@ class Memory:
             self.note_passed_on(encoded.refs)
         return ObjectRef(self.public_id(oid), hold)
 
+    def put_error(self, encoded: serial.Encoded) -> ObjectRef[Any]:
+        """As `put_encoded`, for an error of up to `error_bytes_max`: does not wait for room, but
+        may use the reserve for errors. StoreFullError: there is none."""
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
+            return self.put_encoded(encoded)
+        hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
+        return ObjectRef(self.public_id(hold.oid), hold)
+
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
         """Stores plain values, of which the one at `place` is a text, without waiting for room. If
         there is none, not even in the reserve for errors, the text is cut until everything fits
@@ -234,8 +242,7 @@ class Memory:
         encoded = serial.encode(values)
         if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
             with contextlib.suppress(StoreFullError):
-                hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
-                return ObjectRef(self.public_id(hold.oid), hold)
+                return self.put_error(encoded)
         if encoded.nbytes > _shm.INLINE_BYTES_MAX:
             encoded = shortened(values, place)
         return self.put_encoded(encoded)

@@ -80,3 +80,52 @@ def test_a_store_without_room_for_a_word(small: Cluster) -> None:
     assert found == [(found[0][0], 3.0, [{"a": 0}, {"a": 1}, {"a": 2}])] * 3
     ranks = [text.split(":")[0] for text in found[0][0]]
     assert ranks == ["rank 0", "rank 1", "rank 0", "rank 0"]
+
+
+def grow(a: bytes, b: bytes) -> bytes:
+    """More than the store holds."""
+    return bytes(24 << 20)
+
+
+def test_fold_without_room_for_the_result_fails_on_every_rank(small: Cluster) -> None:
+    def body(group: Group) -> Any:
+        text = failed(group, lambda g, x: g.allreduce(x, grow), b"x")
+        return text, group.allgather(group.rank)
+
+    found = in_threads(small, "fold grows", 3, body)
+    assert [ranks for _, ranks in found] == [[0, 1, 2]] * 3
+    assert all("16 MiB" in text for text, _ in found)
+
+
+@pytest.mark.parametrize("reserve", [True, False])
+def test_fold_that_fails_in_a_full_store_fails_on_every_rank(
+    small: Cluster, monkeypatch: pytest.MonkeyPatch, reserve: bool
+) -> None:
+    held = []
+
+    def fail(a: bytes, b: bytes) -> bytes:
+        held.extend(fill(small))  # only rank 0 folds
+        raise KeyError("x" * 1000)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreFullError("the reserve for errors is in use")
+
+    def body(group: Group) -> Any:
+        with pytest.raises((KeyError, StoreFullError)) as caught:
+            group.allreduce(b"x", fail)
+        group.barrier()
+        held.clear()
+        group.barrier()
+        return repr(caught.value), group.allreduce(1.0)
+
+    if not reserve:
+        monkeypatch.setattr(small._runtime.memory, "allocate_error", full)
+    found = in_threads(small, f"fold full {reserve}", 3, body)
+    assert [total for _, total in found] == [3.0] * 3
+    assert found[0][0].startswith("KeyError('xxx")
+    for text, _ in found[1:]:
+        if reserve:
+            assert text == found[0][0]
+        else:
+            assert "at rank 0, whose store has no room" in text
+            assert "KeyError; raise memory=" in text
