@@ -17,7 +17,7 @@ from hoplite_mp import errors
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.memory import whole
-from hoplite_mp.client.option_checks import check_name
+from hoplite_mp.client.option_checks import check_name, refuse_unused
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
@@ -25,6 +25,7 @@ from hoplite_mp.splitting import peers_of, split_name
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.executor import Options
 
 __all__ = ["Group", "GroupCalls", "join"]
 
@@ -281,6 +282,8 @@ def join(
             raise TypeError(f"{what}={value!r}: it must be an integer")
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group can be that large")
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict={strict!r}: it must be True or False")
     check_timeout(timeout)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     place = runtime.channel.call(ask).value
@@ -299,6 +302,7 @@ class GroupCalls:
     """The part of `Cluster` that joins Groups."""
 
     _runtime: Runtime
+    _options: Options
 
     def group(
         self,
@@ -341,7 +345,8 @@ class GroupCalls:
         Raises
         ------
         ValueError
-            Another size than the others gave, a rank that is taken, or one member too many.
+            Another size than the others gave, a rank that is taken, or one member too many; or an
+            option of `options()` that has no effect on a Group.
         PeerLostError
             This task was a member before its process died, and the Group has ended meanwhile. If it
             had left the Group before that, the first call raises this. Also: a peer of the same
@@ -353,6 +358,7 @@ class GroupCalls:
         ...     print(g.rank, g.allgather("x"))
         0 ['x']
         """
+        refuse_unused(self._options, "group")
         member = join(self._runtime, name, size, rank, strict, timeout)
         member._cluster = self
         return member

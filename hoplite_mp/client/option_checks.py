@@ -26,12 +26,15 @@ UNUSED: dict[str, tuple[str, ...]] = {
     "executor": (*_OF_ACTORS, "buffersize"),
     "spmd": (*_OF_ACTORS, "buffersize"),
     "actor": ("priority",),
+    "group": ("env", "node", "name", *_OF_ACTORS, "buffersize", *_OF_TASKS),
 }
 _USERS = {
     **dict.fromkeys(_OF_ACTORS, "actor()"),
     **dict.fromkeys(_OF_TASKS, "submit() and map()"),
     "buffersize": "stream(); map() has an argument of that name",
-    "timeout": "submit() and map(); run() has an argument of that name",
+    "timeout": "submit() and map(); run() and group() have an argument of that name",
+    "node": "calls that start something on a node",
+    "name": "tasks and actors; group() has an argument of that name",
 }
 
 

@@ -354,3 +354,27 @@ def test_a_member_whose_call_timed_out_does_not_stop_the_others(
         return str(total)
 
     assert [f.result(30) for f in cluster.spmd(run, 3)] == ["3.0", "late", "3.0"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retries": 0}, {"timeout": 5.0}, {"priority": 1}, {"restarts": 1}, {"detached": True},
+        {"concurrency": 2}, {"buffersize": 3}, {"node": "h0"}, {"name": "x"}, {"env": {"A": "b"}},
+        {"retry_exceptions": KeyError},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_option_without_effect_on_a_group_is_refused(
+    cluster: Cluster, options: dict[str, Any]
+) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"\b{name}=.*group\(\)"):
+        cluster.options(**options).group("options", 1)
+    with cluster.options(copy=True).group("options", 1) as group:
+        assert group.allreduce(1.0) == 1.0
+
+
+def test_strict_that_is_no_bool_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match="strict='no': it must be True or False"):
+        cluster.group("strict", 1, strict="no")  # type: ignore[arg-type]
