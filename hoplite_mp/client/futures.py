@@ -185,20 +185,28 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made = self._made
         if made is None:
-            arms = False
             if self._state is _PENDING:
                 self._submitter.memory.check()
                 self._settle_if_done()
+            made = self._make_condition()
+        return made
+
+    def _make_condition(self) -> threading.Condition:
+        if self._state is not _PENDING:
             with _making:
-                if self._state is not _PENDING:
-                    self._made = self._made or _SETTLED
-                elif self._made is None:
-                    waiting = self._submitter.waiting
-                    self._made = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
-                    arms = self._state is _PENDING
-                made = self._made
-            if arms:  # without the lock; if the Future ends just now, `disarm` may come first
-                self._submitter.collector.arm()
+                made = self._made = self._made or _SETTLED
+            return made
+        # Armed first, without the lock: what ends the Future disarms if it finds the condition. An
+        # interrupt in between leaves the collector armed, and never disarmed too often.
+        collector, waiting = self._submitter.collector, self._submitter.waiting
+        collector.arm()
+        fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
+        with _making:
+            if self._made is None:
+                self._made = fresh if self._state is _PENDING else _SETTLED
+            made = self._made
+        if made is not fresh:
+            collector.disarm()
         return made
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:

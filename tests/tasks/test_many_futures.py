@@ -14,6 +14,7 @@ from hoplite_mp import Cluster, ObjectRef
 from hoplite_mp.client import futures as futures_module
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import Memory
+from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,3 +155,23 @@ def test_tasks_that_need_one_failed_future_read_its_error_once(
         with pytest.raises(ValueError, match="broken") as found:
             future.result()
         assert "in fail" in str(found.value.__cause__)
+
+
+def test_interrupt_while_a_condition_is_made_leaves_the_collector_at_rest(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = cluster._runtime.submitter.collector
+    gate = cluster.submit(time.sleep, 0.3)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collector, "arm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            concurrent.futures.wait([gate])
+    assert gate.result() is None
+    cluster.submit(abs, -1).result()
+    assert collector._armed == 0
+    assert concurrent.futures.wait([cluster.submit(abs, -2)], timeout=NAP_S).done
+    eventually(lambda: collector._armed == 0)
