@@ -102,7 +102,8 @@ def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
     except UNPICKLABLE as error:
         if is_interruption(error):
             raise
-        raise unpicklable("value", value, error, blamed(value)) from error
+        shown = value.value if isinstance(value, Folded) else value
+        raise unpicklable("value", shown, error, blamed(shown)) from error
 
 
 class Folded:

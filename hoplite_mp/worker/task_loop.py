@@ -426,6 +426,8 @@ class Worker:
                 return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
+            if isinstance(value, serial.Folded):
+                what = f"the result of a reduction, a {type(value.value).__name__}"
             why = f"{type(cause).__name__}: {serial.text_of(cause)}{getattr(error, 'place', '')}"
             reason = serial.reworded(cause, f"{what}, does not pickle: {why}")
             raise reason from serial.cause_of(cause)

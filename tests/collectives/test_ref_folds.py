@@ -113,3 +113,9 @@ def test_a_worker_that_dies_while_it_folds_is_replaced(cluster: Cluster, tmp_pat
     result = cluster.reduce([cluster.put([1]), cluster.put([2])], op=fold)
     assert cluster.get(result, timeout=30) == [1, 2]
     assert result.contributors == (0, 1)
+
+
+def test_total_that_cannot_be_pickled_is_named_by_its_own_class(cluster: Cluster) -> None:
+    total = cluster.reduce([cluster.put(n) for n in range(3)], op=lambda a, b: (i for i in ()))
+    with pytest.raises(TypeError, match="the result of a reduction, a generator, does not"):
+        cluster.get(total)
