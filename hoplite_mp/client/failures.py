@@ -30,6 +30,9 @@ TRACEBACKS_MAX = 3  # in the report
 PAYLOADS_MAX = 64
 FAILURES_MAX = 100_000  # beyond so many the report says "more than"; each costs about 200 bytes
 NAMES_MAX = 10  # names of tasks in the report
+# Ended clusters whose failures can still be read. Beyond so many the earliest reports at once.
+# Higher: more memory in a program that opens many clusters and keeps failed Futures.
+CLUSTERS_MAX = 16
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -90,8 +93,9 @@ class Failures:
         for oid in gone:
             self._forget(oid)
         _log_failures(list(gone.values()), self._more)
-        if self._found:
-            _later.append(self._found)
+        _later[:] = [found for found in (*_later, self._found) if found]  # without those read since
+        while len(_later) > CLUSTERS_MAX:
+            _log_failures(list(_later.pop(0).values()), False)
 
 
 def _was_read(future: Settles) -> bool:

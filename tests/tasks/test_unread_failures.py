@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
+from hoplite_mp.client import failures
 from hoplite_mp.client.keeping import Unread
 from tests.tasks.helpers import PATIENCE_S, eventually
 
@@ -266,3 +267,22 @@ def test_cluster_that_ends_while_the_collector_holds_futures_keeps_and_reports_t
     assert future.result() == 7
     (text,) = reports(caplog)
     assert text.startswith("1 task failed")
+
+
+def test_failures_of_many_ended_clusters_are_not_kept_until_the_program_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "CLUSTERS_MAX", 1)
+    monkeypatch.setattr(failures, "_later", [])
+    kept = []
+    for number in range(3):
+        with hoplite_mp.Cluster(workers=1) as cluster:
+            kept.append(cluster.submit(fail, number))
+            cluster.wait(kept[-1])
+        if number == 1:
+            assert isinstance(kept[1].exception(), ValueError)
+    assert len(failures._later) == 1
+    texts = reports(caplog)
+    assert len(texts) == 1
+    assert "number 0" in texts[0]
+    assert isinstance(kept[2].exception(), ValueError)  # is not reported when the program ends
