@@ -196,17 +196,19 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             with _making:
                 made = self._made = self._made or _SETTLED
             return made
-        # Armed first, without the lock: what ends the Future disarms if it finds the condition. An
-        # interrupt in between leaves the collector armed, and never disarmed too often.
+        # Armed before any thread can find the condition, and without the lock: what ends the Future
+        # disarms if it finds the condition, so after an interrupt nothing is disarmed too often.
         collector, waiting = self._submitter.collector, self._submitter.waiting
-        collector.arm()
         fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
-        with _making:
-            if self._made is None:
-                self._made = fresh if self._state is _PENDING else _SETTLED
-            made = self._made
-        if made is not fresh:
-            collector.disarm()
+        collector.arm()
+        try:
+            with _making:
+                if self._made is None:
+                    self._made = fresh if self._state is _PENDING else _SETTLED
+                made = self._made
+        finally:
+            if self._made is not fresh:
+                collector.disarm()
         return made
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
