@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Future
 
-from hoplite_mp.client.memory import whole
 from hoplite_mp.cluster import Cluster, current
-from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.integrations import beside
+from hoplite_mp.integrations._reducing import check_reduction
 from hoplite_mp.integrations.carried import CarriedRef
 from hoplite_mp.integrations.dask.plugins import SchedulerSide, WorkerSide, host_of, place_of
 from hoplite_mp.integrations.dask.reducing import Sources, reduce_sources
@@ -182,12 +181,7 @@ def reduce(
     for one in sources:
         if not isinstance(one, Future):
             raise TypeError(f"expected Futures of Dask, not {type(one).__name__}")
-    operation_name(op)
-    if not sources:
-        raise ValueError("reduce of no futures: give at least one")
-    wanted = len(sources) if num is None else whole(num)
-    if wanted is None or not 1 <= wanted <= len(sources):
-        raise ValueError(f"num={num!r}: it must be from 1 to the number of futures, {len(sources)}")
+    wanted = check_reduction(sources, op, num, "futures")
     # The sources are not dependencies, because the task begins before they are done, and does not
     # need all of them.
     both = client.submit(

@@ -11,6 +11,10 @@
     def norm(params):
         return np.linalg.norm(hoplite_mp.current().get(params))   # no copy
 
+    shared = hoplite_ray.broadcast(ray_ref)             # its value, in the store of every host
+    total = hoplite_ray.reduce(ray_refs, "sum", num=5)  # a ref of Ray, of the first five
+    print(ray.get(total), total.contributors)
+
 `collective` has the calls of `ray.util.collective`, over Group.
 
 Why it exists: programs on several machines can keep Ray for scheduling, and move through this
@@ -19,5 +23,6 @@ It must never know: how objects travel.
 """
 
 from hoplite_mp.integrations.ray.driver import init, shutdown
+from hoplite_mp.integrations.ray.reducing import Reduction, broadcast, reduce
 
-__all__ = ["init", "shutdown"]
+__all__ = ["Reduction", "broadcast", "init", "reduce", "shutdown"]

@@ -43,8 +43,7 @@ from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp
 
-from hoplite_mp.cluster import current
-from hoplite_mp.errors import ClosedError
+from hoplite_mp.integrations.ray.reducing import cluster_here
 from hoplite_mp.serial.tensors import memory_of
 
 if TYPE_CHECKING:
@@ -116,13 +115,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        try:
-            cluster = current()
-        except ClosedError:
-            raise ClosedError(
-                "no cluster of hoplite_mp runs beside this one of Ray: call "
-                "hoplite_mp.integrations.ray.init() in the driver first"
-            ) from None
+        cluster = cluster_here()
         self._group: Group = cluster.group(f"ray/{group_name}", world_size, rank)
 
     @classmethod
