@@ -4,8 +4,9 @@ Why it exists: `engine_state.h` says what an engine is and how it works. This fi
 cannot check, holds the buffers of cells while the engine's thread may touch them, and turns numbers
 into structures; a number that it does not know never reaches C.
 
-Every look-up and the post that follows happen under the GIL without a break: the thread executes
-posts in order, so none can speak of what an earlier one has freed.
+Every look-up and the post that follows are one step, because methods run in the engine's critical
+section (where there is a GIL that is the GIL, and the section compiles to nothing): the thread
+executes posts in order, so none can speak of what an earlier one has freed.
 
 What it must never know: hoplite_mp, whose memory it is. It raises builtin errors only.
 """
@@ -164,6 +165,7 @@ cdef class Engine(_SmallCalls):
 
     # ---- Links ----
 
+    @cython.critical_section
     def connect(self, fd: int, peer: int, checksum: bool = True,
                 peer_incarnation: int = 0) -> int:
         """A link over a connected, authenticated stream socket; returns its number.
@@ -192,6 +194,7 @@ cdef class Engine(_SmallCalls):
         self.post(COMMAND_CONNECT, NULL, joined.link)
         return number
 
+    @cython.critical_section
     def drive(self, peer: int, peer_incarnation: int = 0) -> Driver:
         """A link whose bytes Python threads move, through TLS: see Driver. No checksums of blocks."""
         self.check()
@@ -205,12 +208,14 @@ cdef class Engine(_SmallCalls):
         self.post(COMMAND_CONNECT, NULL, joined.link)
         return new_driver(self, joined, number)
 
+    @cython.critical_section
     def disconnect(self, link: int) -> None:
         """End a link; LINK_LOST follows, and PULL_FAILED for each pull over it."""
         self.check()
         cdef _Joined joined = self.open_link(link)
         self.post(COMMAND_DISCONNECT, NULL, joined.link)
 
+    @cython.critical_section
     def counters(self, link: int) -> tuple[int, int, int, int]:
         """(bytes sent, bytes received, backlogged bytes, backlogged nanoseconds), ever growing.
 
@@ -226,6 +231,7 @@ cdef class Engine(_SmallCalls):
 
     # ---- Cells ----
 
+    @cython.critical_section
     def cell(self, key, buffer, offset: int = 0, nbytes: int | None = None,
              filled: bool | int = False) -> int:
         """A cell over `nbytes` of a contiguous buffer from `offset` on; returns its number.
@@ -267,6 +273,7 @@ cdef class Engine(_SmallCalls):
         self.post(COMMAND_CELL, held.cell, NULL)
         return number
 
+    @cython.critical_section
     def place(self, cell: int, buffer, offset: int = 0, filled: bool | int = True) -> None:
         """Say where the bytes are of a cell that was made without a buffer; arguments as of cell().
 
@@ -288,11 +295,13 @@ cdef class Engine(_SmallCalls):
         engine_post_place(self.engine, held.cell, <char *> held.buffer.buf + <Py_ssize_t> offset,
                           watermark)
 
+    @cython.critical_section
     def watermark(self, cell: int) -> int:
         """Bytes of the cell that are valid and final."""
         self.check()
-        return atomic_load_explicit(&self.open_cell(cell).cell.watermark, memory_order_acquire)
+        return watermark_of(self.open_cell(cell))
 
+    @cython.critical_section
     def advance(self, cell: int, watermark: int) -> None:
         """The caller has written the cell up to `watermark` himself; less than now is ignored.
 
@@ -305,6 +314,7 @@ cdef class Engine(_SmallCalls):
         held.check_writable()
         engine_post(self.engine, COMMAND_ADVANCE, held.cell, NULL, NULL, NULL, watermark)
 
+    @cython.critical_section
     def pull(self, cell: int, link: int, key=None) -> None:
         """Fill the cell over the link, from its watermark to its end.
 
@@ -323,6 +333,7 @@ cdef class Engine(_SmallCalls):
         read_key(key, &key_words)
         engine_post(self.engine, COMMAND_PULL, held.cell, joined.link, NULL, &key_words, 0)
 
+    @cython.critical_section
     def fold(self, cell: int, sources, op: str, dtype: str, divisor: int = 0,
              accumulated=(), final: bool = True) -> None:
         """Fill the cell with the left fold of `sources` in this order, as far as all have come.
@@ -347,7 +358,7 @@ cdef class Engine(_SmallCalls):
             raise ValueError("a fold needs at least one source")
         if not partial <= set(numbers):
             raise ValueError("accumulated names a cell that is no source")
-        if held.cell.nbytes % item_bytes or self.watermark(cell) % item_bytes:
+        if held.cell.nbytes % item_bytes or watermark_of(held) % item_bytes:
             raise ValueError(f"cell {cell} is no whole number of {item_bytes}-byte elements")
         items = held.cell.nbytes // item_bytes
         cdef cell_t **cells = <cell_t **> PyMem_Calloc(count, sizeof(cell_t *))
@@ -371,6 +382,7 @@ cdef class Engine(_SmallCalls):
             PyMem_Free(cells)
             PyMem_Free(flags)
 
+    @cython.critical_section
     def close(self, cell: int, keep_requests: bool = False) -> None:
         """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
 
@@ -387,17 +399,20 @@ cdef class Engine(_SmallCalls):
 
     # ---- Many at once ----
 
+    @cython.critical_section
     def hold(self) -> None:
         """What is asked about cells from now on may wait until release(), so that the thread is
         woken once for all of it. Holds may be nested; each needs its release()."""
         self.check()
         engine_hold(self.engine, True)
 
+    @cython.critical_section
     def release(self) -> None:
         """See hold()."""
         self.check()
         engine_hold(self.engine, False)
 
+    @cython.critical_section
     def together(self, cells, vote=None) -> None:
         """FILLED of these cells comes when all of them are full, or at once for those that are when
         one of them is closed or put together with others. A cell alone is told by itself.
@@ -422,6 +437,7 @@ cdef class Engine(_SmallCalls):
 
     # ---- Events ----
 
+    @cython.critical_section
     def events(self) -> list[tuple]:
         """What has happened since the last call, in order.
 
@@ -457,6 +473,7 @@ cdef class Engine(_SmallCalls):
             self.post(COMMAND_FREE, NULL, joined.link)
         return 0
 
+    @cython.critical_section
     def stop(self) -> None:
         """End the thread and all links, and let go of all cells. Nothing else works afterwards."""
         if self.engine == NULL:

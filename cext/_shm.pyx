@@ -28,6 +28,7 @@ cdef extern from "sys/mman.h" nogil:
 cdef extern from "shm_file.h" nogil:
     int file_open(int, shm_file *)
     void file_close(shm_file *)
+    void file_retire(shm_file *)
     int file_write(shm_file *, char *, unsigned, const char *, uint64_t, uint64_t)
     ctypedef struct shm_file:
         int fd
@@ -95,7 +96,6 @@ cdef class Mapping:
     cdef char *area
     cdef uint64_t store_bytes
     cdef shm_file file
-    cdef int writers           # threads that are using it, without the GIL
     cdef int fork_mark
     cdef bint closed
 
@@ -133,11 +133,6 @@ cdef class Mapping:
         if self.area != NULL:
             munmap(self.area, CONTROL_BYTES + PRIVATE_BYTES)
 
-    cdef void close_file(self) noexcept:
-        """After the end of the cluster, as soon as nobody writes through it."""
-        if self.closed and not self.writers:
-            file_close(&self.file)
-
     cdef inline bint usable(self) noexcept:
         return not self.closed and self.fork_mark == fork_count
 
@@ -154,15 +149,19 @@ include "shm_holders.pxi"
 cdef class Client(_Holders):
     """One client slot of a host: makes, holds, reads and drops objects.
 
-    Calls are made with the GIL held, one at a time; bulk copies release it.
+    One method at a time changes what a client keeps privately: those that do so run in the client's
+    critical section, and so do the cdef methods below them. Where there is a GIL that is the GIL,
+    and the section compiles to nothing. Bulk copies run outside.
     """
 
     # -- bytes ---------------------------------------------------------------------------------
 
+    @cython.critical_section
     def allocate(self, uint64_t nbytes) -> int:
         """Payload offset of a small LEASED block in an own span; 0: a span is needed."""
         return heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
 
+    @cython.critical_section
     def lease_small(self, uint64_t nbytes):
         """As allocate(), held by an object: what stops its user gives the block back. None: a span
         is needed."""
@@ -188,10 +187,12 @@ cdef class Client(_Holders):
         self.add_span(offset)
         seen[0] = number
 
+    @cython.critical_section
     def add_span(self, uint64_t offset) -> None:
         if heap_add(&self.heap, offset) < 0:
             raise MemoryError()
 
+    @cython.critical_section
     def take_empty_spans(self) -> list[int]:
         """Spans without any block, to be given back to the node; they are no longer ours."""
         cdef uint64_t bases[64]
@@ -214,6 +215,7 @@ cdef class Client(_Holders):
         else:
             return_block(self.c, self.map.store, payload, owner)
 
+    @cython.critical_section
     def give_back(self, uint64_t payload, uint64_t owner=BLOCK_LEASED) -> None:
         """Returns a block that never became an object's (or whose result did not count)."""
         self.check_range(payload, 0)
@@ -249,13 +251,10 @@ cdef class Client(_Holders):
             if at > end > 0: memset(to + end, 0, at - end)  # else others could read what was there
             end = at + view.len
             if view.len > 16384 and cold:
-                self.map.writers += 1
                 with nogil:
                     if not file_write(&self.map.file, self.c, self.slot, <char *>view.buf,
                                       view.len, cold + at):
                         pages_copy(to + at, <char *>view.buf, view.len)
-                self.map.writers -= 1
-                self.map.close_file()
             elif view.len > 16384:
                 with nogil:
                     memcpy(to + at, view.buf, view.len)
@@ -266,10 +265,11 @@ cdef class Client(_Holders):
 
     def put(self, Lease lease not None, uint64_t nbytes, bint refs) -> Hold:
         """A sealed object over a LEASED block that has been written; the ref that is held."""
-        if lease.gone:
-            raise ValueError("the block is another's by now")
-        cdef Hold hold = self.put_at(KIND_PUT, lease.payload, nbytes, refs)
-        lease.gone = True
+        cdef Hold hold
+        with cython.critical_section(self, lease):
+            lease.check()
+            hold = self.put_at(KIND_PUT, lease.payload, nbytes, refs)
+            lease.gone = True
         return hold
 
     cdef Hold put_at(self, unsigned kind, uint64_t payload, uint64_t nbytes, bint refs, bint pin=0):
@@ -278,13 +278,14 @@ cdef class Client(_Holders):
         cdef uint64_t oid = self.new_header(kind, ST_CLAIMED, self.slot, 0, payload, nbytes,
                                             FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
-        if pin: self.pin_claimed(oid)
+        if pin: self.pin_own(oid)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
         hold.oid = oid
         hold.client = self
         return hold
 
+    @cython.critical_section
     def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
         """As put(), with a count that the caller is to release()."""
         return self.disown(self.put_at(KIND_PUT, payload, nbytes, refs))
@@ -305,6 +306,10 @@ cdef class Client(_Holders):
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
         self.copy_in(data, head, buffers, offsets, 0)  # what can fail comes first
+        return self.put_data(data, nbytes, refs)
+
+    @cython.critical_section
+    cdef Hold put_data(self, const char *data, uint64_t nbytes, bint refs):
         cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, 0, nbytes,
                                             FLAG_INLINE | (FLAG_REFS if refs else 0))
@@ -322,6 +327,9 @@ cdef class Client(_Holders):
 
     def bind(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) -> None:
         """A claimant's result: the LEASED block becomes the object's, before it is finished."""
+        self.bind_at(oid, payload, nbytes, refs)
+
+    cdef int bind_at(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) except -1:
         self.check_range(payload, nbytes)
         self.check(oid)
         cdef shm_header *h = header_of(self.c, oid)
@@ -329,6 +337,7 @@ cdef class Client(_Holders):
         h.block = payload
         OR8(&h.flags, FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
+        return 0
 
     def bind_inline(self, uint64_t oid, bytes head, list buffers, list offsets, uint64_t nbytes,
                     bint refs) -> None:
@@ -340,13 +349,18 @@ cdef class Client(_Holders):
         h.size = nbytes
         OR8(&h.flags, FLAG_INLINE | (FLAG_REFS if refs else 0))
 
+    @cython.critical_section
     def pin_claimed(self, uint64_t oid) -> None:
         """A pin on a result that this client still writes: its array stays mapped and whole."""
         self.check(oid)
+        self.pin_own(oid)
+
+    cdef int pin_own(self, uint64_t oid) except -1:
         cdef uint64_t w
         acquire_bit(self.c, oid, self.slot, 1, &w)
         self.count(self.pins, ID_TABLE(oid))[ID_INDEX(oid)] += 1
 
+    @cython.critical_section
     def drop_pin(self, uint64_t oid) -> None:
         self.check(oid)
         if not self.pins[ID_TABLE(oid)] or not self.pins[ID_TABLE(oid)][ID_INDEX(oid)]:
@@ -355,21 +369,25 @@ cdef class Client(_Holders):
 
     def bind_lease(self, uint64_t oid, Lease lease not None, uint64_t nbytes, bint refs) -> None:
         """As bind(): the block is the object's from here on."""
-        if lease.gone:
-            raise ValueError("the block is another's by now")
-        self.bind(oid, lease.payload, nbytes, refs)
-        lease.gone = True
+        with cython.critical_section(lease):
+            lease.check()
+            self.bind_at(oid, lease.payload, nbytes, refs)
+            lease.gone = True
 
     def block_of(self, Lease lease not None, uint64_t nbytes) -> Block:
         """As block(), from a lease."""
-        if lease.gone:
-            raise ValueError("the block is another's by now")
-        cdef Block b = self.block(lease.payload, nbytes)
-        lease.gone = True
+        cdef Block b
+        with cython.critical_section(lease):
+            lease.check()
+            b = self.block_at(lease.payload, nbytes)
+            lease.gone = True
         return b
 
     def block(self, uint64_t payload, uint64_t nbytes):
         """A writable buffer over a LEASED block; freed with the last array over it."""
+        return self.block_at(payload, nbytes)
+
+    cdef Block block_at(self, uint64_t payload, uint64_t nbytes):
         self.check_range(payload, nbytes)
         cdef Block b = Block.__new__(Block)
         b.client = self
@@ -378,6 +396,7 @@ cdef class Client(_Holders):
         self.live_leases[<uint64_t><void *>b] = (payload, nbytes)
         return b
 
+    @cython.critical_section
     def give_back_all(self) -> None:
         """The last process of a closed cluster: memory that no own view pins goes back. Nothing
         does while another driver was attached: it may still read what it had pinned."""
@@ -419,6 +438,7 @@ cdef class Client(_Holders):
                 return True
         return False
 
+    @cython.critical_section
     def collect(self) -> list[int]:
         """Takes back what nobody holds. Returns the ids that listed refs: drop those now. To the
         node it returns all: other hosts may be concerned."""
@@ -486,6 +506,7 @@ cdef class Client(_Holders):
                     found.append(describe(self.c, t, i))
         return found
 
+    @cython.critical_section
     def private_counts(self, uint64_t oid) -> tuple[int, int]:
         """How often this process holds and pins the object."""
         self.check(oid)

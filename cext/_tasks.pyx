@@ -28,7 +28,8 @@ cdef inline int check(uint64_t oid) except -1:
 
 @cython.final
 cdef class Tasks:
-    """The task side of one client slot."""
+    """The task side of one client slot. Methods that change what it keeps privately, or the ring of a
+    queue, run in its critical section: see Client in _shm.pyx."""
     cdef char *c
     cdef object keep            # the mapping's owner
     cdef readonly unsigned slot
@@ -73,11 +74,13 @@ cdef class Tasks:
             self.n_tables += 1
         return 0
 
+    @cython.critical_section
     def watch(self, uint64_t oid) -> None:
         """drain() reports this id (a result of ours that somebody else writes)."""
         check(oid)
         self.watch_table(ID_TABLE(oid))
 
+    @cython.critical_section
     def watch_only(self, list tables) -> None:
         """The node: just these tables, its own and adopted ones; others' news are not its."""
         self.n_tables = 0
@@ -85,6 +88,7 @@ cdef class Tasks:
         for table in tables:
             self.watch_table(table)
 
+    @cython.critical_section
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
                bint ready, uint64_t audience=0, unsigned tries=0) -> bool:
@@ -113,11 +117,15 @@ cdef class Tasks:
         memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
         set_pool(self.c, oid, queue_of(self.c, queue).pool)
         self.watch_table(ID_TABLE(oid))
-        return ready and self.post(oid, queue)
+        return ready and self.queue(oid, queue)
 
+    @cython.critical_section
     def post(self, uint64_t oid, unsigned queue) -> bool:
         """WAITING -> QUEUED if it still is, and a hint; False: the ring is full."""
         check(oid)
+        return self.queue(oid, queue)
+
+    cdef bint queue(self, uint64_t oid, unsigned queue) noexcept:
         change_state(self.c, oid, ST_WAITING, ST_QUEUED, -1, -1)
         return queue_post(self.c, queue, oid)
 
@@ -151,6 +159,7 @@ cdef class Tasks:
             return True
         return LOAD64(&h.taken) != 0
 
+    @cython.critical_section
     def drain(self) -> list[int]:
         """Ids of ours that have become done since the last call."""
         cdef list found = []
@@ -232,6 +241,7 @@ cdef class Tasks:
         check(oid)
         return header_of(self.c, oid).pool
 
+    @cython.critical_section
     def begin(self, uint64_t oid) -> int:
         """Says what runs here (for deadlines and reports); returns what ran around it."""
         if oid:
@@ -253,6 +263,7 @@ cdef class Tasks:
             STORE64(&me.deadline_ns, 0)
         return before
 
+    @cython.critical_section
     def end(self, uint64_t before, int failed) -> None:  # -1: it failed, and is tried again
         cdef shm_client *me = client_of(self.c, self.slot)
         if me.deadline_ns and me.deadline_id == me.running:  # not that of a task around this one
@@ -401,6 +412,7 @@ cdef class Tasks:
             free(ids)
         return result
 
+    @cython.critical_section
     def park(self, list oids) -> list[int]:
         """Be woken when these (others') objects are done; unpark() what is returned."""
         cdef list buckets = []
@@ -417,6 +429,7 @@ cdef class Tasks:
                 OR64(&park_of(self.c, b)[self.slot // 64], 1ULL << (self.slot % 64))
         return buckets
 
+    @cython.critical_section
     def unpark(self, list buckets) -> None:
         cdef unsigned b
         for b in buckets:

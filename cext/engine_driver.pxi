@@ -28,8 +28,12 @@ cdef class Driver:
     cdef object block, place, header, scratch
 
     def __dealloc__(self):
-        if self.joined is None or self.engine.engine == NULL \
-                or self.engine.fork_mark != fork_count:
+        if self.joined is not None:
+            with cython.critical_section(self.engine):
+                self.leave()
+
+    cdef void leave(self) noexcept:
+        if self.engine.engine == NULL or self.engine.fork_mark != fork_count:
             return
         if not self.joined.lost:
             self.engine.post(COMMAND_DISCONNECT, NULL, self.joined.link)
@@ -46,6 +50,19 @@ cdef class Driver:
             raise TypeError("Engine.drive() makes it")
         return self.engine.check()
 
+    cdef engine_t *enter(self) except NULL:
+        """The engine, which nobody frees until this thread has waited for its link."""
+        with cython.critical_section(self.engine):
+            self.engine.check()
+            driven_enter(self.engine.engine)
+            return self.engine.engine
+
+    cdef int post(self, int kind, uint32_t amount) except -1:
+        with cython.critical_section(self.engine):
+            self.engine.check()
+            engine_post(self.engine.engine, kind, NULL, self.joined.link, NULL, NULL, amount)
+        return 0
+
     def next_frame(self, timeout: float) -> list[bytes | memoryview] | None:
         """The parts of the next frame: header, and block if it has one; None: not within seconds."""
         cdef frame_t frame
@@ -60,8 +77,7 @@ cdef class Driver:
         self.check()
         if self.frame_out:
             raise RuntimeError("sent() was not called for the frame before")
-        engine, link = self.engine.engine, self.joined.link
-        driven_enter(engine)
+        engine, link = self.enter(), self.joined.link
         with nogil:
             found = driven_wait_frame(engine, link, seconds, &frame, &cell, &small,
                                       reason)
@@ -88,7 +104,7 @@ cdef class Driver:
         if not self.frame_out:
             raise RuntimeError("there is no frame that was to be sent")
         self.frame_out, self.block = False, None
-        self.engine.post(COMMAND_SENT, NULL, self.joined.link)
+        self.post(COMMAND_SENT, 0)
 
     def receive_into(self, timeout: float) -> memoryview | None:
         """Where the next bytes of the stream go, at least one; None: not within seconds."""
@@ -101,8 +117,7 @@ cdef class Driver:
         cdef link_t *link
         self.check()
         if not self.place_out:
-            engine, link = self.engine.engine, self.joined.link
-            driven_enter(engine)
+            engine, link = self.enter(), self.joined.link
             with nogil:
                 found = driven_wait_place(engine, link, seconds, &self.place_kind,
                                           &self.place_bytes, &cell, &offset, reason)
@@ -136,8 +151,7 @@ cdef class Driver:
         if amount and self.place_kind == PLACE_SMALL:
             driven_small(self.joined.link, PyByteArray_AS_STRING(self.scratch), amount)
         self.place_out, self.place = False, None
-        engine_post(self.engine.engine, COMMAND_RECEIVED, NULL, self.joined.link, NULL, NULL,
-                    amount)
+        self.post(COMMAND_RECEIVED, amount)
 
 
 cdef double check_timeout(object timeout) except -1:

@@ -69,3 +69,7 @@ cdef class _Joined:
 
     cdef link_t *link
     cdef bint driven, lost  # there is a Driver; LINK_LOST was taken
+
+
+cdef uint64_t watermark_of(_Held held) noexcept:
+    return atomic_load_explicit(&held.cell.watermark, memory_order_acquire)

@@ -34,6 +34,11 @@ cdef class _SmallCalls:
             raise ValueError(f"a group of {size} members")
         if not 0 <= board < BOARDS:
             raise ValueError(f"board {board}: there are {BOARDS}")
+        self.add(generation, size, node, client, address, board)
+
+    @cython.critical_section
+    cdef int add(self, uint64_t generation, uint32_t size, uint32_t node, object client,
+                 uint64_t address, uint32_t board) except -1:
         cdef small_request *asked = self.request(SMALL_ASK_ADD, generation)
         self.memory = client
         asked.size = size
@@ -41,7 +46,9 @@ cdef class _SmallCalls:
         asked.control = <char *> address
         asked.board = board
         engine_post_small(self.engine, asked)
+        return 0
 
+    @cython.critical_section
     def small_open(self, generation: int, version: int, call: int, nodes) -> None:
         """The engine owns the calls from this one on. `nodes`: of each rank, None for nobody.
 
@@ -61,10 +68,12 @@ cdef class _SmallCalls:
             asked.node_of[i] = <uint32_t> SMALL_NOBODY if number is None else <uint32_t> number
         engine_post_small(self.engine, asked)
 
+    @cython.critical_section
     def small_close(self, generation: int) -> None:
         """The freeze: no call is committed after SMALL_TAKEN, until small_open()."""
         engine_post_small(self.engine, self.request(SMALL_ASK_CLOSE, generation))
 
+    @cython.critical_section
     def small_yield(self, generation: int, call: int) -> None:
         """Python shall own the calls from this one on, unless this node has given its parts of it
         already: then it is committed, or another node yields it."""
@@ -73,15 +82,18 @@ cdef class _SmallCalls:
         asked.call = word
         engine_post_small(self.engine, asked)
 
+    @cython.critical_section
     def small_forget(self, generation: int) -> None:
         """The group is over."""
         engine_post_small(self.engine, self.request(SMALL_ASK_FORGET, generation))
 
+    @cython.critical_section
     def small_begin(self, generation: int, call: int, plan: int) -> None:
         """Python moves the bytes of a call that the engine owns. Nodes whose plan is the same name
         the same number, which has 32 bits and is not 0."""
         self.about_plan(SMALL_ASK_BEGIN, generation, call, plan)
 
+    @cython.critical_section
     def small_vote(self, generation: int, call: int, plan: int) -> None:
         """This node has all that it should receive of that call. It is committed when all nodes
         have voted for the same plan, and small_result() was called: SMALL_MOVED."""
@@ -97,6 +109,7 @@ cdef class _SmallCalls:
         engine_post_small(self.engine, asked)
         return 0
 
+    @cython.critical_section
     def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
         """The object (not 0) that members here are to read as that call's result. awaited: a member
         waits until SMALL_MOVED is heard, which else comes some milliseconds later."""
@@ -110,6 +123,7 @@ cdef class _SmallCalls:
         asked.awaited = bool(awaited)
         engine_post_small(self.engine, asked)
 
+    @cython.critical_section
     def small_frame(self, generation: int, node: int, version: int, call: int, phase: int,
                     plan: int, parts: bytes) -> None:
         """A frame that SMALL_SEND has named at that node."""
@@ -132,6 +146,7 @@ cdef class _SmallCalls:
         memcpy(asked.bytes, <const char *> parts, nbytes)
         engine_post_small(self.engine, asked)
 
+    @cython.critical_section
     def small_bell(self, generation: int, rank: int, fd: int) -> None:
         """The eventfd to which the member of that rank writes; it is the engine's from now on."""
         cdef uint32_t place = rank
@@ -140,6 +155,7 @@ cdef class _SmallCalls:
         asked.fd = fd
         engine_post_small(self.engine, asked)
 
+    @cython.critical_section
     def small_look(self) -> None:
         """Look at all boards: for an engine without a thread, which hears no bell."""
         engine_post_small(self.engine, self.request(SMALL_ASK_LOOK, 0))

@@ -15,10 +15,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-enum { FILE_PIECE_BYTES = 8 << 20, FILE_BYTES_MIN = 1 << 20 };
+enum { FILE_PIECE_BYTES = 8 << 20, FILE_BYTES_MIN = 1 << 20, FILE_RETIRED = 1 << 30 };
 
 typedef struct {
     int fd;
+    uint32_t users; /* threads that are using the descriptor; FILE_RETIRED: no other one begins */
     dev_t device;
     ino_t inode;
 } shm_file;
@@ -26,6 +27,7 @@ typedef struct {
 static inline int file_open(int fd, shm_file *f) {
     struct stat s;
     f->fd = -1;
+    f->users = 0;
     if (fstat(fd, &s) || (f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)) < 0)
         return -1;
     f->device = s.st_dev;
@@ -42,11 +44,34 @@ static inline void file_close(shm_file *f) {
         close(f->fd);
     f->fd = -1;
 }
+/* A thread begins to use the descriptor, until file_leave(). 0: it is closed, or about to be. */
+static inline int file_enter(shm_file *f) {
+    uint32_t users;
+    do {
+        users = LOAD(&f->users);
+        if (users & FILE_RETIRED)
+            return 0;
+    } while (!CAS32(&f->users, users, users + 1));
+    return 1;
+}
+static inline void file_leave(shm_file *f) {
+    if (ADD(&f->users, -1) == FILE_RETIRED + 1)
+        file_close(f);
+}
+/* The end of its use: it is closed here, or by the last thread that is using it. */
+static inline void file_retire(shm_file *f) {
+    if (OR(&f->users, FILE_RETIRED) == 0)
+        file_close(f);
+}
 /* 1: it is written. 0: it is not, or in part: the caller writes it through the mapping. */
 static inline int file_write(shm_file *f, char *c, unsigned slot, const char *from, uint64_t bytes,
                              uint64_t at) {
-    if (bytes < FILE_BYTES_MIN || !CAS32(&root_of(c)->file_writer, 0, slot + 1))
+    if (bytes < FILE_BYTES_MIN || !file_enter(f))
         return 0;
+    if (!CAS32(&root_of(c)->file_writer, 0, slot + 1)) {
+        file_leave(f);
+        return 0;
+    }
     int whole = file_is_ours(f);
     while (whole && bytes) {
         uint64_t n = bytes < FILE_PIECE_BYTES ? bytes : FILE_PIECE_BYTES;
@@ -62,6 +87,7 @@ static inline int file_write(shm_file *f, char *c, unsigned slot, const char *fr
         }
     }
     CAS32(&root_of(c)->file_writer, slot + 1, 0);
+    file_leave(f);
     return whole;
 }
 #endif

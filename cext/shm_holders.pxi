@@ -76,10 +76,11 @@ cdef class _Holders:
     def set_closing(self) -> None:
         STORE32(&root_of(self.c).closing, 1)
 
+    @cython.critical_section
     def close(self) -> None:
         """No atomics of this client from now on; memory stays mapped while views of it live."""
         self.map.closed = True
-        self.map.close_file()
+        file_retire(&self.map.file)
 
     # -- headers -------------------------------------------------------------------------------
 
@@ -169,10 +170,12 @@ cdef class _Holders:
                 raise MemoryError()
         return counts[table]
 
+    @cython.critical_section
     def new(self, unsigned kind, unsigned state, unsigned claimant=0, unsigned pool=0) -> int:
         """A header without bytes (a task's or an operation's result); one ref is held."""
         return self.new_header(kind, state, claimant, pool, 0, 0, 0)
 
+    @cython.critical_section
     def draft(self, unsigned kind, unsigned pool=0) -> Hold:
         """A WAITING header without bytes, with a hold. It is cancelled with its hold until that is
         told to keep() it: what stops its maker half way leaves nothing behind."""
@@ -189,6 +192,7 @@ cdef class _Holders:
 
     # -- holders -------------------------------------------------------------------------------
 
+    @cython.critical_section
     def acquire(self, uint64_t oid) -> bool:
         """Holds the object once more; False if it is gone."""
         self.check(oid)
@@ -210,6 +214,7 @@ cdef class _Holders:
         n[0] = 1
         return True
 
+    @cython.critical_section
     def release(self, uint64_t oid) -> None:
         """Drops one hold of acquire() or new()."""
         self.check(oid)
@@ -225,6 +230,7 @@ cdef class _Holders:
         if n[0] == 0:
             release_bit(self.c, oid, self.slot, 0)
 
+    @cython.critical_section
     def hold(self, uint64_t oid, bint acquire=True):
         """A Hold that drops the ref when it is deallocated; None if the object is gone.
 
@@ -270,6 +276,7 @@ cdef class _Holders:
         if n[0] == 0:
             release_bit(self.c, oid, self.slot, 1)
 
+    @cython.critical_section
     def view(self, uint64_t oid):
         """The payload: a View that pins it, or bytes if it lies inline; else the state (int)."""
         self.check(oid)

@@ -75,8 +75,8 @@ cdef class NodeClient(_Counting):
         return {"state": s.state, "pid": s.pid, "kind": s.kind, "pool": s.pool,
                 "generation": s.generation, "blocked": s.blocked, "running": s.running,
                 "deadline_ns": LOAD64(&s.deadline_ns), "deadline_id": LOAD64(&s.deadline_id),
-                "waiting_id": LOAD64(&s.waiting_id), "waiting_n": s.waiting_n,
-                "waiting_ns": s.waiting_ns,
+                "waiting_id": LOAD64(&s.waiting_id), "waiting_n": LOAD64(&s.waiting_n),
+                "waiting_ns": LOAD64(&s.waiting_ns),
                 "tasks_done": s.tasks_done,
                 "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
 
@@ -203,6 +203,7 @@ cdef class NodeClient(_Counting):
         return (<bytes>record_of(self.c, oid).name[:NAME_BYTES]).split(b"\0")[0].decode(
             errors="replace")
 
+    @cython.critical_section
     def sweep(self, unsigned slot, bint pins=True) -> None:
         """Clears a dead client's bits, frees its queues, adopts its tables. pins=False: not its
         pins; its process lives and still reads what it had pinned when it left."""
@@ -232,6 +233,7 @@ cdef class NodeClient(_Counting):
                     OR64(&table_of(self.c, t).freed[i // 64], 1ULL << (i % 64))
                     OR64(&table_of(self.c, t).freed_summary, 1ULL << (i // 64))
 
+    @cython.critical_section
     def release_tables(self, keep) -> list[int]:
         """Adopted tables (those not in `keep`) without any header in use are free for others."""
         cdef list left = []

@@ -297,13 +297,14 @@ static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     }
     return n;
 }
-/* For who asks what hangs. Of several threads the latest one says it. */
+/* For who asks what hangs. Of several threads the latest one says it; if two say it at the same
+ * moment, the words may be of both. */
 static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_t now) {
-    if (me->waiting_last != id) {
-        me->waiting_last = id;
-        me->waiting_ns = now;
+    if (LOAD(&me->waiting_last) != id) {
+        STORE(&me->waiting_last, id);
+        STORE(&me->waiting_ns, now);
     }
-    me->waiting_n = n;
+    STORE(&me->waiting_n, n);
     STORE(&me->waiting_id, id);
 }
 /* Until at most `pending_max` of the ids are pending, or (news) a result of ours has arrived, or

@@ -4,7 +4,9 @@ cdef extern from "unistd.h" nogil:
     long sysconf(int)
     int _SC_PAGESIZE
 cdef extern from "shm_file.h" nogil:
+    int file_enter(shm_file *)
     int file_is_ours(shm_file *)
+    void file_leave(shm_file *)
 
 # They refer to the client alone, which refers to none of them: no cycle goes through them. Were they
 # collected in cycles, a garbage cycle that has one would clear its client before it could let go.
@@ -19,9 +21,10 @@ cdef class Hold:
 
     def __dealloc__(self):
         if self.client is not None:
-            if self.draft and self.client.map.usable():
-                cancel_task(self.client.c, self.oid, 0)
-            self.client.release_ref(self.oid)
+            with cython.critical_section(self.client):
+                if self.draft and self.client.map.usable():
+                    cancel_task(self.client.c, self.oid, 0)
+                self.client.release_ref(self.oid)
 
     def keep(self) -> None:
         """What was a draft is being worked on: dropping this hold cancels nothing any more."""
@@ -65,7 +68,8 @@ cdef class View:
 
     def __dealloc__(self):
         if self.client is not None:
-            self.client.unpin(self.oid)
+            with cython.critical_section(self.client):
+                self.client.unpin(self.oid)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         # A forked child may go on reading what the parent has pinned.
@@ -90,11 +94,14 @@ cdef class View:
         if start < <uint64_t>(self.address - map.store) or \
                 start + made.size > <uint64_t>(self.address - map.store) + self.size:
             raise ValueError("these bytes are no part of this payload")
-        if not made.size or not map.usable() or not file_is_ours(&map.file):
+        if not made.size or not map.usable() or not file_enter(&map.file):
             return None
         skipped = start % <uint64_t>sysconf(_SC_PAGESIZE)
-        area = mmap(NULL, skipped + made.size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_NORESERVE, map.file.fd, start - skipped)
+        area = MAP_FAILED
+        if file_is_ours(&map.file):
+            area = mmap(NULL, skipped + made.size, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_NORESERVE, map.file.fd, start - skipped)
+        file_leave(&map.file)
         if area == MAP_FAILED:
             return None
         made.area = <char *>area
@@ -113,8 +120,15 @@ cdef class Lease:
     cdef bint gone         # it is an object's, or a Block's
 
     def __dealloc__(self):
-        if self.client is not None and not self.gone and self.client.map.usable():
-            self.client.give_block(self.payload, BLOCK_LEASED)
+        if self.client is not None and not self.gone:
+            with cython.critical_section(self.client):
+                if self.client.map.usable():
+                    self.client.give_block(self.payload, BLOCK_LEASED)
+
+    cdef int check(self) except -1:
+        if self.gone:
+            raise ValueError("the block is another's by now")
+        return 0
 
     def detach(self) -> int:
         """Its payload, which somebody else is to give back from here on."""
@@ -138,12 +152,13 @@ cdef class Block:
         if self.client is None or self.gone:
             return
         self.client.live_leases.pop(<uint64_t><void *>self, None)
-        if not self.client.map.usable():
-            return
-        if self.oid:
-            self.client.unpin(self.oid)
-        else:
-            self.client.give_block(self.payload, BLOCK_LEASED)
+        with cython.critical_section(self.client):
+            if not self.client.map.usable():
+                pass
+            elif self.oid:
+                self.client.unpin(self.oid)
+            else:
+                self.client.give_block(self.payload, BLOCK_LEASED)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.client.map.store + self.payload, self.size,
@@ -159,11 +174,12 @@ cdef class Block:
 
     def publish(self) -> Hold:
         """A sealed object over the whole block: client.put() and become() in one step."""
-        if self.oid:
-            raise ValueError("the block is an object already")
-        return self.publish_as(KIND_PUT)
+        with cython.critical_section(self, self.client):
+            return self.publish_as(KIND_PUT)
 
     cdef Hold publish_as(self, unsigned kind):
+        if self.oid:
+            raise ValueError("the block is an object already")
         # Pinned before it is sealed: a node that is short of memory spills what nobody has pinned.
         cdef Hold hold = self.client.put_at(kind, self.payload, self.size, False, True)
         self.oid = hold.oid
@@ -172,10 +188,10 @@ cdef class Block:
     def lend(self) -> Hold:
         """As publish(), until recall(): others may read the block meanwhile. Whoever stops reading
         wakes this client."""
-        if self.oid:
-            raise ValueError("the block is an object already")
-        self.lent = True
-        return self.publish_as(KIND_LENT)
+        with cython.critical_section(self, self.client):
+            if not self.oid:
+                self.lent = True
+            return self.publish_as(KIND_LENT)
 
     @property
     def is_lent(self) -> bool:
@@ -184,6 +200,10 @@ cdef class Block:
     def recall(self) -> bool:
         """Ends lend(), if nobody reads the block: False: somebody does. Once it is over (or the
         object was deleted, and so the block stays its) nobody can begin to read."""
+        with cython.critical_section(self, self.client):
+            return self.end_lend()
+
+    cdef bint end_lend(self) noexcept:
         cdef uint64_t oid = self.oid
         cdef int found
         if not self.lent or not self.client.map.usable():
@@ -201,14 +221,18 @@ cdef class Block:
 
     def become(self, uint64_t oid) -> None:
         """The bytes are the object's now: this buffer holds a pin on it instead of the lease."""
-        if self.oid:
-            raise ValueError("the block is an object already")
-        self.client.pin_claimed(oid)
-        self.oid = oid
+        self.client.check(oid)
+        with cython.critical_section(self, self.client):
+            if self.oid:
+                raise ValueError("the block is an object already")
+            self.client.pin_own(oid)
+            self.oid = oid
 
     def unbecome(self) -> None:
         """The result did not count: the block is this process's again."""
-        cdef uint64_t oid = self.oid
-        self.oid = 0
-        CAS64(&block_of(self.client.map.store, self.payload).owner, oid, BLOCK_LEASED)
-        self.client.unpin(oid)
+        cdef uint64_t oid
+        with cython.critical_section(self, self.client):
+            oid = self.oid
+            self.oid = 0
+            CAS64(&block_of(self.client.map.store, self.payload).owner, oid, BLOCK_LEASED)
+            self.client.unpin(oid)

@@ -55,20 +55,22 @@ cdef class Beside:
         """It begins beside what runs already."""
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
-        STORE64(&client_of(self.c, self.slot).running, oid)
         r.started_ns = now_ns()
-        trace_push_beside(self.c, self.slot, oid, r.name, r.started_ns)
+        with cython.critical_section(self.tasks):
+            STORE64(&client_of(self.c, self.slot).running, oid)
+            trace_push_beside(self.c, self.slot, oid, r.name, r.started_ns)
 
     def end(self, uint64_t oid, int failed, uint64_t running) -> None:
         """It has ended; `running`: one of those that still run, or 0. failed -1: it is tried again."""
         cdef shm_client *me = client_of(self.c, self.slot)
-        trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
-                     else OUTCOME_FAILED if failed else OUTCOME_DONE)
-        STORE64(&me.running, running)
-        if failed > 0:
-            me.tasks_failed += 1
-        elif not failed:
-            me.tasks_done += 1
+        with cython.critical_section(self.tasks):
+            trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
+                         else OUTCOME_FAILED if failed else OUTCOME_DONE)
+            STORE64(&me.running, running)
+            if failed > 0:
+                me.tasks_failed += 1
+            elif not failed:
+                me.tasks_done += 1
 
     def deadline(self, uint64_t oid, uint64_t at_ns) -> None:
         """This process is killed at that moment, because of that task; 0: it is not."""

@@ -50,8 +50,9 @@ cdef class Ranked:
     def post(self, uint64_t oid, unsigned bag) -> bool:
         """As Tasks.post()."""
         check(oid)
-        change_state(self.c, oid, ST_WAITING, ST_QUEUED, -1, -1)
-        return queue_post_ranked(self.c, bag, oid)
+        with cython.critical_section(self.tasks):
+            change_state(self.c, oid, ST_WAITING, ST_QUEUED, -1, -1)
+            return queue_post_ranked(self.c, bag, oid)
 
     @property
     def resources_version(self) -> int:
