@@ -43,7 +43,7 @@ help:
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
-	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
+	@echo "make tsan      the engine's threads, clients of shared memory, and a driver with eight threads, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
 	@echo "make seeds     50 000 simulated runs under faults, with a ledger for each commit"
 	@echo "make mutants   mistakes in shipped lines, each of which the simulation has to see"
@@ -143,19 +143,35 @@ sanitize: $(VENV)/.installed-dev
 	$(BIN)/python -P -m pytest -p no:cacheprovider -o "pythonpath=$(SANITIZE)/lib ." \
 	    -m "not soak or sanitized" tests/cext
 
-# Programs of C alone: an interpreter that is not instrumented hides races and invents others.
+# First programs of C alone. Then eight threads of a driver use every call, with instrumented modules in
+# all processes of the cluster. The tool sees the GIL as a lock, because it intercepts the pthread calls
+# of an interpreter that is not instrumented. So it finds races with what runs without the GIL (waits,
+# copies, the engine's threads), and neither races that the GIL prevents nor those between processes.
 TSAN := $(CC) -std=gnu11 -fno-strict-aliasing -Wall -Wno-sign-compare -O1 -g -fsanitize=thread -Icext -pthread
-tsan:
+TSAN_S := 30
+tsan: $(VENV)/.installed-dev
 	mkdir -p $(SANITIZE)
 	$(TSAN) tests/cext/race_engine.c cext/engine_*.c cext/reduce_kernels.c -lm -o $(SANITIZE)/race_engine
 	$(TSAN) tests/cext/race_small.c cext/engine_*.c cext/reduce_kernels.c -lm \
 	    -o $(SANITIZE)/race_small
 	$(TSAN) tests/cext/race_shm.c -o $(SANITIZE)/race_shm
 	$(TSAN) tests/cext/race_spans.c -o $(SANITIZE)/race_spans
+	$(TSAN) tests/cext/race_file.c -o $(SANITIZE)/race_file
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_engine
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_small
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_shm
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_spans
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_file
+	rm -rf $(SANITIZE)/thread/lib $(SANITIZE)/thread/report.*
+	mkdir -p $(SANITIZE)/thread/lib
+	HOPLITE_MP_SANITIZE=thread $(BIN)/python setup.py --quiet \
+	    build_ext --build-lib $(SANITIZE)/thread/lib --build-temp $(SANITIZE)/thread/objects
+	tar -c --exclude='*.so' --exclude=__pycache__ hoplite_mp | tar -x -C $(SANITIZE)/thread/lib
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" PYTHONMALLOC=malloc \
+	PYTHONPATH="$(CURDIR)/$(SANITIZE)/thread/lib" \
+	TSAN_OPTIONS="log_path=$(CURDIR)/$(SANITIZE)/thread/report" \
+	$(BIN)/python -P tests/tasks/thread_stress.py $(TSAN_S) $$$$; code=$$?; \
+	cat $(SANITIZE)/thread/report.* 2>/dev/null && exit 1; exit $$code
 
 # The fuzzer of the extra `soak` has no wheel for every Python: without it hypothesis does alone.
 soak: $(VENV)/.installed-dev
