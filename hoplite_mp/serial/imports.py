@@ -23,8 +23,9 @@ _OWN_FINDERS: tuple[Any, ...] = (
     importlib.machinery.PathFinder,
 )
 _BUILT_IN = frozenset({"built-in", "frozen"})
-# Name -> the module that was looked at, and the answer.
-_answers: dict[str, tuple[weakref.ref[types.ModuleType], bool]] = {}
+# Name -> the module that was looked at, the answer, and of a module without a `__spec__`, which the
+# program may still be filling, what the answer depends on.
+_answers: dict[str, tuple[weakref.ref[types.ModuleType], bool, tuple[Any, ...] | None]] = {}
 _site_finders: dict[str, bool] = {}  # name of a finder's module -> does `site` install it?
 
 
@@ -33,13 +34,26 @@ def is_found_by_readers(name: str) -> bool:
     module: Any = sys.modules[name]
     known = _answers.get(name)
     if known is not None and known[0]() is module:
-        return known[1]
+        _, found, filled = known
+        if filled is None or filled == _filled(module):
+            return found
     if not isinstance(module, types.ModuleType):
         return True  # an object that stands in for its module
+    unfinished = getattr(module, "__spec__", None) is None
+    filled = _filled(module) if unfinished else None
     found = _is_found(name, module)
-    if getattr(module, "__spec__", None) is not None:  # else the program may still be filling it
-        _answers[name] = weakref.ref(module), found
+    _answers[name] = weakref.ref(module), found, filled
     return found
+
+
+def _filled(module: types.ModuleType) -> tuple[Any, ...]:
+    names = vars(module)
+    return (
+        names.get("__name__"),
+        names.get("__spec__"),
+        names.get("__file__"),
+        "__builtins__" in names,
+    )
 
 
 def _is_found(name: str, module: types.ModuleType) -> bool:

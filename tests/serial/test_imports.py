@@ -1,0 +1,49 @@
+"""Which modules readers can import: `serial/imports.py`."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.serial import imports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "made_by_a_test_of_imports"
+
+
+@pytest.fixture
+def module() -> Iterator[types.ModuleType]:
+    made = sys.modules[NAME] = types.ModuleType(NAME)
+    yield made
+    del sys.modules[NAME]
+
+
+def test_module_without_spec_is_searched_for_once(
+    module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    find = imports._find
+
+    def counted(name: str) -> Any:
+        searched.append(name)
+        return find(name)
+
+    monkeypatch.setattr(imports, "_find", counted)
+    exec("x = 1", module.__dict__)
+    assert [imports.is_found_by_readers(NAME) for _ in range(5)] == [False] * 5
+    assert searched == [NAME]
+
+
+def test_module_that_the_program_fills_is_searched_for_again(module: types.ModuleType) -> None:
+    assert imports.is_found_by_readers(NAME)  # as one that compiled code has made
+    exec("x = 1", module.__dict__)
+    assert not imports.is_found_by_readers(NAME)
+    again = types.ModuleType(NAME)
+    again.__file__ = "/nowhere/" + NAME + ".py"
+    sys.modules[NAME] = again
+    assert not imports.is_found_by_readers(NAME)
