@@ -338,28 +338,37 @@ cdef class Tasks:
                 queue_close(self.c, q)
 
     def wake_pool(self, unsigned pool) -> None:
-        """Wakes every worker that sleeps."""
-        cdef int i
-        for i in range(CLIENTS):
-            if client_of(self.c, i).state and client_of(self.c, i).pool == pool:
-                wake_worker(self.c, pool, 1 << 30)
+        """Wakes every worker of the pool that sleeps until there is a task."""
+        cdef unsigned i
+        cdef shm_client *w
+        for i in range(1, CLIENTS):  # what a node writes into its slot's `pool` is its number
+            w = client_of(self.c, i)
+            if LOAD32(&w.state) and w.kind == CLIENT_WORKER and w.pool == pool:
+                wake_for_task(self.c, i)
 
     def wake_pool_all(self) -> None:
         """Wakes everybody, whatever they sleep on: the cluster is closing."""
         cdef unsigned i
-        cdef shm_client *w
         for i in range(CLIENTS):
-            w = client_of(self.c, i)
-            if LOAD32(&w.state):
-                ADD32(&w.task, 1)
-                futex_wake(&w.task)
+            if LOAD32(&client_of(self.c, i).state):
+                wake_for_task(self.c, i)
                 wake_client(self.c, i)
 
     def wake_node(self) -> None:
         wake_node(self.c)
 
     def wake(self, unsigned slot) -> None:
+        """Wakes what waits there for objects and events, not a worker that waits for a task."""
         wake_client(self.c, slot)
+
+    def wake_for_task(self, unsigned slot) -> None:
+        """Wakes a worker that sleeps until there is a task."""
+        wake_for_task(self.c, slot)
+
+    def release_stand_ins(self, unsigned pool) -> None:
+        """The node: lets as many stand-ins begin tasks as workers of the pool's own wait inside
+        tasks."""
+        release_stand_ins(self.c, pool)
 
     # -- waiting -------------------------------------------------------------------------------
 

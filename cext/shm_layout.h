@@ -170,7 +170,8 @@ static_assert(sizeof(shm_table) == 192 + 6 * 512, "table");
 /* End when idle; ask the node what to run between two tasks. */
 enum client_retire { RETIRE_ENDS = 1, RETIRE_ASKS = 2 };
 /* A stand-in: a worker beyond its pool's number, started for a worker that waits inside a task.
- * It looks for tasks (STANDS_IN), or sleeps while enough others can run tasks (STANDS_ASIDE). */
+ * It looks for tasks (STANDS_IN), or sleeps while enough others can run tasks (STANDS_ASIDE), until
+ * the node writes STANDS_IN. */
 enum client_stands_in { STANDS_NOT = 0, STANDS_IN = 1, STANDS_ASIDE = 2 };
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 

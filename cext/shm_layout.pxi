@@ -111,6 +111,9 @@ cdef extern from "shm_spans.h" nogil:
         ST_SPILLED
         ST_FREED
         CLIENT_DRIVER
+        CLIENT_WORKER
+        STANDS_NOT
+        STANDS_ASIDE
         KIND_PUT
         KIND_TASK
         KIND_OPERATION

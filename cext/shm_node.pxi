@@ -60,8 +60,9 @@ cdef class NodeClient(_Counting):
         STORE32(&client_of(self.c, slot).state, 0)
 
     def set_stands_in(self, unsigned slot, bint value) -> None:
-        """Whether the worker in that slot is a stand-in for a worker that waits inside a task."""
-        STORE32(&client_of(self.c, slot).stands_in, value)
+        """Whether the worker in that slot is a stand-in for a worker that waits inside a task. A
+        stand-in begins no task before release_stand_ins() of _tasks."""
+        STORE32(&client_of(self.c, slot).stands_in, STANDS_ASIDE if value else STANDS_NOT)
 
     def set_retire(self, unsigned slot, uint32_t value) -> None:
         STORE32(&client_of(self.c, slot).retire, value)

@@ -61,6 +61,12 @@ static inline unsigned pool_idle(char *c, unsigned pool) {
     return count;
 }
 
+/* Wakes a worker that sleeps until there is a task. */
+static inline void wake_for_task(char *c, unsigned slot) {
+    shm_client *w = client_of(c, slot);
+    ADD(&w->task, 1);
+    futex_wake(&w->task);
+}
 static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
     shm_pool *p = pool_of(c, pool);
     unsigned spinning = 0;
@@ -74,20 +80,15 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
             unsigned bit = (unsigned)__builtin_ctzll(mask);
             if (!(AND(&p->idle[i], ~(1ULL << bit)) & (1ULL << bit)))
                 continue; /* somebody else wakes that one */
-            shm_client *w = client_of(c, (unsigned)i * 64 + bit);
-            ADD(&w->task, 1);
-            futex_wake(&w->task);
+            wake_for_task(c, (unsigned)i * 64 + bit);
             return;
         }
     }
     /* Who runs async tasks and has room: whatever the hint is, only such a worker can tell. */
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask = LOAD(&p->beside[i]);
-        for (; mask; mask &= mask - 1) {
-            shm_client *w = client_of(c, (unsigned)i * 64 + (unsigned)__builtin_ctzll(mask));
-            ADD(&w->task, 1);
-            futex_wake(&w->task);
-        }
+        for (; mask; mask &= mask - 1)
+            wake_for_task(c, (unsigned)i * 64 + (unsigned)__builtin_ctzll(mask));
     }
     /* The node last: it takes tasks for workers of other hosts. */
     if (LOAD(&p->idle[0]) & NODE_BIT && AND(&p->idle[0], ~NODE_BIT) & NODE_BIT)
@@ -157,26 +158,56 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
     }
     return 0;
 }
-/* May this stand-in begin a task? At most as many stand-ins run at a time as workers of the pool's
- * own number wait inside tasks: first the stand-ins that run a task, then those in lower slots. The
- * word is written first, so that of two that check at the same time one sees the other. */
-SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
-    shm_client *me = client_of(c, slot);
-    unsigned waiting = 0, others = 0;
-    CAS32(&me->stands_in, STANDS_ASIDE, STANDS_IN);
+/* How many workers of the pool's own number wait inside tasks, and how many other stand-ins may
+ * begin tasks: all of them for slot CLIENTS; else those that run a task, and those in lower slots. */
+typedef struct {
+    unsigned waiting, others;
+} stand_in_counts;
+static inline int is_worker_of(char *c, unsigned pool, unsigned slot) {
+    shm_client *w = client_of(c, slot);
+    return LOAD(&w->state) == CLIENT_LIVE && LOAD(&w->kind) == CLIENT_WORKER &&
+           LOAD(&w->pool) == pool && !(LOAD(&w->retire) & RETIRE_ENDS);
+}
+SELDOM static stand_in_counts count_stand_ins(char *c, unsigned pool, unsigned slot) {
+    stand_in_counts found = {0, 0};
     for (unsigned i = 0; i < CLIENTS; i++) {
         shm_client *w = client_of(c, i);
-        if (i == slot || LOAD(&w->state) != CLIENT_LIVE || LOAD(&w->kind) != CLIENT_WORKER ||
-            LOAD(&w->pool) != pool || LOAD(&w->retire) & RETIRE_ENDS)
+        if (i == slot || !is_worker_of(c, pool, i))
             continue;
         if (LOAD(&w->stands_in) == STANDS_NOT)
-            waiting += LOAD(&w->blocked) != 0;
+            found.waiting += LOAD(&w->blocked) != 0;
         else if (!LOAD(&w->blocked) && LOAD(&w->stands_in) == STANDS_IN)
-            others += i < slot || LOAD(&w->running);
+            found.others += i < slot || LOAD(&w->running);
     }
-    if (others < waiting)
+    return found;
+}
+/* May this stand-in begin a task? At most as many stand-ins run at a time as workers of the pool's
+ * own number wait inside tasks. A stand-in steps aside by itself, and only the node lets it begin
+ * again (release_stand_ins): two stand-ins that decided at the same time could both begin. */
+SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
+    shm_client *me = client_of(c, slot);
+    stand_in_counts now;
+    if (LOAD(&me->stands_in) == STANDS_ASIDE)
+        return 0;
+    now = count_stand_ins(c, pool, slot);
+    if (now.others < now.waiting)
         return 1;
-    return !CAS32(&me->stands_in, STANDS_IN, STANDS_ASIDE); /* else it is one of the pool's own */
+    if (!CAS32(&me->stands_in, STANDS_IN, STANDS_ASIDE))
+        return 1; /* it is one of the pool's own */
+    now = count_stand_ins(c, pool, CLIENTS);
+    if (now.others < now.waiting) /* a worker has begun to wait before the node could see this */
+        wake_node(c);
+    return 0;
+}
+/* By the node alone: lets as many stand-ins begin as are missing for the workers that wait. */
+static inline void release_stand_ins(char *c, unsigned pool) {
+    stand_in_counts now = count_stand_ins(c, pool, CLIENTS);
+    for (unsigned i = 0; i < CLIENTS && now.others < now.waiting; i++)
+        if (is_worker_of(c, pool, i) && !LOAD(&client_of(c, i)->blocked) &&
+            CAS32(&client_of(c, i)->stands_in, STANDS_ASIDE, STANDS_IN)) {
+            wake_for_task(c, i);
+            now.others++;
+        }
 }
 static inline int may_begin(char *c, unsigned pool, unsigned slot) {
     return LOAD(&client_of(c, slot)->stands_in) == STANDS_NOT || stand_in_begins(c, pool, slot);
@@ -231,10 +262,10 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     if (id || LOAD(&r->closing))
         return id;
     uint32_t aside = LOAD(&me->task);
-    if (!may_begin(c, pool, slot)) { /* the node wakes it when a worker waits inside a task */
+    if (!may_begin(c, pool, slot)) { /* the node wakes it: release_stand_ins(), wake_for_task() */
         uint64_t from = now_ns();
         wake_for_rest(c, pool); /* who posted may count on this worker */
-        if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire))
+        if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) && LOAD(&p->state) < 2)
             futex_wait(&me->task, aside,
                        (int64_t)(deadline - from < SLICE_NS ? deadline - from : SLICE_NS));
         return 0;

@@ -48,8 +48,7 @@ cdef class Beside:
 
     def wake(self) -> None:
         """This worker's next(), in another thread, returns."""
-        ADD32(&client_of(self.c, self.slot).task, 1)
-        futex_wake(&client_of(self.c, self.slot).task)
+        wake_for_task(self.c, self.slot)
 
     def begin(self, uint64_t oid) -> None:
         """It begins beside what runs already."""

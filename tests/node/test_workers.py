@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp import _tasks
 from hoplite_mp.config import Config
 from hoplite_mp.node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
 from hoplite_mp.node.tasks.workers import INTERRUPT_AGAIN_S, LOOK_AGAIN_S, Workers
 from tests.cext.host import POOL, Host
+from tests.cext.test_tasks import Party
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,3 +150,39 @@ def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: 
     world.workers.spawned(5, pid)
     world.loop.pass_time(INTERRUPT_AGAIN_S)
     assert world.interrupted == [pid]
+
+
+@pytest.mark.parametrize("event", ["another waits", "promoted", "replaced", "closed"])
+def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(host: Host, event: str) -> None:
+    """On the word on which it sleeps: nothing ends its sleep but that wake-up."""
+    world, parties = World(host), [Party(host), Party(host)]
+    world.workers.client = host.node  # type: ignore[assignment]
+    slept, woken = [], []
+    own, stand_in = parties
+    for one in parties:
+        world.add(one.slot)
+    worker = world.workers.all[stand_in.slot]
+    worker.stands_in, world.pool.target = True, 1
+    host.node.set_stands_in(stand_in.slot, True)
+
+    def sleep(word: int, ns: int) -> None:
+        slept.append(word - stand_in.client.control_address)
+        if event == "another waits":
+            own.tasks.set_blocked(True)
+            world.workers.poll()
+        elif event == "promoted":
+            world.workers.all[own.slot].retiring = True
+            world.workers.start_missing(world.pool)
+        elif event == "closed":
+            world.workers.delegation = SimpleNamespace(close_far=lambda *_: None)  # type: ignore[assignment]
+            world.workers.close(POOL, False)
+        else:
+            world.workers.replace(worker)
+
+    _tasks.play(sleep, lambda word: woken.append(word - host.node.control_address))
+    try:
+        stand_in.tasks.next(POOL, 60 * 10**9)
+    finally:
+        _tasks.play(None, None)
+    assert slept[0] in woken
+    assert worker.stands_in == (event != "promoted")

@@ -234,7 +234,7 @@ class Rounds:
             worker.called = True
             self.client.set_retire(slot, worker.retire_bits)
             self.tasks.wake(slot)
-        self.tasks.wake_pool(COMMON_POOL)
+            self.tasks.wake_for_task(slot)
 
     def take(self, slot: int, request: Request) -> None:
         """A worker asks for its tasks."""

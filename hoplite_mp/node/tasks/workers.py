@@ -300,7 +300,7 @@ class Workers(hints.Hints):
             if lacking > 0 and worker.stands_in and not worker.retiring:
                 worker.stands_in = False
                 self.client.set_stands_in(worker.slot, False)
-                self.tasks.wake(worker.slot)
+                self.tasks.wake_for_task(worker.slot)
                 lacking -= 1
 
     def blocked(self, pool: Pool) -> int:
@@ -509,8 +509,6 @@ class Workers(hints.Hints):
                 pool.idle_again(self.config)
             if pool.is_settled(blocked):
                 continue
-            if blocked:
-                self._wake_stand_ins(pool)
             if not pool.broken:
                 self.start_missing(pool, blocked)
             if pool.stuck(blocked, self.config.blocked_workers_max, now):
@@ -518,16 +516,12 @@ class Workers(hints.Hints):
             surplus = pool.surplus(blocked, now)
             if surplus:
                 self.retire(pool, surplus)
+            if blocked:
+                self.tasks.release_stand_ins(pool.number)
             if pool.surplus_since is not None or pool.stuck_since is not None:
                 due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
         self.tell_workers()
         self._wake_at(due)
-
-    def _wake_stand_ins(self, pool: Pool) -> None:
-        """Wakes stand-ins: they may begin tasks if another worker has begun to wait."""
-        for worker in pool.workers.values():
-            if worker.stands_in:
-                self.tasks.wake(worker.slot)
 
     def _wake_at(self, due_ns: int | None) -> None:
         if due_ns is None:
@@ -548,4 +542,4 @@ class Workers(hints.Hints):
         """Lets that worker end as soon as it is idle; `poll` starts another one if it is missed."""
         worker.retiring = True
         self.client.set_retire(worker.slot, worker.retire_bits)
-        self.tasks.wake(worker.slot)
+        self.tasks.wake_for_task(worker.slot)
