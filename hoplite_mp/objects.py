@@ -16,7 +16,7 @@ from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
 from hoplite_mp.collectives import as_items, as_refs, keep_copies
-from hoplite_mp.errors import HopliteError, HopliteTimeoutError
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_ref, in_nest
 from hoplite_mp.nodes import node_id, other_places
@@ -212,6 +212,11 @@ class ObjectCalls:
             raise ValueError('errors="skip" needs a flat iterable of refs and Futures')
         memory, found = self._runtime.memory, []
         for ref in as_refs(refs):
+            try:
+                memory.local_id(ref)
+            except ObjectLostError:  # nobody holds it any more
+                memory.check()
+                continue
             try:
                 found.append(read(ref))
             except Exception:

@@ -354,3 +354,24 @@ def test_a_peer_begins_again_while_the_others_wait_for_it(tmp_path: Path) -> Non
         """,
     )
     assert said == ["(3.0, 'h2') (3.0, 'h2')"]
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_get_that_skips_failures_skips_refs_of_another_host_that_are_gone(tmp_path: Path) -> None:
+    """One that nobody holds, and one that was lost with its host."""
+    program = """
+    import pickle
+    def name_only():
+        return pickle.dumps(hoplite_mp.current().put(np.ones(4)))  # the bytes hold nothing
+    name = c.options(node=ids["h2"]).submit(name_only).result()
+    deadline = time.monotonic() + 30
+    while c.get([freed := pickle.loads(name)], errors="skip"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    gone = only_at("h2", "a", retries=0)
+    killed("h2")
+    unknown = pickle.loads(name)  # its host is no part of the cluster any more
+    refs = [c.submit(abs, -1), freed, gone, unknown, c.put(2)]
+    print(c.get(refs, errors="skip", timeout=30))
+    """
+    assert run(2, tmp_path, program) == ["[1, 2]"]

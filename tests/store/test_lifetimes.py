@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -253,6 +254,20 @@ def test_get_skips_refs_that_have_failed(cluster: Cluster, gate: Gate) -> None:
         cluster.get(refs, errors="ignore")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a ref or a Future"):
         cluster.get([ready, 3], errors="skip")
+
+
+def test_get_skips_refs_that_nobody_holds(cluster: Cluster) -> None:
+    """Also names of objects of other hosts and clusters, to which this process has no hold."""
+    with hoplite_mp.Cluster(1, memory="128MiB") as other:
+        foreign = other.put(7)
+        assert cluster.get([cluster.put(1), foreign], errors="skip") == [1]
+    freed = pickle.loads(pickle.dumps(cluster.put("gone")))
+    refs = [foreign, cluster.put(1), freed, cluster.put(2)]
+    assert cluster.get(refs, errors="skip", timeout=20) == [1, 2]
+    with hoplite_mp.Cluster(1, memory="128MiB") as closed:
+        mine = closed.put(1)
+    with pytest.raises(hoplite_mp.ClosedError):
+        closed.get([foreign, mine], errors="skip")
 
 
 def test_get_that_skips_failures_raises_its_timeout(cluster: Cluster, gate: Gate) -> None:
