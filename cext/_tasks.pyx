@@ -18,6 +18,7 @@ include "tasks_declarations.pxi"
 ARGS_INLINE_BYTES, FOREVER_NS = ARGS_INLINE, 1 << 62
 DONE, NEWS, TIMEOUT, CLOSING = WAIT_DONE, WAIT_NEWS, WAIT_TIMEOUT, WAIT_CLOSING
 QUEUED_HINTS_MAX, MEMBERS_MAX = RING, MEMBERS
+DELAYED_FLAG = RECORD_DELAYED
 
 
 cdef inline int check(uint64_t oid) except -1:
@@ -223,6 +224,30 @@ cdef class Tasks:
         cdef shm_record *r = record_of(self.c, oid)
         return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
                 r.flags | r.concurrency << 16, r.timeout_ns, r.tries)
+
+    def set_retry_delay(self, uint64_t oid, float first_s, float factor, float max_s) -> None:
+        """The pauses between the tries of a task with DELAYED_FLAG, before it is sent."""
+        check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        h.delay_first_s, h.delay_factor, h.delay_max_s = first_s, factor, max_s
+
+    def retry_delay(self, uint64_t oid) -> tuple[float, float, float]:
+        """(first, factor, maximum) of such a task."""
+        check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        return h.delay_first_s, h.delay_factor, h.delay_max_s
+
+    def retry_pause(self, uint64_t oid) -> float:
+        """Seconds from the end of the last try of such a task to its next one."""
+        check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef double pause = h.delay_first_s
+        cdef int tries
+        for tries in range(1, record_of(self.c, oid).tries):
+            if pause >= h.delay_max_s:
+                break
+            pause *= h.delay_factor
+        return min(pause, h.delay_max_s)
 
     def audience(self, uint64_t oid) -> int:
         """The id of the host whose driver hears what it prints; 0: this host's."""

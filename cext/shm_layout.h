@@ -108,11 +108,17 @@ typedef struct {
     uint16_t pool;
     uint64_t taken;   /* the owner holds the refs inside */
     uint64_t spill;   /* offset in the spill file + 1 */
-    uint64_t reserved[2];
+    float delay_first_s; /* RECORD_DELAYED: pauses between its tries; see Tasks.retry_pause */
+    float delay_factor;
+    float delay_max_s;
+    uint32_t reserved;
 } shm_header;
 /* Of a record's flags, which belong to submitters and workers, those that matter here. RANKED: its
- * hint stands in a bag, not in a ring. RESOURCES: its node decides when it may begin. */
-enum { RECORD_ASYNC = 8, RECORD_RANKED = 0x1000, RECORD_RESOURCES = 0x2000 };
+ * hint stands in a bag, not in a ring. RESOURCES: its node decides when it may begin. DELAYED: after
+ * a try that counts against its retries it is WAITING until its submitter's node queues it again. */
+enum {
+    RECORD_ASYNC = 8, RECORD_RANKED = 0x1000, RECORD_RESOURCES = 0x2000, RECORD_DELAYED = 0x4000,
+};
 #define FLOOR_NONE INT32_MIN
 static_assert(sizeof(shm_header) == 128, "header");
 static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) == 72, "header");

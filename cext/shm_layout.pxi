@@ -14,6 +14,7 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t stamp
         uint8_t kind, flags
         uint16_t pool
+        float delay_first_s, delay_factor, delay_max_s
     ctypedef struct shm_record:
         uint64_t function, args, timeout_ns, started_ns, submitted_ns, audience
         int32_t priority, floor
@@ -110,6 +111,7 @@ cdef extern from "shm_spans.h" nogil:
         ST_SPILLING
         ST_SPILLED
         ST_FREED
+        RECORD_DELAYED
         CLIENT_DRIVER
         CLIENT_WORKER
         STANDS_NOT

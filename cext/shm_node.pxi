@@ -175,7 +175,8 @@ cdef class NodeClient(_Counting):
             AND8(&h.flags, FLAG_ABORT_DELETE)
 
     def requeue(self, uint64_t oid, unsigned slot) -> bool:
-        """A dead claimant's task waits again, with one retry less."""
+        """A dead claimant's task is queued again, with one retry less; if it has a delay between
+        its tries, it is WAITING instead."""
         cdef shm_header *h = header_of(self.c, oid)
         cdef shm_record *r = record_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
@@ -186,7 +187,8 @@ cdef class NodeClient(_Counting):
         if r.retries_left:
             r.retries_left -= 1
         r.tries += 1
-        return change_state(self.c, oid, ST_CLAIMED, ST_QUEUED, slot, -1)
+        return change_state(self.c, oid, ST_CLAIMED,
+                            ST_WAITING if r.flags & RECORD_DELAYED else ST_QUEUED, slot, -1)
 
     def give_task_back(self, uint64_t oid) -> bool:
         """A task that the node had claimed for another host waits again, as if nothing had been."""

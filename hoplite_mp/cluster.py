@@ -304,6 +304,11 @@ class Cluster(
             Subclasses of Exception after which a task runs again, as after a death. The exception
             of the last try is raised as itself; in `map` only the failed item is tried again.
             Default: none.
+        retry_delay : float or tuple, optional
+            Seconds between the end of a try and the next one, for `submit`, `map` and executors;
+            or ``(first, factor, max)``: the first pause, by what each further pause is longer, and
+            the longest one, both in seconds. During the pause the task occupies no worker and no
+            resources. Default: 0.
         timeout : float, optional
             Seconds that a task may run. After that its worker is killed and replaced, and the task
             fails with HopliteTimeoutError. Default: no limit.

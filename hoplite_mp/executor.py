@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
@@ -68,6 +69,7 @@ class Options:
     concurrency: int = 1
     buffersize: int | None = None
     retry_exceptions: tuple[type[Exception], ...] = ()
+    retry_delay: RetryDelay | None = None
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
@@ -192,6 +194,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         -----
         A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
         more than once. An exception is retried only if it is among `options(retry_exceptions=)`.
+        `options(retry_delay=)` is the pause before each retry.
 
         Examples
         --------
@@ -221,6 +224,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 kwargs,
                 copy=options.copy,
                 retries=runtime.config.retries if retries is None else retries,
+                delay=options.retry_delay,
             )
         pool, demand, nodes = self._pool, options.resources, options.node
         if demand is not None:  # not for executors, whose workers have theirs for life
@@ -246,6 +250,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 more_flags=flags,
                 rank=(options.priority, floor) if ranked else None,
                 demand=demand,
+                delay=options.retry_delay,
             )
         except serial.NotPicklable as error:
             if not self._pickles_later:

@@ -97,7 +97,8 @@ class MapCalls:
         Raises
         ------
         ValueError
-            `chunksize` or `buffersize` is below 1, or `chunksize` above 2**63 - 1.
+            `chunksize` or `buffersize` is below 1, or `chunksize` above 2**63 - 1; or above 1 with
+            `options(retry_delay=, retry_exceptions=)`.
         HopliteTimeoutError
             From the iterator: a result was not ready in time.
         Exception
@@ -133,7 +134,15 @@ class MapCalls:
         items = Items(iterables, at_once=buffersize is None)
         total = length_of(iterables) if items.count is None else items.count
         size = size_max = chunksize or 1
-        if self._debugs:
+        options = self._options
+        if options.retry_delay is not None and options.retry_exceptions:
+            if size > 1:
+                raise ValueError(
+                    f"chunksize={size} with options(retry_delay=, retry_exceptions=): an item that "
+                    "waits for its next try would hold up the others of its chunk; leave chunksize "
+                    "out, or make it 1"
+                )
+        elif self._debugs:
             size = size_max = 1
         elif chunksize is None and items.count and not flags_of(fn):
             size_max = self._chunksize(items.count)  # async calls run side by side instead

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import serial
+from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.kinds import is_async
+from hoplite_mp.client.option_checks import retry_pause
 from hoplite_mp.errors import TaskError
 from hoplite_mp.headers import KIND_OPERATION, STATE
 from hoplite_mp.ref import ByRef, ObjectRef
@@ -21,6 +22,7 @@ from hoplite_mp.ref import ByRef, ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.submitter import Submitter
 
 __all__ = ["run_here"]
@@ -34,9 +36,10 @@ def run_here(
     *,
     copy: bool,
     retries: int,
+    delay: RetryDelay | None,
 ) -> Future[Any]:
     """Runs the task, and returns its Future, which is done. retries: how often it is tried again
-    after one of the exceptions of a Fixed."""
+    after one of the exceptions of a Fixed. delay: the pauses before these tries."""
     memory = submitter.memory
 
     def get(ref: Any) -> Any:
@@ -47,6 +50,8 @@ def run_here(
     if isinstance(fn, Fixed):
         fn, again = fn.fn, fn.again
     for tries in range(retries + 1):
+        if tries and delay is not None:
+            clock.sleep(retry_pause(delay, tries))
         try:
             values = [_resolved(one, get) for one in args]
             named = {name: _resolved(one, get) for name, one in kwargs.items()}

@@ -1,31 +1,39 @@
-"""Checks the options `retry_exceptions=` and `env=`, and brings them into the form that is sent;
-checks the names that users give to actors and Groups.
+"""Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and brings them into the form
+that is sent; checks the names that users give to actors and Groups.
 
 It must never know: who uses them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import numbers
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from hoplite_mp.protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["UNUSED", "check_name", "check_values", "refuse_unused"]
+__all__ = ["UNUSED", "RetryDelay", "check_name", "check_values", "refuse_unused", "retry_pause"]
+
+RetryDelay: TypeAlias = tuple[float, float, float]  # seconds, a factor, seconds
+RETRY_DELAY_S_MAX = 1e6  # eleven days
 
 _OF_ACTORS = ("restarts", "checkpoint", "detached", "get_if_exists")
-_OF_TASKS = ("retries", "timeout", "retry_exceptions", "concurrency", "priority", "resources")
+_OF_TASKS = (
+    "retries", "timeout", "retry_exceptions", "retry_delay", "concurrency", "priority", "resources",
+)  # fmt: skip
 # Options that would have no effect on a call. The first call that uses each is named in errors.
 UNUSED: dict[str, tuple[str, ...]] = {
     "submit": ("env", *_OF_ACTORS, "buffersize"),
     "map": ("env", *_OF_ACTORS, "buffersize"),
-    "stream": ("env", *_OF_ACTORS, "concurrency"),
+    "stream": ("env", *_OF_ACTORS, "concurrency", "retry_delay"),
     "run": ("env", *_OF_ACTORS, "buffersize", *_OF_TASKS),
     "executor": (*_OF_ACTORS, "buffersize"),
-    "spmd": (*_OF_ACTORS, "buffersize"),
-    "actor": ("priority",),
+    "spmd": (*_OF_ACTORS, "buffersize", "retry_delay"),
+    "actor": ("priority", "retry_delay"),
     "group": ("env", "node", "name", *_OF_ACTORS, "buffersize", *_OF_TASKS),
 }
 _USERS = {
@@ -59,6 +67,8 @@ def check_values(changes: dict[str, Any]) -> None:
             raise TypeError(f"{name}={changes[name]!r}: it must be True or False")
     if "retry_exceptions" in changes:
         changes["retry_exceptions"] = _exceptions(changes["retry_exceptions"])
+    if "retry_delay" in changes:
+        changes["retry_delay"] = _retry_delay(changes["retry_delay"])
     if "env" in changes:
         changes["env"] = _environment(changes["env"])
 
@@ -73,6 +83,34 @@ def _exceptions(given: Any) -> tuple[type[Exception], ...]:
                 f"Exception), or a tuple of them; {one!r} is none"
             )
     return tuple(dict.fromkeys(found))
+
+
+def _retry_delay(given: Any) -> RetryDelay | None:
+    """Seconds, or (first, factor, max); returned as the latter, or None for no delay."""
+    form = "it must be seconds, or (first, factor, max): two numbers of seconds and a factor"
+    given = 0.0 if given is None else given
+    found = given if isinstance(given, (tuple, list)) else (given, 1.0, given)
+    for one in found:
+        if isinstance(one, (bool, np.bool_)) or not isinstance(one, numbers.Real):
+            raise TypeError(f"retry_delay={given!r}: {form}")
+    if len(found) != 3:
+        raise ValueError(f"retry_delay={given!r}: {form}")
+    first, factor, most = map(float, found)
+    if not (0 <= first <= most <= RETRY_DELAY_S_MAX and 1 <= factor < float("inf")):
+        raise ValueError(
+            f"retry_delay={given!r}: {form}; seconds from 0 to {RETRY_DELAY_S_MAX:g}, max not "
+            "below first, and a factor of 1 or more"
+        )
+    return (first, factor, most) if first > 0 else None
+
+
+def retry_pause(delay: RetryDelay | None, tries: int) -> float:
+    """Seconds from the end of a task's last try, the `tries`-th, to its next one. As
+    `Tasks.retry_pause`, which the node uses."""
+    pause, factor, most = delay or (0.0, 1.0, 0.0)
+    for _ in range(1, tries):
+        pause = min(pause * factor, most)
+    return pause
 
 
 def _environment(given: Any) -> Environment:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.memory import Memory
+    from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.pending import Settles
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
@@ -114,9 +115,11 @@ class Submitter:
         more_flags: int = 0,
         rank: tuple[int, int] | None = None,
         demand: Demand | None = None,
+        delay: RetryDelay | None = None,
     ) -> Future[Any]:
         """holder: held until the task is done. refusal: an error with which it fails at once.
-        more_flags: see client/kinds.py. rank, demand: see client/pending.py."""
+        more_flags: see client/kinds.py. rank, demand: see client/pending.py. delay: the pauses
+        before its retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -152,6 +155,9 @@ class Submitter:
             ready, pending.rank, pending.demand = False, rank, demand
             flags |= _tasks.RANKED_FLAG | (0 if demand is None else NODE_DECIDES)
             queues.ranked.rank(oid, *rank)
+        if delay is not None:
+            flags |= _tasks.DELAYED_FLAG
+            self.tasks.set_retry_delay(oid, *delay)
         try:
             self.pending[oid] = pending
             function_oid = memory.local_id(function)  # may ask the node, so not under the lock

@@ -127,6 +127,9 @@ def _waiting(item: dict[str, Any]) -> str:
 def _queued(item: dict[str, Any]) -> str:
     origin = f", from {item['from']}" if item["from"] else ""
     workers = f"pool {item['pool']}, {item['workers']} workers here{origin}"
+    if "pause" in item:
+        task = f"task {item['name']}() {item['id']}"
+        return f"{task} has failed, and is tried again in {item['pause']:.1f} s ({workers})"
     return f"task {item['name']}() {item['id']} is queued{_for(item['seconds'])} ({workers})"
 
 

@@ -126,8 +126,9 @@ __all__ = [
 # Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
 STANDINGS = ("pending", "ready", "failed", "gone")
 # How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
-# same, because the resources that it needs are not free there.
-OUTCOMES = ("ready", "failed", "cancelled", "returned", "full")
+# same, because the resources that it needs are not free there; "again": a try has failed, and the
+# next one is to come after the delay between the task's tries.
+OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
 # Limit of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
 INLINE_BYTES_MAX = 64 << 10
 # The payload's own head is added to that.

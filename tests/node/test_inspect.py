@@ -76,7 +76,7 @@ def test_a_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one() -> No
 def waits(world: World) -> Waits:
     nobody: Any = None
     delegation: Any = SimpleNamespace(where={7: SimpleNamespace(number=2)})
-    return Waits(world.host, nobody, nobody, delegation, nobody, nobody, nobody)
+    return Waits(world.host, nobody, nobody, delegation, nobody, nobody, nobody, nobody)
 
 
 def test_a_task_that_was_sent_says_where_it_is() -> None:

@@ -33,6 +33,7 @@ from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks import delegation, guests, pool_requests, rounds, sweeper, workers
+from hoplite_mp.node.tasks.delays import Delays
 from hoplite_mp.node.tasks.resources import Resources
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Rooms:
         both = self.delegation, self.guests
         self.workers = workers.Workers(host, processes, *both, above)
         self.resources = Resources(host, self.delegation, self.workers)
+        self.delays = Delays(host, self.workers, self.guests, self.resources)
         self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
         self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
@@ -142,7 +144,7 @@ class Rooms:
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
         self.tracing = Tracing(host, self.recording)
-        looked_at = self.workers, *both, self.operations
+        looked_at = self.workers, *both, self.operations, self.delays
         self.waits = Waits(host, self.recording, *looked_at, ports.stacks(self.workers))
         about = self.groups, self.messages, client, tasks
         self.waits.add("groups", lambda: group_waits(*about))

@@ -131,6 +131,9 @@ class Upward:
         else:
             rooms.workers.announce(oid, False)
 
+    def delay(self, oid: int) -> None:
+        self.rooms.delays.begin(oid)
+
     def pool_deserted(self, pool: int, why: str) -> None:
         self.rooms.workers.desert(pool, why)
 
@@ -223,6 +226,7 @@ class Upward:
     def pool_forgotten(self, pool: Pool) -> None:
         self.rooms.pool_requests.far_workers.forget(pool)
         self.rooms.rounds.forget(pool.number)
+        self.rooms.delays.pool_forgotten(pool.number)
         if pool.demand:
             self.rooms.resources.wait_workers(pool, 0)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.ports import Stacks
     from hoplite_mp.node.questions import Answer
+    from hoplite_mp.node.tasks.delays import Delays
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.workers import Workers
@@ -66,6 +67,7 @@ class Waits:
         delegation: Delegation,
         guests: Guests,
         operations: Operations,
+        delays: Delays,
         stacks: Stacks,
     ) -> None:
         self.loop = host.loop
@@ -83,6 +85,7 @@ class Waits:
         self.delegation = delegation
         self.guests = guests
         self.operations = operations
+        self.delays = delays
         self.stacks = stacks
         self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
         # Client slot that has asked -> node -> its answer.
@@ -161,8 +164,7 @@ class Waits:
         return {
             "node": self.client.number,
             "host": hostname(),
-            "waiting": self._in_state("WAITING", self._waiting),
-            "queued": self._in_state("QUEUED", self._queued),
+            **self._unclaimed(),
             "running": some(self._running()),
             "sent": some(self._sent()),
             "collectives": some(self._collectives()),
@@ -171,9 +173,21 @@ class Waits:
             **{kind: some(self._more[kind]() if kind in self._more else ()) for kind in MORE},
         }
 
-    def _in_state(self, state: str, about: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-        oids, count = self.tasks.unfinished(STATE[state], WAITS_MAX)
-        return {"count": count, "first": [about(oid) for oid in oids]}
+    def _unclaimed(self) -> dict[str, Any]:
+        """Tasks that wait for their arguments, and those that are queued; tasks that wait for their
+        next try count as queued."""
+        delayed = self.delays.waiting()
+        waiting, count = self.tasks.unfinished(STATE["WAITING"], WAITS_MAX + len(delayed))
+        queued, more = self.tasks.unfinished(STATE["QUEUED"], WAITS_MAX)
+        missing = [oid for oid in waiting if oid not in delayed][:WAITS_MAX]
+        pauses = [self._queued(oid) | {"pause": delayed[oid]} for oid in list(delayed)[:WAITS_MAX]]
+        first = [self._queued(oid) for oid in queued[: WAITS_MAX - len(pauses)]]
+        return {
+            "waiting": {
+                "count": count - len(delayed), "first": [self._waiting(oid) for oid in missing],
+            },
+            "queued": {"count": more + len(delayed), "first": first + pauses},
+        }  # fmt: skip
 
     def _task(self, oid: int, since_ns: int) -> dict[str, Any]:
         return {

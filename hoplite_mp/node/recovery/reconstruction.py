@@ -291,6 +291,7 @@ class Reconstruction:
             tries + 1,
         )
         self.ranked.rank(run.oid, *self.ranked.ranks(oid))
+        self.tasks.set_retry_delay(run.oid, *self.tasks.retry_delay(oid))
         demand = self.lineage.entries[oid].demand
         if demand:
             run.posted = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.tasks.runners import (
     AHEAD_TASKS,
     COMMON_POOL,
@@ -48,6 +48,9 @@ class Above(Protocol):
 
     def post(self, oid: int) -> None:
         """Announces a task that is queued again to all workers, once it has its resources."""
+
+    def delay(self, oid: int) -> None:
+        """Lets a task wait for its next try, before which it has a delay."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
@@ -354,6 +357,10 @@ class Delegation:
                     self.above.post(oid)
             else:
                 self.tasks.settle(oid)
+        elif message.outcome == "again":
+            self._take_back(oid)
+            if not self._try_again(oid):
+                self.tasks.settle(oid)
         elif message.outcome == "cancelled":
             self._take_back(oid)
             if not self.tasks.settle(
@@ -427,9 +434,8 @@ class Delegation:
         self.where.pop(oid, None)
         if self.tasks.aborted(oid):
             self.client.settle(oid, NODE_SLOT)
-        elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
+        elif self.client.inspect(oid)["retries_left"] and self._try_again(oid):
             self.retried += 1
-            self.above.post(oid)
         elif self.client.take_over(oid, NODE_SLOT):
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
@@ -440,6 +446,16 @@ class Delegation:
                     f"tried {tries} time{'s' if tries != 1 else ''}."
                 ),
             )
+
+    def _try_again(self, oid: int) -> bool:
+        """Queues a task again that a runner had, with one retry less. False: it was cancelled."""
+        if not self.client.requeue(oid, NODE_SLOT):
+            return False
+        if self.client.state(oid) == STATE["WAITING"]:
+            self.above.delay(oid)
+        else:
+            self.above.post(oid)
+        return True
 
     # -- cancelling and recalling --------------------------------------------------------------
 

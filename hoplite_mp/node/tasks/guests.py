@@ -362,7 +362,11 @@ class Guests:
         """Returns a task to its host, if it has not begun."""
         self._return(self.by_oid[oid])
 
-    def _return(self, guest: Guest) -> None:
+    def try_again(self, oid: int) -> None:
+        """Returns a task that is to run again after a delay; its host keeps the time."""
+        self._return(self.by_oid[oid], "again")
+
+    def _return(self, guest: Guest, outcome: str = "returned") -> None:
         oid = guest.oid
         if not oid or guest.ended:
             return
@@ -376,7 +380,7 @@ class Guests:
         elif self.tasks.cancel(oid, False) != 1:
             return
         guest.ended = True
-        self.send(guest.peer, TaskEnded(guest.task, "returned"))
+        self.send(guest.peer, TaskEnded(guest.task, outcome))
         self._forget(guest)
 
     def _is_held(self, oid: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
-from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.tasks.far_workers import FarWorkers
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.fields import NO_OBJECT
@@ -216,7 +216,7 @@ class PoolRequests:
             pool = self.workers.pools.get(header["pool"])
             if pool is None or pool.broken:
                 self.workers.fail(ask.task, "its pool is closed" if pool is None else pool.broken)
-            elif not pool.actor:
+            elif not pool.actor and self.client.state(ask.task) == STATE["QUEUED"]:
                 self.workers.post_queued(pool.number, [ask.task])
         self.reply(slot, Reply(request.number, granted))
 

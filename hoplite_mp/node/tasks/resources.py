@@ -177,6 +177,15 @@ class Resources:
         self._wait(oid, held.demand)
         self.loop.call_later(0.0, self.serve)
 
+    def take_back(self, oid: int) -> Demand:
+        """A task with resources is not to run for now: frees them, and returns what it needs."""
+        held = self.held.get(oid)
+        if held is None:
+            return ()
+        self._release(oid)
+        self.loop.call_later(0.0, self.serve)
+        return held.demand
+
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """Reserves resources for a task of another host; False: there is no room. Tasks and workers
         of this host go first, unless another task may be waiting for this one (`needed`)."""

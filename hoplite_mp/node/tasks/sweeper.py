@@ -43,6 +43,9 @@ class Above(Protocol):
         """Whether that task in the node's tables is another host's or a reconstruction, so that its
         result is waited for. The submitters of all other tasks there are dead."""
 
+    def delay(self, oid: int) -> None:
+        """Lets a task wait for its next try, before which it has a delay."""
+
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
         """The error of a call during which its actor's process ended; None: it was no actor."""
 
@@ -172,6 +175,8 @@ class Sweeper:
             return False
         granted = self.client.requeue(oid, slot)
         self.retried += granted
+        if granted and self.client.state(oid) == STATE["WAITING"]:
+            self.above.delay(oid)
         return granted
 
     # -- adopted tables ------------------------------------------------------------------------
