@@ -46,10 +46,16 @@ def make(runtime: Runtime, setup: ActorSetup) -> None:
     constructor, carried = serial.decode_with_carried(setup.constructor)
     carried.check()
     memory = runtime.memory
-    args, kwargs = serial.decode_call(
-        memory.payload(memory.local_id(setup.arguments), FOREVER_NS),
-        make_ref=memory.make_ref,
-        resolve=lambda ref: memory.read(memory.local_id(ref), FOREVER_NS, setup.copy),
-        writable=True,
-    )
+    try:
+        args, kwargs = serial.decode_call(
+            memory.payload(memory.local_id(setup.arguments), FOREVER_NS),
+            make_ref=memory.make_ref,
+            resolve=lambda ref: memory.read(memory.local_id(ref), FOREVER_NS, setup.copy),
+            writable=True,
+        )
+    except BaseException as error:
+        made = memory.call_not_loaded(error, getattr(constructor, "__name__", "the constructor"))
+        if made is error:
+            raise
+        raise made from serial.cause_of(made)
     _made[os.getpid()] = constructor(*args, **kwargs)

@@ -78,7 +78,7 @@ class OfWorker(Protocol):
         """Returns (function, args) that run a generator to its end."""
 
     def arguments(
-        self, args_id: int, inline: bytes, copy: bool
+        self, oid: int, args_id: int, inline: bytes, copy: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Reads a task's arguments."""
 

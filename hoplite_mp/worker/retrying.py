@@ -35,7 +35,7 @@ class _Items:
     def __init__(self, worker: OfWorker, oid: int, args_id: int, inline: bytes, flags: int) -> None:
         self._worker = worker
         self._oid = oid
-        self._sent = args_id, inline, bool(flags & FLAG_COPY)
+        self._sent = oid, args_id, inline, bool(flags & FLAG_COPY)
 
     def may(self, failures: int) -> bool:
         return bool(self._worker.runtime.channel.call(TryAgain(self._oid, failures)).value)

@@ -264,7 +264,7 @@ class Worker:
             if self.depth == 1:
                 self.limited = timeout_ns != 0
             function, carried = self.function(function_id)
-            args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
+            args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
             # Checked after the arguments were read, because functions among them bring globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
@@ -321,7 +321,7 @@ class Worker:
         concurrently with others."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(function_id)
-        args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
+        args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
         if carried is not None:
             carried.check()
         again = retrying.exceptions_of(self, function, flags)
@@ -376,7 +376,7 @@ class Worker:
         return function, carried
 
     def arguments(
-        self, args_id: int, inline: bytes, copy: bool
+        self, oid: int, args_id: int, inline: bytes, copy: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
         try:
@@ -386,6 +386,11 @@ class Worker:
                 resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
                 writable=True,
             )
+        except BaseException as error:
+            made = self.memory.call_not_loaded(error, self.tasks.name(oid))
+            if made is error:
+                raise
+            raise made from serial.cause_of(made)
         finally:
             if self.first_use:
                 self.first_use = False
