@@ -1,4 +1,5 @@
-"""Failed tasks whose errors no code has read: reported once, when the cluster ends.
+"""Failed tasks whose errors no code has read: reported once, when the cluster ends, or, if a task
+has submitted them, when its worker ends.
 
 A program that drops a Future, or never asks for its result, would otherwise not notice that the
 task has failed. Reading is `result`, `exception`, `await`, `get`, or the use as an argument. A
@@ -16,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp import serial
-from hoplite_mp.headers import STATE
+from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
@@ -63,6 +64,8 @@ class Failures:
             self._more = True
             return
         oid, payload = future._oid, b""
+        if self._client.closing and self._tasks.claimant(oid) == NODE_SLOT:
+            return  # its worker was killed at the end of the cluster, for example
         if self._payloads < PAYLOADS_MAX and self._client.state(oid) == STATE["FAILED"]:
             got = self._client.view(oid)
             if not isinstance(got, int):
@@ -96,6 +99,16 @@ class Failures:
         _later[:] = [found for found in (*_later, self._found) if found]  # without those read since
         while len(_later) > CLUSTERS_MAX:
             _log_failures(list(_later.pop(0).values()), False)
+
+    def report_all(self) -> None:
+        """At the end of a worker: logs all failures, because its Futures end with it."""
+        for pending in list(self._pending.values()):  # done, and not processed yet
+            future = pending.future
+            if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:
+                self.note(future)
+        self.closed = True
+        found, self._found = self._found, {}
+        _log_failures(list(found.values()), self._more)
 
 
 def _was_read(future: Settles) -> bool:

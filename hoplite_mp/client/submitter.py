@@ -390,6 +390,8 @@ class Submitter:
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
         """Finishes a task that this client has claimed; False if it was aborted."""
         client, refs = self.client, bool(encoded.refs)
+        if refs:
+            self.memory.note_passed_on(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
             client.bind_inline(

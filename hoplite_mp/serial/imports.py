@@ -46,7 +46,7 @@ def is_found_by_readers(name: str) -> bool:
     return found
 
 
-def _filled(module: types.ModuleType) -> tuple[Any, ...]:
+def _filled(module: Any) -> tuple[Any, ...]:
     names = vars(module)
     return (
         names.get("__name__"),

@@ -64,7 +64,6 @@ class Worker:
         self.memory = runtime.memory
         self.tasks = runtime.tasks
         self.submitter = runtime.submitter
-        self.submitter.failures.closed = True  # nobody would see the report
         self.pool = pool
         self.max_tasks = max_tasks
         self.pid = os.getpid()
@@ -128,6 +127,7 @@ class Worker:
             self.keep_house(bool(oid))
         self.beside.close()
         self.finish_own()
+        self.submitter.failures.report_all()
 
     def backlog(self) -> Iterator[int]:
         """Calls that were made before this process had its object, in order. Their hints may be

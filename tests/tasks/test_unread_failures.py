@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,3 +287,103 @@ def test_failures_of_many_ended_clusters_are_not_kept_until_the_program_ends(
     assert len(texts) == 1
     assert "number 0" in texts[0]
     assert isinstance(kept[2].exception(), ValueError)  # is not reported when the program ends
+
+
+# -- tasks that tasks have submitted --------------------------------------------------------------
+
+
+def output_of(program: str) -> str:
+    """What a program, and the workers that its tasks use, print to stderr."""
+    beginning = """
+        import contextlib, hoplite_mp
+        from tests.tasks.test_unread_failures import READS, Fails, eventually, fail, quiet
+        c = hoplite_mp.Cluster(workers=2, memory="256MiB")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(beginning) + textwrap.dedent(program)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=PATIENCE_S * 2,
+        check=True,
+    )  # fmt: skip
+    return done.stderr
+
+
+@pytest.mark.parametrize("where", ["pool", "executor", "actor"])
+def test_unread_failure_of_a_nested_task_is_reported_when_its_worker_ends(where: str) -> None:
+    found = output_of(f"""
+        class Outer:
+            def method(self, number):
+                c = hoplite_mp.current()
+                c.submit(fail, number)
+                self.kept = c.submit(fail, number + 1)
+                with contextlib.suppress(ValueError):
+                    c.submit(fail, number + 2).result()
+                eventually(self.kept.done)
+        def outer(number):
+            Outer().method(number)
+        with c:
+            if {where!r} == "pool":
+                c.submit(outer, 7).result()
+            elif {where!r} == "executor":
+                with c.executor(2) as pool:
+                    pool.submit(outer, 7).result()
+            else:
+                c.actor(Outer).method(7).result()
+    """)
+    assert found.count("tasks failed, and the program has not read the errors:") == 1
+    assert "2 tasks failed" in found
+    assert "ValueError: number 7" in found
+    assert "ValueError: number 8" in found
+    assert "ValueError: number 9" not in found
+    assert all(line.startswith("(") for line in found.splitlines()), "workers print all of it"
+
+
+def test_failures_that_nested_code_has_read_or_passed_on_are_not_reported() -> None:
+    found = output_of("""
+        def reads(name):
+            with contextlib.suppress(KeyError, hoplite_mp.ReduceError):
+                READS[name](hoplite_mp.current())
+        def passes_on():
+            c = hoplite_mp.current()
+            return c.submit(quiet, 1), [c.submit(quiet, 2).ref]
+        def yields():
+            yield hoplite_mp.current().submit(quiet, 3)
+        def ends_with_it():
+            error = RuntimeError("holds a ref")
+            error.ref = hoplite_mp.current().submit(quiet, 4).ref
+            raise error
+        class Holder:
+            def make(self):
+                self.kept = hoplite_mp.current().submit(quiet, 5)
+                return self.kept
+        with c:
+            for name in READS:
+                c.submit(reads, name).result()
+            future, (ref,) = c.submit(passes_on).result()
+            (item,) = c.get(list(c.stream(yields)))
+            error = c.submit(ends_with_it).exception()
+            for one in (future, ref, item, error.ref, c.actor(Holder).make().result()):
+                with contextlib.suppress(KeyError):
+                    c.get(one)
+                    raise AssertionError
+    """)
+    assert found == ""
+
+
+def test_nested_tasks_that_the_end_of_the_cluster_kills_are_not_reported(tmp_path: Path) -> None:
+    found = output_of(f"""
+        import pathlib, time
+        folder = pathlib.Path({str(tmp_path)!r})
+        def inner(name):
+            (folder / name).touch()
+            while True:  # an interrupt does not end it
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(60)
+        def outer():
+            both = [hoplite_mp.current().submit(inner, name) for name in "ab"]
+            both[0].result()
+        with contextlib.suppress(ZeroDivisionError), c:
+            c.submit(outer)
+            eventually(lambda: len(list(folder.iterdir())) == 2)
+            1 / 0
+    """)
+    assert "has not read" not in found
