@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "delegation-requeued-in-silence",
         "hoplite_mp/node/tasks/delegation.py",
-        ("            self.retried += 1\n            self.above.post(oid)"),
-        "            self.retried += 1",
+        ("        else:\n            self.above.post(oid)\n        return True"),
+        "        return True",
         (
             "A task with retries whose host is lost runs again on another worker; here it "
             "is queued, but no worker hears of it, and who waits for the result hangs."
