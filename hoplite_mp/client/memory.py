@@ -514,9 +514,9 @@ class Memory:
             made = self.not_loaded(error, f"the value of {self._named(oid)}")
             raise made from serial.cause_of(made)
 
-    def call_not_loaded(self, error: BaseException, name: str) -> BaseException:
-        """The error to raise for arguments of a call that could not be loaded. The error of a ref's
-        value, and what interrupts the call, are returned as they are."""
+    def call_not_loaded(self, error: BaseException, what: str) -> BaseException:
+        """The error to raise for the function or the arguments of a call that could not be loaded.
+        The error of a ref's value, and what interrupts the call, are returned as they are."""
         if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
             return error
         frame = serial.get_traceback(error)
@@ -524,7 +524,7 @@ class Memory:
             if frame.tb_frame.f_code is Memory.read.__code__:
                 return error
             frame = frame.tb_next
-        return self.not_loaded(error, f"the arguments of {name}()")
+        return self.not_loaded(error, what)
 
     def not_loaded(self, error: BaseException, what: str) -> BaseException:
         """The error for a value that could not be loaded here because its own code has failed."""

@@ -54,7 +54,8 @@ def make(runtime: Runtime, setup: ActorSetup) -> None:
             writable=True,
         )
     except BaseException as error:
-        made = memory.call_not_loaded(error, getattr(constructor, "__name__", "the constructor"))
+        name = getattr(constructor, "__name__", "the constructor")
+        made = memory.call_not_loaded(error, f"the arguments of {name}()")
         if made is error:
             raise
         raise made from serial.cause_of(made)

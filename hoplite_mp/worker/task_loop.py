@@ -263,7 +263,7 @@ class Worker:
             self.speak_to(self.tasks.audience(oid))
             if self.depth == 1:
                 self.limited = timeout_ns != 0
-            function, carried = self.function(function_id)
+            function, carried = self.function(oid, function_id)
             args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
             # Checked after the arguments were read, because functions among them bring globals.
             if carried is not None:
@@ -320,7 +320,7 @@ class Worker:
         """(function, args, kwargs, exceptions after which it is tried again) of a task that runs
         concurrently with others."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
-        function, carried = self.function(function_id)
+        function, carried = self.function(oid, function_id)
         args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
         if carried is not None:
             carried.check()
@@ -351,7 +351,7 @@ class Worker:
             with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
                 leave(failed, with_task=True)
 
-    def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
+    def function(self, oid: int, function_id: int) -> tuple[Any, serial.Carried | None]:
         known = self.functions.get(function_id)
         if known is not None:
             return known[:2]
@@ -360,7 +360,13 @@ class Worker:
         attached = self.memory.attached
         # Ids suffice: the function's object holds these objects as long as they are needed.
         ids = [ref._id for ref in beside]
-        function, carried = serial.decode_with_carried(data, ids)
+        try:
+            function, carried = serial.decode_with_carried(data, ids)
+        except BaseException as error:
+            made = self.memory.call_not_loaded(error, f"the function {self.tasks.name(oid)}()")
+            if made is error:
+                raise
+            raise made from serial.cause_of(made)
         del value, beside
         if self.memory.attached != attached:
             # Not cached: it has refs, which must not be held for longer than it runs.
@@ -387,7 +393,7 @@ class Worker:
                 writable=True,
             )
         except BaseException as error:
-            made = self.memory.call_not_loaded(error, self.tasks.name(oid))
+            made = self.memory.call_not_loaded(error, f"the arguments of {self.tasks.name(oid)}()")
             if made is error:
                 raise
             raise made from serial.cause_of(made)

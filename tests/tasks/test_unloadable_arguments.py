@@ -83,6 +83,23 @@ def test_error_of_arguments_that_do_not_load_names_the_function(cluster: Cluster
     assert type(error.__cause__) is SystemExit
 
 
+class Callee:
+    """A function that does not load in a worker."""
+
+    __name__ = "callee"
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> Any:
+        return refuse, (ModuleNotFoundError, "No module named 'far_away'")
+
+
+def test_error_of_a_function_that_does_not_load_names_the_function(cluster: Cluster) -> None:
+    error = cluster.submit(Callee()).exception(PATIENCE_S)
+    assert type(error) is ModuleNotFoundError
+    assert "the function callee() could not be loaded: ModuleNotFoundError: No module" in str(error)
+
+
 def test_chunk_of_a_map_names_the_function(cluster: Cluster) -> None:
     items = [1, Unloadable(LookupError, "why"), 3]
     with pytest.raises(LookupError, match=r"the arguments of echo\(\) could not be loaded"):
