@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import Leaf, make_once_more
+from hoplite_mp.simulation.cluster.values import Leaf, delayed, make_once_more
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
@@ -22,7 +22,6 @@ __all__ = ["RESOURCE", "begin_scarce"]
 
 RESOURCE = "gpu"
 TASKS_MAX = 6
-RETRY_DELAY = 0.05, 3.0, 0.4  # of every second program
 NOBODY_HAS_IT = "no node of this cluster"
 
 
@@ -35,18 +34,15 @@ def begin_scarce(work: Programs) -> None:
     items = work.items(2 * count)
     leaves = [Leaf(salt, index, items) for index in range(count)]
     seconds = [chance.choice([0.0, 0.01, 0.2]) * chance.random() for _ in leaves]
-    options = {
-        "retries": chance.choice([0, 3, 3]),
-        "retry_delay": RETRY_DELAY if salt % 4 == 1 else 0,
-    }
-    body = partial(_submit, work, leaves, seconds, options)
+    retries = chance.choice([0, 3, 3])
+    body = partial(_submit, work, leaves, seconds, retries)
     work.program(chance.choice(hosts), f"scarce {salt}", body)
 
 
 def _submit(
-    work: Programs, leaves: list[Leaf], seconds: list[float], options: dict[str, Any], c: Cluster
+    work: Programs, leaves: list[Leaf], seconds: list[float], retries: int, c: Cluster
 ) -> None:
-    view = c.options(resources={RESOURCE: 1}, **options)
+    view = delayed(c, leaves[0].salt).options(resources={RESOURCE: 1}, retries=retries)
     futures: list[Any] = []
     for pair in zip(leaves, seconds, strict=True):
         try:

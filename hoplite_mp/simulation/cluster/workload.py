@@ -36,6 +36,7 @@ from hoplite_mp.simulation.cluster.values import (
     Leaf,
     WrongBytes,
     add,
+    delayed,
     make,
     make_once_more,
     sum_of,
@@ -180,6 +181,7 @@ class Workload(Programs):
 
         def body(c: Cluster) -> None:
             expected = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
+            c = delayed(c, salt)
             if nested:
                 total: Any = c.submit(sum_of, leaves, seconds)
             else:
