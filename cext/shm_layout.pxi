@@ -198,6 +198,7 @@ cdef extern from "shm_spans.h" nogil:
     void release_bit(char *, uint64_t, unsigned, int)
     int change_state(char *, uint64_t, unsigned, unsigned, int, int)
     void announce_done(char *, uint64_t)
+    void wake_waiters(char *, uint64_t)
     int finish(char *, uint64_t, unsigned, unsigned)
     int settle_abort(char *, uint64_t, unsigned)
     int delete_object(char *, uint64_t)

@@ -148,6 +148,10 @@ cdef class NodeClient(_Counting):
     def announce(self, uint64_t oid) -> None:
         announce_done(self.c, oid)
 
+    def wake_waiters(self, uint64_t oid) -> None:
+        """Whoever waits for that task looks at it again, although it is not done."""
+        wake_waiters(self.c, oid)
+
     def settle(self, uint64_t oid, unsigned slot) -> bool:
         """ABORTED by a dead claimant -> CANCELLED or DELETED; what it was writing is void."""
         if WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word)) != slot:

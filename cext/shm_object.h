@@ -247,13 +247,16 @@ static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to,
 }
 
 /* Everybody who waits for this id looks again: its owner (who also finds it in `done`), the parked. */
-static inline void announce_done(char *c, uint64_t id) {
-    AND(&table_of(c, ID_TABLE(id))->open[ID_INDEX(id) / 64], ~(1ULL << (ID_INDEX(id) % 64)));
+static inline void wake_waiters(char *c, uint64_t id) {
     set_done_bit(c, id);
     uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
     if (owner)
         wake_client(c, owner - 1);
     wake_parked(c, id);
+}
+static inline void announce_done(char *c, uint64_t id) {
+    AND(&table_of(c, ID_TABLE(id))->open[ID_INDEX(id) / 64], ~(1ULL << (ID_INDEX(id) % 64)));
+    wake_waiters(c, id);
 }
 /* CLAIMED(slot) -> SEALED or FAILED; else settles an abort. Returns 1 if the result counts. */
 static inline int finish(char *c, uint64_t id, unsigned slot, unsigned to) {

@@ -102,7 +102,7 @@ class Failures:
 
     def report_all(self) -> None:
         """At the end of a worker: logs all failures, because its Futures end with it."""
-        for pending in list(self._pending.values()):  # done, and not processed yet
+        for pending in self._pending.copy().values():  # done, and not processed yet
             future = pending.future
             if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:
                 self.note(future)

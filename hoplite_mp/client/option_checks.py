@@ -20,6 +20,7 @@ __all__ = ["UNUSED", "RetryDelay", "check_name", "check_values", "refuse_unused"
 
 RetryDelay: TypeAlias = tuple[float, float, float]  # seconds, a factor, seconds
 RETRY_DELAY_S_MAX = 1e6  # eleven days
+RETRY_FACTOR_MAX = 1e6
 
 _OF_ACTORS = ("restarts", "checkpoint", "detached", "get_if_exists")
 _OF_TASKS = (
@@ -96,10 +97,10 @@ def _retry_delay(given: Any) -> RetryDelay | None:
     if len(found) != 3:
         raise ValueError(f"retry_delay={given!r}: {form}")
     first, factor, most = map(float, found)
-    if not (0 <= first <= most <= RETRY_DELAY_S_MAX and 1 <= factor < float("inf")):
+    if not (0 <= first <= most <= RETRY_DELAY_S_MAX and 1 <= factor <= RETRY_FACTOR_MAX):
         raise ValueError(
             f"retry_delay={given!r}: {form}; seconds from 0 to {RETRY_DELAY_S_MAX:g}, max not "
-            "below first, and a factor of 1 or more"
+            f"below first, and a factor from 1 to {RETRY_FACTOR_MAX:g}"
         )
     return (first, factor, most) if first > 0 else None
 

@@ -90,6 +90,7 @@ def test_pauses_grow_by_the_factor_up_to_the_longest(
         loop.pass_time(pause * 0.002)
         assert world.announced == [oid] * tries
         assert not world.delays.waiting()
+        assert world.host.node.objects() == 0, "its result is not there yet"
 
 
 @pytest.mark.parametrize("event", ["cancelled", "closed", "forgotten", "broken"])

@@ -205,7 +205,17 @@ def test_debug_cluster_pauses_between_tries(tmp_path: Path) -> None:
 
 def test_mistakes_are_refused_with_what_is_allowed(cluster: Cluster) -> None:
     wrong: Any
-    for wrong in (-1, float("nan"), float("inf"), 1e7, (1, 2), (1, 0.5, 2), (2, 1, 1), (-1, 1, 1)):
+    for wrong in (
+        -1,
+        float("nan"),
+        float("inf"),
+        1e7,
+        (1, 2),
+        (1, 0.5, 2),
+        (1, 1e7, 2),
+        (2, 1, 1),
+        (-1, 1, 1),
+    ):
         with pytest.raises(ValueError, match=r"retry_delay=.*seconds, or \(first, factor, max\)"):
             cluster.options(retry_delay=wrong)
     for wrong in ("1", "", True, (1, "2", 3), object(), [1, 2, None]):

@@ -77,4 +77,4 @@ class Delays:
             self.resources.wait(oid, demand)
         else:
             workers.announce(oid, workers.above.may_leave() and workers.is_bound(oid))
-            self.client.announce(oid)  # a worker that waits for it may run it in place
+            self.client.wake_waiters(oid)  # a worker that waits for it may run it in place
