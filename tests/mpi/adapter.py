@@ -2,7 +2,7 @@
 
 Why it exists: those tests are the measure of our collectives and messages, and they import
 `mpi4py.MPI`. It must never know: tests. What a Group does not have (derived datatypes, synchronous
-sends, reductions of objects) is not imitated, so the tests that need it fail and are listed.
+sends) is not imitated, so the tests that need it fail and are listed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Datatype:
 
 
 class Op:
-    """A reduction by the name that a Group knows it by."""
+    """A reduction as a Group takes it: by its name, or by a function of two objects."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str | Callable[[Any, Any], Any]) -> None:
+        self.name: Any = name
 
     def Reduce_local(self, source: Any, into: Any) -> None:
         ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -50,6 +50,22 @@ class Op:
         if a.size != b.size or one.code != two.code:
             raise ValueError("message: buffers differ in size or datatype")
         ufunc[self.name](a, b, out=b)
+
+
+def maxloc(a: Any, b: Any) -> Any:
+    return min(a, b, key=lambda one: (-one[0], one[1]))
+
+
+def minloc(a: Any, b: Any) -> Any:
+    return min(a, b)
+
+
+def replace(a: Any, b: Any) -> Any:
+    return b
+
+
+def no_op(a: Any, b: Any) -> Any:
+    return a
 
 
 IN_PLACE, BOTTOM = object(), object()
@@ -411,9 +427,9 @@ def install(world: Group) -> types.ModuleType:
         setattr(module, name, Datatype(code))
     for name in ("sum", "prod", "min", "max"):
         setattr(module, name.upper(), Op(name))
-    null = Op("null")
-    for name in ("OP_NULL", "MAXLOC", "MINLOC", "REPLACE", "NO_OP"):
-        setattr(module, name, null)
+    for function in (maxloc, minloc, replace, no_op):
+        setattr(module, function.__name__.upper(), Op(function))
+    module.OP_NULL = Op("null")
     own = world.split(world.rank)
     module.COMM_WORLD, module.COMM_SELF = Intracomm(world), Intracomm(own)
     module.COMM_NULL, module.DATATYPE_NULL = Intracomm(), Datatype(None)
