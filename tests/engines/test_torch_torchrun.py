@@ -60,6 +60,21 @@ for other in (1, 2):
 print(f"rank {rank}: {total}", flush=True)
 dist.destroy_process_group()
 """
+CHAIN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, total = dist.get_rank(), 0
+for pair in GROUPS:
+    group = dist.new_group(pair, backend="hoplite")
+    if rank in pair:
+        one = torch.ones(4)
+        dist.all_reduce(one, group=group)
+        total += int(one[0])
+print(f"rank {rank}: {total}\\n", end="", flush=True)  # in one write
+dist.destroy_process_group()
+"""
 LIGHT = """
 import sys
 import torch
@@ -135,6 +150,27 @@ def test_process_groups_with_rank_0_in_common_use_its_cluster(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0: 3", "rank 1: 1", "rank 2: 2"]
+
+
+def chain(folder: Path, groups: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "chain.py"
+    program.write_text(CHAIN.replace("GROUPS", groups))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_process_groups_that_overlap_use_one_cluster(tmp_path: Path) -> None:
+    done = chain(tmp_path, "([0, 1], [1, 2], [2, 3])")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0: 2", "rank 1: 4", "rank 2: 4", "rank 3: 2",
+    ]  # fmt: skip
+
+
+def test_process_group_of_ranks_in_different_clusters_fails_at_once(tmp_path: Path) -> None:
+    done = chain(tmp_path, "([0, 1], [2, 3], [1, 2])")
+    assert done.returncode != 0
+    assert "are in different clusters" in done.stderr
 
 
 ALONE = """

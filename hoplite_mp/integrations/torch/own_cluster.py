@@ -22,7 +22,7 @@ from hoplite_mp.errors import ClosedError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["announce_cluster", "open_cluster"]
+__all__ = ["announce_cluster", "check_cluster", "open_cluster"]
 
 ADDRESS_KEY = "hoplite_mp cluster"  # under these keys in torch's store
 CAME_KEY = "hoplite_mp ranks that came"
@@ -32,7 +32,10 @@ LEFT_KEY = "hoplite_mp ranks that left"
 LEAVE_S_MAX = 30.0
 LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
-_opened: dict[str, str] = {}  # how other ranks connect to the cluster that this process has opened
+# How other ranks connect to the cluster that this process has opened, or joined, by `open_cluster`.
+_opened: dict[str, str] = {}
+# Holds that cluster, which would end with the first process group otherwise.
+_kept: list[hoplite_mp.cluster.Cluster] = []
 
 
 def open_cluster(store: dist.Store, rank: int) -> hoplite_mp.cluster.Cluster:
@@ -58,18 +61,38 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp.cluster.Cluster:
     except BaseException:
         store.add(LEFT_KEY, 1)
         raise
+    _opened.update(found)
+    _kept.append(cluster)
     atexit.register(_leave, store, os.getpid())  # runs before the cluster's own exit function
     return cluster
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp.cluster.Cluster) -> None:
     """Rank 0 has this cluster already. The others have it, too, or read here what to do."""
-    if _opened and _opened["address"] == cluster.address:  # opened for another process group
+    if _is_own(cluster):  # of another process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
         return
     error = "rank 0 has one; open Cluster(address=...) in every rank, or a cluster in none"
     store.set(ADDRESS_KEY, json.dumps({"error": error}))
+
+
+def check_cluster(store: dist.Store, cluster: hoplite_mp.cluster.Cluster) -> None:
+    """This rank, which is not rank 0, has a cluster already. ClosedError: `open_cluster` has opened
+    or joined it for another process group, and rank 0 is in another one."""
+    if not _is_own(cluster):
+        return
+    found = json.loads(store.get(ADDRESS_KEY))
+    if found.get("address") != _opened["address"] or found.get("host") != _opened["host"]:
+        raise ClosedError(
+            "this rank and rank 0 of the process group are in different clusters, which earlier "
+            "process groups have opened for them: make the process group of all ranks with backend "
+            "'hoplite' first, or open Cluster(address=...) in every rank before"
+        )
+
+
+def _is_own(cluster: hoplite_mp.cluster.Cluster) -> bool:
+    return bool(_opened) and _opened["address"] == cluster.address
 
 
 def _lead(store: dist.Store) -> hoplite_mp.cluster.Cluster:
@@ -84,6 +107,7 @@ def _lead(store: dist.Store) -> hoplite_mp.cluster.Cluster:
         store.set(ADDRESS_KEY, json.dumps({"error": f"rank 0 could not open one: {error}"}))
         raise
     _opened.update(host=_host(), address=str(cluster.address), token_file=str(file))
+    _kept.append(cluster)
     store.set(ADDRESS_KEY, json.dumps(_opened))
     atexit.register(_leave_last, store, folder, os.getpid())
     return cluster
@@ -106,8 +130,10 @@ def _leave(store: dist.Store, pid: int) -> None:
 def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
     if os.getpid() != pid:  # a forked child ends
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    _await_others(store, pid)
+    try:
+        _await_others(store, pid)
+    finally:  # a rank that connects through another one needs the token meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await_others(store: dist.Store, pid: int) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import hoplite_mp.cluster
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.integrations.torch.own_cluster import announce_cluster, open_cluster
+from hoplite_mp.integrations.torch.own_cluster import announce_cluster, check_cluster, open_cluster
 from hoplite_mp.integrations.torch.tensors import Array, filled, flat, plain
 from hoplite_mp.integrations.torch.work import Caller, Work
 
@@ -47,7 +47,8 @@ Tensors = list[torch.Tensor]
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
     """`dist.init_process_group` and `dist.new_group` call this on each rank. Ranks of one host that
-    have no cluster open one. ClosedError: such ranks are on several hosts."""
+    have no cluster open one. ClosedError: such ranks are on several hosts, or in different
+    clusters."""
     try:
         cluster = hoplite_mp.cluster.current()
     except ClosedError:
@@ -55,6 +56,8 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proce
     else:
         if rank == 0:
             announce_cluster(store, cluster)
+        else:
+            check_cluster(store, cluster)
     if rank == 0:
         store.set(NAME_KEY, uuid.uuid4().hex)
     name = f"torch.distributed {store.get(NAME_KEY).decode()}"
