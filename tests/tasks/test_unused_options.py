@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
     "concurrency": 2,
     "buffersize": 3,
     "retry_exceptions": OSError,
+    "retry_delay": 0.5,
     "env": {"A": "b"},
     "priority": 1,
 }
