@@ -14,7 +14,7 @@
  * member in a dead one's place, is noticed by `changes` and by the board's epoch before the commit.
  * The result's slot is written by the leader of the next call when all ranks have made that, so when
  * all have read this one.
- * Parts that are larger, and those of calls that carry arrays without folding them, lie in *call
+ * Larger parts, and all parts of a broadcast, gather, allgather or reduce_scatter, lie in *call
  * buffers*: two for each rank, in the store, for even and odd calls. The leader only checks their
  * forms and commits, and each rank then reads all parts, and folds what it needs for itself:
  *
@@ -23,9 +23,10 @@
  *   part 2 ──┘                                        └─► rank 2 folds, or copies
  *
  * All folds have the order of ranks, so all results have the same bits. The buffer of call k is
- * written again for call k + 2, so after the commit of k + 1, which all ranks have made when they had
- * read k. A rank that joins may begin call k + 2 before that commit, and a rank that is interrupted
- * makes its call anew while others may read its part: these two do without a buffer (board_give).
+ * written again for call k + 2. No rank begins that call before k + 1 is committed, and every rank
+ * has read call k before it makes k + 1. There are two exceptions: a rank that joins may begin call
+ * k + 2 earlier, and a rank that is interrupted makes its call anew while others may read its part.
+ * These ranks do without a buffer (board_give).
  * It must never know: Python objects, what is not a plain array, how members are told apart.
  */
 #ifndef HOPLITE_SHM_BOARD_H
@@ -35,8 +36,10 @@
 #include "shm_tasks.h"
 
 enum board_kind {
-    BOARD_BARRIER, BOARD_ALLREDUCE, BOARD_REDUCE, BOARD_REDUCE_SCATTER, /* equal forms */
-    BOARD_BROADCAST, BOARD_GATHER, BOARD_ALLGATHER                      /* each rank has its own */
+    /* all parts have the same form */
+    BOARD_BARRIER, BOARD_ALLREDUCE, BOARD_REDUCE, BOARD_REDUCE_SCATTER,
+    /* each part has a form of its own */
+    BOARD_BROADCAST, BOARD_GATHER, BOARD_ALLGATHER
 };
 enum board_turn {
     TURN_WAIT = 0,   /* not this rank's, or not yet */
@@ -75,8 +78,9 @@ static inline char *buffered_part(char *c, char *store, unsigned board, unsigned
     return store + part_of(c, board, rank)->buffers[call & 1] + sizeof(shm_form);
 }
 
-/* Writes a part, into the buffer at that offset of the store if the form says so, and publishes it.
- * 0: nothing was written, because others may still read that buffer. */
+/* Writes a part and publishes it. buffer: the offset in the store of the call buffer in which the
+ * part is to lie; 0: it lies on the board, or there is none. 0 is returned if nothing was written,
+ * because others may still read that buffer. */
 static inline int board_give(char *c, char *store, unsigned board, unsigned rank, uint64_t call,
                              const shm_form *form, const void *data, uint64_t buffer) {
     shm_board *b = board_of(c, board);
@@ -112,6 +116,13 @@ static inline void board_fold(char *c, char *store, unsigned board, uint64_t cal
         sources[n++] = part + first * reduce_source_bytes(kernel);
     }
     reduce_run(kernel, sources, n, out, count, 1);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the members are looked at after the parts were read */
+}
+
+/* Copies from a call buffer. */
+static inline void board_copy(void *out, const char *part, size_t nbytes) {
+    memcpy(out, part, nbytes);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* as above */
 }
 
 /* Are these parts of one call? */

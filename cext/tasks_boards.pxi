@@ -45,6 +45,7 @@ cdef extern from "shm_board.h" nogil:
     char *buffered_part(char *, char *, unsigned, unsigned, uint64_t)
     void board_fold(char *, char *, unsigned, uint64_t, uint64_t, const shm_form *, size_t, size_t,
                     void *)
+    void board_copy(void *, const char *, size_t)
     int forms_agree(const shm_form *, const shm_form *)
     int part_unchanged(shm_part *, uint64_t)
     int board_lead(char *, unsigned, unsigned, uint64_t)
@@ -71,6 +72,7 @@ cdef class Board:
     """One Group's board as one member (or the node) sees it."""
     cdef char *c
     cdef char *store
+    cdef readonly int giving  # threads that write to a buffer
     cdef object keep
     cdef shm_board *b
     cdef readonly unsigned index
@@ -203,26 +205,32 @@ cdef class Board:
         self.store = <char *>address
         self.keep = self.keep, keep
 
+    def leave_store(self) -> None:
+        """The member leaves, so no buffer may be written to or read any more."""
+        self.store = NULL
+
     def make(self, unsigned rank, uint64_t call, int kind, int op, unsigned root, int dtype, x,
-             uint64_t buffer, uint64_t deadline_ns) -> int:
-        """Publishes this rank's part of a call, a C-contiguous array or None, and waits for its
-        end. buffer: the offset in the store of the call buffer for the part; 0: it lies on the
-        board. Returns the ranks in the result as a mask, and then `fold`, `copy` or `result` read
-        that; 0: the call is not over in time, or in another way, so the caller has to look at the
-        board. -1: nothing was published, so the part has to become an object."""
+             uint64_t buffer, uint64_t wait_ns, uint64_t deadline_ns) -> int:
+        """Publishes this rank's part of a call, a C-contiguous array or None, and then waits for
+        the end of the call, for `wait_ns` or until the deadline. buffer: the offset in the store of
+        the call buffer for the part; 0: it lies on the board. Returns the ranks in the result as a
+        mask; the caller reads the result by `fold`, `copy` or `result`. 0: the call is not over yet,
+        or is over in another way, so the caller has to look at the board. -1: nothing was published,
+        so the part has to become an object."""
         cdef shm_form form
         cdef Py_buffer view
         cdef int turn, given, i
         cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
         if rank >= MEMBERS or root >= MEMBERS:
             raise ValueError(f"ranks {rank} and {root}: a board has {MEMBERS}")
-        if buffer and self.store == NULL:
-            raise ValueError("this board knows of no store")
+        cdef char *store = self.store
+        if buffer and store == NULL:
+            return -1  # the member is leaving
         memset(&form, 0, sizeof(form))
         form.kind, form.op, form.dtype, form.root = kind, op, dtype, root
         form.buffered = buffer != 0 or kind >= BOARD_BROADCAST
         if x is None:
-            given = board_give(self.c, self.store, self.index, rank, call, &form, NULL, 0)
+            given = board_give(self.c, store, self.index, rank, call, &form, NULL, 0)
         else:
             PyObject_GetBuffer(x, &view, PyBUF_ND)
             try:
@@ -235,13 +243,16 @@ cdef class Board:
                     return -1
                 if not form.buffered and max(form.nbytes, result_bytes(&form)) > PART_BYTES_MAX:
                     return -1
+                self.giving += 1
                 with nogil:
-                    given = board_give(self.c, self.store, self.index, rank, call, &form, view.buf,
+                    given = board_give(self.c, store, self.index, rank, call, &form, view.buf,
                                        buffer)
+                self.giving -= 1
             finally:
                 PyBuffer_Release(&view)
         if not given:
             return -1
+        deadline_ns = min(deadline_ns, now_ns() + wait_ns)
         with nogil:
             turn = board_wait(self.c, self.index, self.slot, rank, call, deadline_ns)
         return result.mask if turn == TURN_OVER and forms_agree(&result.form, &form) else 0
@@ -254,6 +265,7 @@ cdef class Board:
         cdef shm_form form = result.form
         cdef uint64_t mask = result.mask
         cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
+        cdef char *store = self.mapped()
         cdef size_t count
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
         try:
@@ -261,16 +273,17 @@ cdef class Board:
             if not form.buffered or (first + count) * reduce_source_bytes(kernel) > form.nbytes:
                 raise ValueError(f"{count} elements from {first} on: there are not so many")
             with nogil:
-                board_fold(self.c, self.store, self.index, call, mask, &form, first, count, view.buf)
+                board_fold(self.c, store, self.index, call, mask, &form, first, count, view.buf)
         finally:
             PyBuffer_Release(&view)
 
-    def outcome(self) -> tuple[int, int, int, tuple[int, ...], bool]:
-        """(ranks as a mask, op, dtype, shape, do the parts lie in buffers?) of the latest call that
-        was committed without objects. Nobody writes it before this rank has made its next call."""
+    def outcome(self) -> tuple[int, int, int, int, int, tuple[int, ...], bool]:
+        """(ranks as a mask, kind, op, root, dtype, shape, do the parts lie in buffers?) of the latest
+        call that was committed without objects. The next call of all members replaces these."""
         cdef shm_part *p = part_of(self.c, self.index, MEMBERS)
         shape = tuple([p.form.shape[i] for i in range(p.form.ndim)])
-        return p.mask, p.form.op, p.form.dtype, shape, p.form.buffered != 0
+        return (p.mask, p.form.kind, p.form.op, p.form.root, p.form.dtype, shape,
+                p.form.buffered != 0)
 
     def result(self, out) -> None:
         """Fills `out`, a C-contiguous array, with a result that lies on the board."""
@@ -290,7 +303,7 @@ cdef class Board:
         if rank >= MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         cdef shm_form *form = <shm_form *>buffered_part(
-            self.c, self.store, self.index, rank, call) - 1
+            self.c, self.mapped(), self.index, rank, call) - 1
         return form.dtype, tuple([form.shape[i] for i in range(form.ndim)]), form.nbytes
 
     def copy(self, unsigned rank, uint64_t call, out) -> None:
@@ -299,15 +312,21 @@ cdef class Board:
         cdef char *part
         if rank >= MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
-        part = buffered_part(self.c, self.store, self.index, rank, call)
+        part = buffered_part(self.c, self.mapped(), self.index, rank, call)
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
         try:
             if <uint64_t>view.len != (<shm_form *>part - 1).nbytes:
                 raise ValueError(f"the part has another size than {view.len} bytes")
             with nogil:
-                memcpy(view.buf, part, view.len)
+                board_copy(view.buf, part, view.len)
         finally:
             PyBuffer_Release(&view)
+
+    cdef char *mapped(self) except NULL:
+        """The store, where others' buffers are read."""
+        if self.store == NULL:
+            raise ValueError("this member has left")
+        return self.store
 
     def lead(self, unsigned rank, uint64_t call) -> bool:
         """Leads a small call, if this rank has to, and all parts are there, and lie on the board.
@@ -332,7 +351,7 @@ cdef class Board:
         if rank == MEMBERS:
             nbytes = 0 if form.buffered else result_bytes(&form)
         elif form.buffered and nbytes:
-            data = buffered_part(self.c, self.store, self.index, rank,
+            data = buffered_part(self.c, self.mapped(), self.index, rank,
                                  LOAD64(&self.b.members[rank].seq) - 1)
         shape = tuple([form.shape[i] for i in range(form.ndim)])
         content = PyBytes_FromStringAndSize(data, <Py_ssize_t>nbytes)

@@ -12,13 +12,13 @@ It must never know: which rank leads, when a call is over, objects of the store.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hoplite_mp import _tasks, clock
 from hoplite_mp.client.in_place import new_result
-from hoplite_mp.contributions import REDUCTIONS, into, outs_of
+from hoplite_mp.contributions import REDUCTIONS, ROOTED, into, outs_of
 from hoplite_mp.protocol.local import GroupBuffers
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
 # How long a member makes its calls without buffers when the store had no room for them.
 REFUSED_NS = 1_000_000_000
+GIVING_LOOK_S = 0.0001  # a copy of 8 MiB takes some milliseconds
 
 _KINDS = {number: kind for kind, number in _tasks.BOARD_KINDS.items()}
 _OPS = {number: op for op, number in _tasks.BOARD_OPS.items()}
@@ -48,8 +49,24 @@ _NUMBERS |= {np.dtype(c).num: _tasks.BOARD_DTYPES[np.dtype(c).name] for c in "bB
 _FLOAT64 = np.dtype(np.float64)
 
 
+class Outcome(NamedTuple):
+    """A call that was committed without objects."""
+
+    mask: int  # the ranks in its result
+    kind: str
+    op: str
+    root: int
+    dtype: np.dtype[Any]  # of the parts
+    shape: tuple[int, ...]  # of the parts
+    buffered: bool  # the parts lie in call buffers
+
+    def is_of(self, kind: str, root: int) -> bool:
+        """Is it a call of that kind, with that root?"""
+        return self.kind == kind and (kind not in ROOTED or self.root == root)
+
+
 class BoardCalls:
-    """These calls of one member."""
+    """The calls of one member that need no objects."""
 
     def __init__(
         self, runtime: Runtime, board: _tasks.Board, generation: int, rank: int, size: int
@@ -63,20 +80,20 @@ class BoardCalls:
         self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
         # Where the call buffers of all ranks begin in the store, by the size of one buffer.
         self._buffers: dict[int, int] = {}
-        self._refused_until = 0
+        self._refused_until = 0  # without buffers until then, on the monotonic clock
         board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
         """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
-        mask, and then `take` reads that, or UNDECIDED. None: nothing was published, because the
-        call is not one for the board."""
+        mask, and then `take` reads the result; or UNDECIDED. None: nothing was published, because
+        the call is not one for the board."""
         kind, op, root, values = part
         number = _tasks.BOARD_KINDS.get(kind)
         if number is None:
             return None
-        until = min(clock.monotonic_ns() + WAIT_NS, deadline_ns)
+        wait = WAIT_NS, deadline_ns
         if not values:
-            return self._board.make(self._rank, call, number, 0, root, 0, None, 0, until)
+            return self._board.make(self._rank, call, number, 0, root, 0, None, 0, *wait)
         x = values[0]
         if type(x) is not np.ndarray:
             return None
@@ -94,7 +111,7 @@ class BoardCalls:
             if not buffer:
                 return None
         about = self._rank, call, number, code, root, dtype
-        mask = self._board.make(*about, x, buffer, until)
+        mask = self._board.make(*about, x, buffer, *wait)
         return None if mask < 0 else mask
 
     @staticmethod
@@ -104,12 +121,13 @@ class BoardCalls:
 
     def _buffer(self, call: int, nbytes: int) -> int:
         """The offset in the store of this rank's buffer for that call; 0: it has to do without."""
+        if nbytes > self._buffer_bytes_max:
+            return 0
         size = BUFFER_BYTES_MIN
         while size < nbytes:
             size *= BUFFER_GROWTH
-        if size > self._buffer_bytes_max:
-            return 0
-        each = size + _tasks.BUFFER_HEAD_BYTES
+        size = min(size, self._buffer_bytes_max)
+        each = _tasks.BUFFER_HEAD_BYTES * (1 + -(-size // _tasks.BUFFER_HEAD_BYTES))
         base = self._buffers.get(size)
         if base is None:
             now = clock.monotonic_ns()
@@ -122,6 +140,12 @@ class BoardCalls:
                 return 0
             self._buffers[size] = base
         return base + (2 * self._rank + (call & 1)) * each
+
+    def leave(self) -> None:
+        """This member writes to its buffers no more, once this has returned."""
+        self._board.leave_store()
+        while self._board.giving:  # another thread copies a part at this moment
+            clock.sleep(GIVING_LOOK_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
         """The part that a rank has published on the board or in its buffer, in the form of any
@@ -136,24 +160,28 @@ class BoardCalls:
         array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
         return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
 
-    def mask(self) -> int:
-        """The ranks in the result of the latest call, whose commit names no object."""
-        return self._board.outcome()[0]
+    def outcome(self) -> Outcome:
+        """What was decided about the latest call, whose commit names no object."""
+        mask, kind, op, root, dtype, shape, buffered = self._board.outcome()
+        about = mask, _KINDS[kind], _OPS[op], root, _DTYPES[dtype], shape, buffered
+        return Outcome(*about)
 
-    def take(self, kind: str, root: int, call: int, out: Any) -> tuple[Any, bool]:
-        """(What this rank gets of `call`, the latest one, whose commit names no object; was it read
-        from buffers?)."""
+    def take(self, outcome: Outcome, kind: str, call: int, out: Any) -> Any:
+        """What this rank gets of that call, which has this number. kind: "barrier" if it only waits
+        for the call."""
+        root = outcome.root
         if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
-            return None, False
-        mask, op, number, shape, buffered = self._board.outcome()
+            return None
         if kind == "broadcast":
-            return self._copied(root, call, out), True
+            return self._copied(root, call, out)
         if kind not in REDUCTIONS:
             outs = outs_of(kind, out, self._size)
-            ranks = range(self._size)
-            return [self._copied(r, call, outs[r]) if mask >> r & 1 else None for r in ranks], True
-        dtype = _DTYPES[number]
-        if _OPS[op] == "mean" and dtype.kind in "biu":
+            return [
+                self._copied(rank, call, outs[rank]) if outcome.mask >> rank & 1 else None
+                for rank in range(self._size)
+            ]
+        dtype, shape = outcome.dtype, outcome.shape
+        if outcome.op == "mean" and dtype.kind in "biu":
             dtype = _FLOAT64
         first = 0
         if kind == "reduce_scatter":  # the sections of numpy.array_split
@@ -162,11 +190,11 @@ class BoardCalls:
             first = row * math.prod(shape[1:])
             shape = each + (self._rank < more), *shape[1:]
         result = self._room(shape, dtype, out)
-        if buffered:
+        if outcome.buffered:
             self._board.fold(call, first, result)
         else:
             self._board.result(result)
-        return result if out is None or out is result else into(result, out), buffered
+        return result if out is None or out is result else into(result, out)
 
     def _copied(self, rank: int, call: int, out: Any) -> Any:
         """A rank's part, from its buffer."""

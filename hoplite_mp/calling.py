@@ -132,7 +132,7 @@ class Calling(Member):
         if mask is not None and mask != UNDECIDED:
             self.calls = call + 1
             self._let_go(call)
-            return self._take_here(kind, part[2], call, mask, out)
+            return self._take_here(kind, part[2], call, out)
         if mask is None:
             mistake = self._publish(call, part) or mistake
         try:
@@ -345,8 +345,6 @@ class Calling(Member):
                 parts[rank] = self._small.part(rank)
                 if parts[rank] is None or self._board.member(rank)[2]:
                     raise Retry  # that rank is publishing its part anew
-                if parts[rank][0] not in REDUCTIONS:  # other ranks read the part itself
-                    refs[rank] = self._memory.put(self._stored(parts[rank]))
                 continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:
@@ -355,6 +353,9 @@ class Calling(Member):
         if self._board.look()[3] != epoch:
             raise Retry  # a part may be that of a new member in a dead one's place
         try:
+            for rank, part in parts.items():
+                if part[0] not in REDUCTIONS and part[3]:  # other ranks read the part itself
+                    refs[rank] = self._memory.put(self._stored(part))
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._leading.combine(dict(sorted(parts.items())), refs)
@@ -396,7 +397,7 @@ class Calling(Member):
             mask, failed, text, data = self._hosts.small.result()
         else:
             assert self.calls is not None
-            return self._take_here(kind, root, self.calls - 1, self._small.mask(), out)
+            return self._take_here(kind, root, self.calls - 1, out)
         if failed:
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
@@ -426,14 +427,21 @@ class Calling(Member):
             gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
         return gathered
 
-    def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """The same of a call whose parts and result are no objects."""
-        self._check_contributors(mask)
-        found, buffered = self._small.take(kind, root, call, out)
-        if buffered:
+    def _take_here(self, kind: str, root: int, call: int, out: Any) -> Any:
+        """What `_take` returns of a call without objects."""
+        outcome = self._small.outcome()
+        self._check_contributors(outcome.mask)
+        if kind != "barrier" and not outcome.is_of(kind, root):
+            raise ValueError(
+                f"group {self.name!r}: call {call} was interrupted, and was made again as another "
+                f"call; the others have made it as {outcome.kind}"
+            )
+        found = self._small.take(outcome, kind, call, out)
+        if outcome.buffered:
+            # If the planner has taken this member out, the others have not waited for it to read.
             _, alive, joining, *_ = self._board.look()
-            if not (alive | joining) >> self.rank & 1:  # the others wait for this rank no longer
-                self._admitted()
+            self._admitted()
+            if not (alive | joining) >> self.rank & 1:
                 raise PeerLostError(f"group {self.name!r}: this member was given up")
         return found
 

@@ -307,9 +307,9 @@ class Config(metaclass=_Explained):
     Lower: a mistaken size is refused before it fills the host with waiting workers."""
 
     group_buffer_bytes_max: int = 8 * MIB
-    """The largest array of a Group's call on one host that is given in a call buffer. A Group has
-    two buffers for each rank, as long as it lives; larger arrays, and all arrays if the store has
-    no room for buffers, become objects.
+    """The largest array of a Group's call on one host that is given in a call buffer. A Group keeps
+    two buffers for each rank, of each size that it has used, until it ends. Larger arrays become
+    objects; so do all arrays if the store has no room for buffers.
     Higher: larger calls need no objects, but a Group takes more of the store. 0: no buffers."""
 
     # -- looking -------------------------------------------------------------------------------

@@ -242,6 +242,7 @@ class Group(PeerCalls):
             self._background.end(self._give_up, wait=not self._background.is_here())
         self._closed = True
         self._end_messages()
+        self._small.leave()
         self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
         if self._memory.client.usable:
             try:

@@ -54,8 +54,9 @@ class GroupBell(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupBuffers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Asks for call buffers of that size, two for each rank, one after the other. Reply: the offset
-    in the store of the first one, the same for all members; None: there is no room."""
+    """Asks for call buffers of `nbytes` each, two for each rank, one after the other. Reply: the
+    offset in the store of the first one, the same for all members; None: there is no room, or the
+    caller is no member any more."""
 
     generation: int
     rank: int

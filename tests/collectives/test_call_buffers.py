@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -277,6 +278,75 @@ def test_a_leader_that_was_interrupted_after_its_decision_finds_it(
             assert [set(one.tolist()) for one in arrays] == [{value} for value in wanted]
 
 
+def test_a_rank_that_makes_an_interrupted_call_again_as_another_one_gets_an_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "another call"
+    with (
+        cluster.group(name, 2, 0, timeout=20) as first,
+        cluster.group(name, 2, 1, timeout=20) as second,
+    ):
+        waits = first.allgather_async(np.full(LARGE, 1.0))
+
+        def interrupted(*args: Any) -> Any:
+            BoardCalls.make(second._small, *args)
+            eventually(lambda: second._board.look()[4])
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(second._small, "make", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                second.allgather(np.full(LARGE, 2.0))
+        with pytest.raises(ValueError, match="interrupted, and was made again as another call"):
+            second.allreduce(np.full(LARGE, 100.0))
+        assert [one[0] for one in waits.result(20)] == [1.0, 2.0]
+        later = first.allreduce_async(np.full(LARGE, 1.0))
+        assert second.allreduce(np.full(LARGE, 2.0))[0] == later.result(20)[0] == 3.0
+
+
+def test_parts_that_the_leader_cannot_put_into_a_full_store_are_every_ranks_error() -> None:
+    """One rank gives an array in a buffer, the other an object: the leader puts the array."""
+    config = hoplite_mp.Config(put_wait_s=0.2)
+    with hoplite_mp.Cluster(workers=0, memory="64MiB", config=config) as cluster:
+        pair = [cluster.group("full", 2, rank, timeout=20) for rank in range(2)]
+
+        def both(values: list[Any]) -> list[Any]:
+            later = pair[1].allgather_async(values[1])
+            found: list[Any] = []
+            for each in (lambda: pair[0].allgather(values[0]), lambda: later.result(20)):
+                try:
+                    found.append(each())
+                except hoplite_mp.StoreFullError as error:
+                    found.append(type(error))
+            return found
+
+        both([np.ones(60_000), np.ones(60_000)])
+        kept = []
+        for nbytes in (1 << 20, 150_000):
+            with contextlib.suppress(hoplite_mp.StoreFullError):
+                while True:
+                    kept.append(cluster.empty(nbytes, "u1"))
+        mixed = [np.ones(60_000), {"an": "object"}]
+        assert both(mixed) == [hoplite_mp.StoreFullError] * 2
+        kept.clear()
+        for array, other in both(mixed):
+            assert array.sum() == 60_000
+            assert other == {"an": "object"}
+
+
+@pytest.mark.parametrize("limit", [100_000, 1 << 20, 3_000_001])
+def test_the_limit_of_a_buffer_is_the_one_that_was_set(limit: int) -> None:
+    config = hoplite_mp.Config(group_buffer_bytes_max=limit)
+    with hoplite_mp.Cluster(workers=0, memory="256MiB", config=config) as cluster:
+        pair = [cluster.group("limit", 2, rank, timeout=20) for rank in range(2)]
+        for nbytes, buffered in ((limit, True), (limit + 1, False)):
+            x = np.arange(nbytes, dtype="u1")
+            later = pair[1].allgather_async(x)
+            assert all(same(one, x) for one in pair[0].allgather(x))
+            assert all(same(one, x) for one in later.result(20))
+            assert (pair[0]._board.look()[5] == 0) == buffered
+
+
 @pytest.fixture
 def host() -> Iterator[Host]:
     made = Host()
@@ -287,7 +357,7 @@ def host() -> Iterator[Host]:
 def give(board: _tasks.Board, rank: int, call: int, value: float, buffer: int) -> int:
     sums = _tasks.BOARD_KINDS["allreduce"], _tasks.BOARD_OPS["sum"]
     about = rank, call, *sums, 0, _tasks.BOARD_DTYPES["float64"]
-    return board.make(*about, np.full(8, value), buffer, time.monotonic_ns())
+    return board.make(*about, np.full(8, value), buffer, 0, time.monotonic_ns())
 
 
 def test_a_buffer_that_others_may_read_is_not_written(host: Host) -> None:
@@ -365,6 +435,62 @@ def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
                 assert isinstance(tasks[rank].exception(timeout=60), hoplite_mp.WorkerLostError)
         freed = "the memory of the buffers"
         eventually(lambda: cluster.stats()["bytes_used"] < before + 2 * BUFFER_BYTES_MIN, freed)
+
+
+def replaced(rank: int, size: int, folder: Path, until: float) -> list[str]:
+    """Calls of every kind, in the order of their numbers, so that a member that takes a dead one's
+    place makes the call that the others make."""
+    group = hoplite_mp.current().group("replaced", size, rank)
+    wrong: list[str] = []
+
+    def check(number: int, what: str, array: Any, value: float) -> None:
+        if set(array.ravel().tolist()) != {value}:
+            wrong.append(f"call {number}: {what}: {set(array.ravel().tolist())}, not {value}")
+
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    while True:
+        number = group._begin(calls=True)
+        try:
+            if number % 4 == 0:
+                part = np.full(LARGE, 10.0**rank)
+                part[0] = time.time() > until
+                total = group.allreduce(part)
+                check(number, "sum", total[1:], sum(10.0**one for one in group.contributors))
+                if total[0]:
+                    return wrong
+            elif number % 4 == 1:
+                length = LARGE * (1 + (rank + number) % 3) + rank
+                each = group.allgather(np.full(length, rank * 1e7 + number))
+                for other in group.contributors:
+                    check(number, f"part {other}", each[other], other * 1e7 + number)
+            elif number % 4 == 2:
+                x = np.full(LARGE, float(number)) if rank == 1 else None
+                check(number, "broadcast", group.broadcast(x, root=1), float(number))
+            else:
+                section = group.reduce_scatter(np.full((6, LARGE // 6), 10.0**rank))
+                check(number, "section", section, sum(10.0**one for one in group.contributors))
+        except hoplite_mp.PeerLostError as error:
+            if "root" not in str(error):
+                raise
+
+
+def test_members_that_take_the_place_of_killed_ones_change_no_value(tmp_path: Path) -> None:
+    random_, size = random.Random(5), 3
+    with hoplite_mp.Cluster(workers=5, memory="256MiB") as cluster:
+        until = time.time() + 4
+        run = cluster.options(retries=100)
+        tasks = [run.submit(replaced, rank, size, tmp_path, until) for rank in range(size)]
+        kills = 0
+        while time.time() < until - 1:
+            time.sleep(0.05 + random_.random() * 0.2)
+            path = tmp_path / f"{random_.randrange(size)}.pid"
+            if path.exists() and path.read_text():
+                pid = int(path.read_text())
+                path.unlink()
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        assert [task.result(timeout=60) for task in tasks] == [[], [], []]
+        assert kills
 
 
 def killed_or_kept(rank: int, gate: Path) -> float:

@@ -272,7 +272,7 @@ def publish(board: _tasks.Board, rank: int, call: int, value: float, wait_ns: in
     sums = _tasks.BOARD_KINDS["allreduce"], _tasks.BOARD_OPS["sum"]
     number = _tasks.BOARD_DTYPES["float64"]
     until = time.monotonic_ns() + wait_ns
-    return board.make(rank, call, *sums, 0, number, np.full(2, value), 0, until)
+    return board.make(rank, call, *sums, 0, number, np.full(2, value), 0, wait_ns, until)
 
 
 def test_a_dead_members_part_counts_until_the_masks_change(host: Host) -> None:

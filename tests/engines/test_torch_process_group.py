@@ -8,15 +8,17 @@ import itertools
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 import hoplite_mp
-from hoplite_mp import PeerLostError
+from hoplite_mp import ClosedError, PeerLostError
 from hoplite_mp.integrations.torch import ProcessGroup
 
 if TYPE_CHECKING:
@@ -311,6 +313,47 @@ def test_a_rank_that_is_interrupted_in_its_own_call_leaves(cluster: Cluster) -> 
         return "no error"
 
     assert ranks(cluster, body) == ["KeyboardInterrupt", "PeerLostError", "PeerLostError"]
+
+
+def after(seconds: float, act: Callable[[], Any]) -> None:
+    """Has a signal handler act then."""
+
+    def handler(number: int, frame: Any) -> None:
+        act()
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+@pytest.mark.parametrize("act", ["raises", "ends"])
+def test_what_a_signal_handler_does_in_a_call_that_the_program_waits_for_ends_that_call(
+    cluster: Cluster, act: str
+) -> None:
+    """The handler raises an exception, or ends the process group: this rank leaves at once."""
+    before = signal.getsignal(signal.SIGALRM)
+    group = cluster.group(f"alarm {act}", 2, 0, strict=True, timeout=60)
+    other = cluster.group(f"alarm {act}", 2, 1, strict=True, timeout=60)
+    pg = ProcessGroup(group, datetime.timedelta(seconds=60))
+    later = other.barrier_async()
+    pg.barrier(waited_for(dist.BarrierOptions())).wait()
+    later.result(20)
+
+    def raises() -> None:
+        raise TimeoutError("mine")
+
+    try:
+        after(0.2, raises if act == "raises" else pg.shutdown)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError if act == "raises" else ClosedError):
+            pg.allreduce([torch.ones(3)], waited_for(dist.AllreduceOptions())).wait()
+        assert time.monotonic() - begun < 30, "it took as long as the timeout of the Group"
+        with pytest.raises(PeerLostError):  # this call does not take the place of that one
+            other.allreduce(np.ones(3, np.float32))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        other.close()
+        pg.shutdown()
 
 
 def killed_rank(rank: int, folder: Path) -> str:

@@ -375,7 +375,10 @@ class ProcessGroup(dist.ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
         pairs = zip(outputs, inputs, strict=True)
-        return self._all(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
+        # In the thread, as `_all` needs it; the options matter only for the operator.
+        given = dist.ReduceScatterOptions()
+        given.reduceOp = opts.reduceOp if opts is not None else given.reduceOp
+        return self._all(outputs, [self.reduce_scatter_single(*pair, given) for pair in pairs])
 
     # -- messages ----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch.futures import Future
 
 from hoplite_mp import _locks
 from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +97,9 @@ class Work(dist.Work):
             self._done.set_exception(made)
             return
         except BaseException as error:
-            if not isinstance(error, Exception) and leave is not None:  # Ctrl-C: it is not over
+            # Ctrl-C, or what another signal handler has raised: the call is not over.
+            interrupted = not isinstance(error, Exception) or is_interruption(error)
+            if interrupted and leave is not None:
                 with contextlib.suppress(Exception):
                     leave()
             self._done.set_exception(error)
@@ -143,17 +146,20 @@ class Caller:
     def end(self, timeout_s: float | None = None) -> None:
         """Ends the thread after the calls that it was given, and waits for that."""
         self._queued.put(None)
-        if threading.current_thread() is not self._thread:
+        if self._queued.is_made_here():  # a signal handler has interrupted that call
+            self._at_end()
+        elif threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
 
 class Queued:
-    """The calls that the thread is to make. It does not refer to the Caller, which ends the thread
-    when nobody needs it any more."""
+    """The calls that the thread is to make. The thread refers to this object, and not to the
+    Caller, so a Caller that nobody needs any more can be freed; its end then ends the thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._turn = _locks.lock("torch.turn")  # held while a call is made in another thread
+        self._turn = _locks.lock("torch.turn")  # held while a program's thread makes a call
+        self._maker = 0  # that thread
         self._counting = _locks.lock("torch.counting")  # guards `_left`
         self._left = 0  # calls that the thread has not finished yet
 
@@ -163,23 +169,35 @@ class Queued:
             self._left += 1
         self._calls.put(one)
 
+    def is_made_here(self) -> bool:
+        """Is this thread in the middle of a call that it makes itself? A signal handler may ask."""
+        return self._maker == threading.get_ident()
+
     def make_now(self, work: Work, call: Callable[[], Any], at_end: Callable[[], object]) -> bool:
-        """Makes a call in this thread; False: earlier ones are not over, so it has to be queued."""
-        if not self._turn.acquire(blocking=False):
+        """Makes a call in this thread; False: earlier ones are not over, so it has to be queued.
+        RuntimeError: a signal handler makes a call while it interrupts another one."""
+        if self.is_made_here():
+            raise RuntimeError("a signal handler cannot wait for a call while it interrupts one")
+        if self._is_busy() or self._turn.locked():
             return False
-        try:
-            if self._left:
+        with self._turn:
+            if self._is_busy():
                 return False
-            work.finish(call, at_end)
-            return True
-        finally:
-            self._turn.release()
+            try:
+                self._maker = threading.get_ident()
+                work.finish(call, at_end)
+            finally:
+                self._maker = 0
+        return True
+
+    def _is_busy(self) -> bool:
+        return self._left > 0
 
     def serve(self, at_end: Callable[[], object]) -> bool:
         """Makes the next call; False: there is none, because the thread is to end."""
         one = self._calls.get()
         try:
-            with self._turn:  # a call in another thread is over, and none begins before this one
+            with self._turn:  # a program's thread finishes its call; `_left` keeps it from another
                 pass
             if one is not None:
                 one[0].finish(one[1], at_end)

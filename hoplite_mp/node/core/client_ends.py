@@ -57,7 +57,7 @@ class ClientEnds:
         self.groups.hold_committed(slot)
         self.recording.exited(slot, worker)
         again = self.sweeper.sweep(slot, worker, code, reads_on)
-        self.groups.forget_client(slot)
+        self.groups.forget_client(slot, reads_on)
         self.send_manager(ClientLost(self.client.number, slot, generation))
         self.requests.forget_client(slot)
         return again
@@ -66,4 +66,5 @@ class ClientEnds:
         """Releases what `settle` has kept for a process that had left and still read shared memory,
         because it does not read it any more."""
         self.groups.hold_committed(slot)
+        self.groups.buffers.forget_client(slot)
         self.sweeper.sweep(slot, None, 0, False)

@@ -1,8 +1,9 @@
 """Call buffers: memory in the store in which the members of a Group on one host give large parts.
 
-Why it exists: members write to call buffers and read from them without the node, so the node gives
-the memory back only when no process can do either any more: when the Group has ended, and every
-member that has asked for buffers has left or died.
+Why it exists: members write to call buffers and read from them without the node. The node frees the
+buffers of a Group when the Group has ended and every member that has asked for buffers has left or
+died, because such a member may still write. A member that only reads looks at the masks of the
+board afterwards, and those are cleared before the buffers are freed.
 It must never know: what lies in a buffer, which call a member makes.
 """
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallBuffers"]
 
-# The buffers of all Groups take at most this part of the store. A larger part: more or larger calls
-# need no objects, but large objects find less room.
+# The buffers of all Groups take at most 1/8 of the store. A lower number: more or larger calls need
+# no objects, but large objects find less room.
 BUFFERS_SHARE = 8
 
 

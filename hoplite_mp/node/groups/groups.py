@@ -141,14 +141,16 @@ class Groups:
     def admitted(self, name: str, generation: int, rank: int) -> None:
         self.send(GroupAdmitted(name, generation, rank))
 
-    def forget_client(self, slot: int) -> None:
-        """That process has ended: its memberships and requests end with it."""
+    def forget_client(self, slot: int, runs_on: bool = False) -> None:
+        """That process has ended: its memberships and requests end with it. runs_on: it has only
+        left the cluster, so it may still write to call buffers."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
                 known.died.add(rank)
         self.given_up.pop(slot, None)
-        self.buffers.forget_client(slot)
+        if not runs_on:
+            self.buffers.forget_client(slot)
         self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
@@ -174,10 +176,10 @@ class Groups:
             self.generations = max(self.generations, message.generation)
             known = self.known.get(message.board)
             if known is None or known.generation != message.generation:
-                if known is not None:
-                    self.buffers.ended(known.generation)
                 board = _tasks.Board(self.tasks, message.board)
                 board.reset(message.size, message.generation)
+                if known is not None:  # its members see by now that they are none any more
+                    self.buffers.ended(known.generation)
                 known = Known(message.name, message.generation, board, message)
                 self.known[message.board] = known
             before, known.shown, me = known.shown, message, self.client.number
