@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -78,10 +78,18 @@ def test_a_way_out_that_breaks_alone_is_the_end(
     """As TLS may: the socket itself has nothing to announce."""
     end, _ = ends
 
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, "broken")
+    stream: Any = end.wire.stream
 
-    monkeypatch.setattr(end.wire.stream, "_send_some", broken)
+    class Broken:
+        """The socket, but it sends nothing."""
+
+        def __getattr__(self, name: str, sock: socket.socket = stream._sock) -> Any:
+            return getattr(sock, name)
+
+        def send(self, data: object) -> int:
+            raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(stream, "_sock", Broken())
     assert end.wire.send(encode(Probe(9)))  # type: ignore[arg-type]
     end.turn()
     assert end.ends == ["Input/output error"]
