@@ -258,15 +258,15 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     shm_root *r = root_of(c);
     shm_client *me = client_of(c, slot);
     shm_pool *p = pool_of(c, pool);
+    uint32_t seen = LOAD(&me->task); /* before all looks, so that no wake-up is missed */
     uint64_t bit = 1ULL << (slot % 64), id = queue_take(c, pool, slot, start);
     if (id || LOAD(&r->closing))
         return id;
-    uint32_t aside = LOAD(&me->task);
     if (!may_begin(c, pool, slot)) { /* the node wakes it: release_stand_ins(), wake_for_task() */
         uint64_t from = now_ns();
         wake_for_rest(c, pool); /* who posted may count on this worker */
         if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) && LOAD(&p->state) < 2)
-            futex_wait(&me->task, aside,
+            futex_wait(&me->task, seen,
                        (int64_t)(deadline - from < SLICE_NS ? deadline - from : SLICE_NS));
         return 0;
     }
@@ -285,7 +285,6 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
             return id;
         }
     }
-    uint32_t seen = LOAD(&me->task);
     OR(&p->idle[slot / 64], bit);
     id = queue_take(c, pool, slot, start);
     now = now_ns();

@@ -306,8 +306,8 @@ class Cluster(
             Default: none.
         retry_delay : float or tuple, optional
             Seconds between the end of a try and the next one, for `submit`, `map` and executors;
-            or ``(first, factor, max)``: the first pause, by what each further pause is longer, and
-            the longest one, both in seconds. During the pause the task occupies no worker and no
+            or ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
+            times the one before, at most `max`. During a pause the task occupies no worker and no
             resources. Default: 0.
         timeout : float, optional
             Seconds that a task may run. After that its worker is killed and replaced, and the task

@@ -184,7 +184,7 @@ class Caller:
         self._again_at = None
         self._attempt_ends = now + ARRIVE_S
         self._coming = begin_connect(self._endpoints[self._next])
-        self._poll.register(self._coming, select.EPOLLOUT)
+        self._poll.register(self._coming, select.EPOLLOUT | select.EPOLLIN)
         self.starved = False
 
     def _go_on(self, now: float) -> Outcome | None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp.looking.dump import collect, lines
+from hoplite_mp.node.tasks.pools import STUCK_PATIENCE_S
 from tests.tasks.helpers import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -136,27 +138,48 @@ def test_retries_that_are_used_up_fail_without_a_further_delay(
         view_of(one, LONG_S).submit({}.__getitem__, 1).result(PATIENCE_S)
 
 
+@pytest.mark.parametrize("delay", [0.1, 2 * STUCK_PATIENCE_S])
 @pytest.mark.parametrize("blocked", [0, 8])
-def test_nested_task_is_tried_again_while_its_parent_waits(tmp_path: Path, blocked: int) -> None:
-    """Also where no stand-in may run it, so that the waiting worker itself has to."""
+def test_nested_task_is_tried_again_while_its_parent_waits(
+    tmp_path: Path, blocked: int, delay: float
+) -> None:
+    """Also where no stand-in may run it, so that the waiting worker itself has to, and after a
+    longer time than that for which all workers of a pool may wait."""
 
     def outer(path: Path) -> int:
-        view = hoplite_mp.current().options(retry_exceptions=(OSError,), retry_delay=0.1)
+        view = hoplite_mp.current().options(retry_exceptions=(OSError,), retry_delay=delay)
         found: int = view.submit(fails, path, 2).result()
         return found
 
     config = hoplite_mp.Config(blocked_workers_max=blocked)
     with hoplite_mp.Cluster(1, memory="128MiB", config=config) as cluster:
         assert cluster.submit(outer, tmp_path / "a").result(PATIENCE_S) == 2
-    pauses_at_least(tmp_path / "a", 0.1, 0.1)
+    pauses_at_least(tmp_path / "a", delay, delay)
+
+
+def broken_after(folder: Path) -> None:
+    """An initializer that works once."""
+    (folder / "started").mkdir()
+
+
+def test_task_in_its_delay_fails_at_once_when_its_pool_breaks(one: Cluster, tmp_path: Path) -> None:
+    pool = one.executor(
+        1, initializer=broken_after, initargs=(tmp_path,), retry_exceptions=OSError,
+        retry_delay=LONG_S,
+    )  # fmt: skip
+    delayed = pool.submit(fails, tmp_path / "a", 1)
+    eventually(lambda: one.stats()["tasks_retried"] == 1)
+    dead = pool.submit(fails, tmp_path / "b", 1, "dies")
+    for future in (delayed, dead):
+        assert isinstance(future.exception(PATIENCE_S), BrokenProcessPool)
 
 
 def test_map_delays_only_the_item_that_has_failed(one: Cluster, tmp_path: Path) -> None:
     paths = [tmp_path / str(i) for i in range(6)]
-    failures = [2, 0, 0, 1, 0, 0]
-    assert list(view_of(one).map(fails, paths, failures)) == failures
-    pauses_at_least(paths[0], *PAUSES[:2])
-    pauses_at_least(paths[3], *PAUSES[:1])
+    failures = [1, 0, 0, 1, 0, 0]
+    assert list(view_of(one, 3.0).map(fails, paths, failures)) == failures
+    pauses_at_least(paths[0], 3.0)
+    pauses_at_least(paths[3], 3.0)
     last_of_others = max(begins(path)[0] for path in paths)
     assert begins(paths[0])[1] > last_of_others, "the others have not waited for it"
     with pytest.raises(ValueError, match="chunksize=2 with options"):

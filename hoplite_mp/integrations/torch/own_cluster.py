@@ -78,11 +78,16 @@ def announce_cluster(store: dist.Store, cluster: hoplite_mp.cluster.Cluster) -> 
 
 
 def check_cluster(store: dist.Store, cluster: hoplite_mp.cluster.Cluster) -> None:
-    """This rank, which is not rank 0, has a cluster already. ClosedError: `open_cluster` has opened
-    or joined it for another process group, and rank 0 is in another one."""
-    if not _is_own(cluster):
-        return
+    """This rank, which is not rank 0, has a cluster already. ClosedError: rank 0 is in another
+    one."""
     found = json.loads(store.get(ADDRESS_KEY))
+    if not _is_own(cluster):
+        if found.get("address") not in (None, cluster.address):
+            raise ClosedError(
+                "this rank has a cluster, and rank 0 of the process group has opened another one "
+                "because it had none: open Cluster(address=...) in every rank, or a cluster in none"
+            )
+        return
     if found.get("address") != _opened["address"] or found.get("host") != _opened["host"]:
         raise ClosedError(
             "this rank and rank 0 of the process group are in different clusters, which earlier "

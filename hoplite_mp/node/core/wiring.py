@@ -230,6 +230,9 @@ class Upward:
         if pool.demand:
             self.rooms.resources.wait_workers(pool, 0)
 
+    def fail_delayed(self, pool: int) -> None:
+        self.rooms.delays.pool_forgotten(pool)
+
     def wait_for_resources(self, pool: Pool, count: int) -> None:
         self.rooms.resources.wait_workers(pool, count)
 

@@ -44,7 +44,9 @@ class Delays:
         if oid in self.guests:
             self.guests.try_again(oid)
             return
-        pause = self.tasks.retry_pause(oid)
+        pool = self.workers.pools.get(self.tasks.pool_of(oid))
+        ends = pool is None or pool.closing or pool.broken  # its tasks fail, and at once
+        pause = 0.0 if ends else self.tasks.retry_pause(oid)
         self._by_oid[oid] = self.loop.now() + pause, self.resources.take_back(oid)
         self.loop.call_later(pause, functools.partial(self._over, oid))
 
@@ -58,7 +60,7 @@ class Delays:
         }
 
     def pool_forgotten(self, number: int) -> None:
-        """Fails the tasks of a pool that has ended."""
+        """Fails the tasks of a pool that has ended or is broken."""
         for oid in [oid for oid in self._by_oid if self.tasks.pool_of(oid) == number]:
             self._over(oid)
 
@@ -76,5 +78,6 @@ class Delays:
         elif demand:
             self.resources.wait(oid, demand)
         else:
+            pool.stuck_since = None  # its workers could not have run this task before
             workers.announce(oid, workers.above.may_leave() and workers.is_bound(oid))
             self.client.wake_waiters(oid)  # a worker that waits for it may run it in place

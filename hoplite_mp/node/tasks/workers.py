@@ -57,6 +57,9 @@ class Above(hints.Above, Protocol):
     def pool_forgotten(self, pool: Pool) -> None:
         """A closed pool has no workers any more, and its number may be reused."""
 
+    def fail_delayed(self, pool: int) -> None:
+        """Fails the tasks of a broken pool that wait for their next try."""
+
     def wait_for_resources(self, pool: Pool, count: int) -> None:
         """Starts `count` workers of that pool when there are resources for them."""
 
@@ -406,6 +409,7 @@ class Workers(hints.Hints):
         """Fails all tasks in the queue of a broken pool, now and repeatedly until it is closed."""
         if self.pools.get(pool.number) is not pool:
             return  # its number was reused
+        self.above.fail_delayed(pool.number)
         for oid in self.client.queued_in(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
