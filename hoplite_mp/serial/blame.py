@@ -13,6 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.annotations import annotations_of
 from hoplite_mp.serial.code import importable
 from hoplite_mp.serial.picklers import write_stream
 from hoplite_mp.serial.streams import UNPICKLABLE
@@ -129,7 +130,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for key, part in (*named, *(function.__kwdefaults__ or {}).items()):
         yield f"the default of the parameter {key!r} {name}", part
     yield from _items(name, vars(function).items(), "attribute")
-    yield from _items(name, getattr(function, "__annotations__", {}).items(), "annotation")
+    yield from _items(name, annotations_of(function).items(), "annotation")
 
 
 def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.annotations import annotations_of, own_annotations
 from hoplite_mp.serial.aside import UNBOUND
 from hoplite_mp.serial.classes import cloudpickled
 from hoplite_mp.serial.code import Reduced, importable, module_travels
@@ -102,7 +103,7 @@ class Manifests:
         if not method and root not in here and _found(module, obj):
             here.add(root)
             manifest += filter(None, [self.entry(namespace, root)])
-        annotations = vars(obj).get("__annotations__") if code is None else obj.__annotations__
+        annotations = own_annotations(obj) if code is None else annotations_of(obj)
         for name in hidden_names(namespace.scope, code, annotations):
             if name not in here and self._can_travel(namespace.scope[name]):
                 here.add(name)

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
+from hoplite_mp.serial.annotations import own_annotations, with_annotations
 from hoplite_mp.serial.code import Reduced, importable, note_native
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
             return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
     elif isinstance(obj, types.FunctionType):
         # Not by cloudpickle's rule, by which readers can import all that is in sys.modules here.
-        return pickler._dynamic_function_reduce(obj)
+        return pickler._dynamic_function_reduce(with_annotations(obj))
     return cloudpickle.Pickler.reducer_override(pickler, obj)
 
 
@@ -78,6 +79,7 @@ def _reduce_class(cls: type) -> Reduced:
     else:
         namespace["__slots__"] = slots = _slots(cls)
         state = _state_of_slotted(cls, slots), {}
+    _evaluate_annotations(cls, state[0])
     return load_class, (meta, name, bases, namespace, tracker_id), state, None, None, fill_class
 
 
@@ -87,8 +89,18 @@ def _slots(cls: type) -> tuple[str, ...]:
     return tuple(
         name
         for name, member in vars(cls).items()
-        if isinstance(member, members) and member.__objclass__ is cls
+        if isinstance(member, members)
+        # Python 3.15 has one descriptor of each of these names for all classes.
+        and (member.__objclass__ is cls or name in ("__dict__", "__weakref__"))
     )
+
+
+def _evaluate_annotations(cls: type, state: dict[str, Any]) -> None:
+    """Since Python 3.14 a class has a function that evaluates its annotations (PEP 649). That
+    function refers to the namespace of the class, so the annotations travel in its place."""
+    state.pop("__classdictcell__", None)  # of that function
+    if "__annotate_func__" in vars(cls):
+        state["__annotations_cache__"] = own_annotations(cls)
 
 
 def _state_of_slotted(cls: type, slots: tuple[str, ...]) -> dict[str, Any]:
@@ -135,6 +147,7 @@ def _reduce_enum(cls: Any) -> Reduced:
     tracker_id = cloudpickle._get_or_create_tracker_id(cls)
     args = type(cls), cls.__name__, cls.__bases__, namespace, made, aliases, tracker_id
     state = cloudpickle._class_getstate(cls)[0], [(one, vars(one)) for one in members.values()]
+    _evaluate_annotations(cls, state[0])
     return load_enum, args, state, None, None, fill_class
 
 

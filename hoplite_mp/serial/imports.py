@@ -61,6 +61,8 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
     if real != name and sys.modules.get(real) is module:
         return is_found_by_readers(real)  # the name is another one for the same module
     own = getattr(module, "__spec__", None)
+    if getattr(own, "origin", None) in _BUILT_IN:
+        return True  # of Python, perhaps by another name: `collections.abc` is `_collections_abc`
     files = {getattr(own, "origin", None), getattr(module, "__file__", None)} - {None}
     if any(str(file).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for file in files):
         return True  # compiled code cannot travel by value

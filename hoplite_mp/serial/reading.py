@@ -198,6 +198,11 @@ def load_cached_property(cls: Any, locked: bool) -> Any:
     return prop
 
 
+def load_partialmethod(cls: Any, func: Any, args: Any, keywords: Any) -> Any:
+    """Named in streams: a `functools.partialmethod`."""
+    return cls(func, *args, **keywords)
+
+
 def load_output(name: str) -> Any:
     """Named in streams: one of the files that this process prints to."""
     return getattr(sys, name)

@@ -45,6 +45,7 @@ from hoplite_mp.serial.reading import (
     load_exception,
     load_exception_state,
     load_output,
+    load_partialmethod,
     load_raised,
     load_ref,
     load_same,
@@ -221,6 +222,14 @@ def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) 
     return load_cached_property, (type(prop), "lock" in vars(prop)), state
 
 
+def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) -> Reduced:
+    """Since Python 3.15 its `__new__` needs the function, and its own reduction names none."""
+    made = {"func", "args", "keywords", "_phcount", "_merger"}
+    state = {name: value for name, value in vars(method).items() if name not in made}
+    args = type(method), method.func, method.args, method.keywords
+    return load_partialmethod, args, state or None
+
+
 def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
     """Its entries, which stay there as long as the reader refers to their keys or values."""
     return type(found), (dict(found),)
@@ -282,6 +291,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (types.CodeType, reduce_code_object),
     (types.MappingProxyType, _reduce_proxy),
     (functools.cached_property, _reduce_cached_property),
+    (functools.partialmethod, _reduce_partialmethod),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _reduce_weak_dict),
     (types.ModuleType, reduce_module),
     ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
