@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / ".pythons"  # not tracked; `--again` makes a version's folder anew
 PLACES = ("~/.pyenv/versions/{}.*/bin/python3", "/usr/bin/python{}", "/usr/local/bin/python{}")
 SUITE = "sid"
+# As in pyproject.toml, for the processes that tests start.
+WARNINGS = "error,ignore:This process (pid=:DeprecationWarning"
 # Beside the interpreter: what builds the modules, emulates hosts, and asks about processes.
 PACKAGES = (
     *("python{0}", "python{0}-dev", "python{0}-venv", "libpython{0}-testsuite"),
@@ -96,7 +98,7 @@ def steps(python: str, venv: str, arguments: list[str]) -> str:
             f"{venv}/bin/python -m pip install --quiet --editable '.[dev]'"
             " --config-settings editable_mode=compat",
             f"{venv}/bin/python -VV",
-            f"PYTHONWARNINGS=error OPENBLAS_THREAD_TIMEOUT=4 {shlex.join(run)}",
+            f"PYTHONWARNINGS={shlex.quote(WARNINGS)} OPENBLAS_THREAD_TIMEOUT=4 {shlex.join(run)}",
         )
     )
 

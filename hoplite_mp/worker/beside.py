@@ -173,8 +173,8 @@ class Beside:
             if flags & FLAG_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & FLAG_ASYNC:
+                loop = self.loop.loop  # before there is a coroutine, which would have to be awaited
                 call.coroutine = context.run(function, *args, **kwargs)
-                loop = self.loop.loop
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
                 thread = threading.Thread(

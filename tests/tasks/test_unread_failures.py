@@ -313,11 +313,12 @@ def test_unread_failure_of_a_nested_task_is_reported_when_its_worker_ends(where:
         class Outer:
             def method(self, number):
                 c = hoplite_mp.current()
-                c.submit(fail, number)
+                dropped = c.submit(fail, number)
                 self.kept = c.submit(fail, number + 1)
                 with contextlib.suppress(ValueError):
                     c.submit(fail, number + 2).result()
                 eventually(self.kept.done)
+                eventually(dropped.done)
         def outer(number):
             Outer().method(number)
         with c:
