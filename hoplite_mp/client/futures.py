@@ -249,6 +249,19 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             made.callbacks = []
         return made.callbacks
 
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        """(done, cancelled, value, error). asyncio reads it from Python 3.15 on, and has the loop
+        log what it raises, while the coroutine goes on waiting."""
+        if not self.done():
+            return False, False, None, None
+        if self.cancelled():
+            return True, True, None, None
+        try:
+            error = self.exception()
+            return True, False, self.result() if error is None else None, error
+        except Exception as unread:
+            return True, False, None, unread
+
     def _settle_if_done(self) -> None:
         """Completes a Future that nobody watches yet, if its header is done. The submitter still
         processes the completion later."""
