@@ -13,10 +13,18 @@ import fcntl
 import os
 import resource
 import socket
+import subprocess
 
 from hoplite_mp import _shm
 
-__all__ = ["Watched", "close_socket", "fill_standard_descriptors", "lift", "lift_socket"]
+__all__ = [
+    "Watched",
+    "close_socket",
+    "fill_standard_descriptors",
+    "inherited_or_null",
+    "lift",
+    "lift_socket",
+]
 
 # Our numbers begin here, or at half of the process's limit. Higher: less likely to be closed by
 # code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller table.
@@ -83,3 +91,9 @@ def fill_standard_descriptors() -> None:
         os.set_inheritable(number, True)  # the supervisor is in the same need
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
+
+
+def inherited_or_null(fd: int) -> int | None:
+    """What `subprocess.Popen` takes for this standard descriptor of the new process: None, or
+    `DEVNULL` if a file of a library has the number, because the program was started without it."""
+    return None if os.get_inheritable(fd) else subprocess.DEVNULL

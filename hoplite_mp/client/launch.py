@@ -29,6 +29,7 @@ from hoplite_mp.client.descriptors import (
     Watched,
     close_socket,
     fill_standard_descriptors,
+    inherited_or_null,
     lift,
     lift_socket,
 )
@@ -422,7 +423,13 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
     is blocked in it until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=inherited_or_null(1),
+            stderr=inherited_or_null(2),
+        )
     except BlockingIOError as error:  # EAGAIN of fork
         raise ConfigError(
             "no process can be started: every process that this user may have is in use; raise "

@@ -45,6 +45,17 @@ def test_closed_standard_descriptors(tmp_path: Path, closed: str) -> None:
     assert path.read_text() == "3"
 
 
+def test_closed_output_whose_number_a_file_of_a_library_has(tmp_path: Path) -> None:
+    """As one of libffi does in Python 3.15; the supervisor does not inherit that file."""
+    path = tmp_path / "found"
+    program = tmp_path / "program.py"
+    taken = "import os\nassert os.open('/dev/null', os.O_WRONLY) == 1\n"
+    program.write_text(taken + PROGRAM.format(path=str(path)))
+    command = f"exec {sys.executable} {program} >&-"
+    assert subprocess.run(["sh", "-c", command], timeout=2 * PATIENCE_S).returncode == 0
+    assert path.read_text() == "3"
+
+
 def test_more_cpus_than_a_host_may_have_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "cpu_count", lambda: 256)
     monkeypatch.setattr(launch, "WORKERS_MAX", 3)
