@@ -35,13 +35,19 @@ SHARED_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificate
 # $0 is the root directory, "$@" the command. A mount namespace of its own ends with the command.
 ENTER = """
 set -e
+mount --bind "$0" "$0"
 mount -t proc proc "$0/proc"
 mount --rbind /sys "$0/sys"
 mount --rbind /dev "$0/dev"
 mount -t tmpfs tmpfs "$0/run"
 mount --bind "$CHECKOUT" "$0/checkout"
 for file in $SHARED; do touch "$0$file"; mount --bind "$file" "$0$file"; done
-exec chroot "$0" /usr/bin/env --chdir=/checkout "$@"
+# Not chroot, inside of which no program can unshare mounts, and /proc/self/maps has other paths.
+cd "$0"
+mkdir -p outside
+pivot_root . outside
+umount -l /outside
+exec /usr/bin/env --chdir=/checkout "$@"
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import operator
 import os
 import signal
@@ -59,7 +60,7 @@ print(get_reusable_executor(1).submit(inside).result())
 
 def test_cluster_inside_a_worker_of_loky_runs_tasks() -> None:
     done = run(LOKY)
-    assert done.stdout.strip() == "('fork', 3)", done.stderr
+    assert done.stdout.strip() == str((multiprocessing.get_start_method(), 3)), done.stderr
 
 
 NO_EXECUTABLE = """
@@ -213,4 +214,4 @@ def test_ctrl_c_during_the_start_prints_no_traceback(after_s: float) -> None:
     assert "boot.py" not in err
     assert out == "interrupted\n"
     # An interrupt in a callback of the interpreter itself is lost, which it prints.
-    assert not err or err.startswith("Exception ignored in")
+    assert not err or err.startswith("Exception ignored ")
