@@ -29,7 +29,8 @@ def is_interruption(error: BaseException) -> bool:
     step = _traceback_of(error)
     while step is not None:
         for one, other in pairwise(_arguments(step.tb_frame)):
-            if isinstance(one, int) and isinstance(other, FrameType):
+            # By type: isinstance reads `__class__` of arguments, whose classes may refuse that.
+            if issubclass(type(one), int) and type(other) is FrameType:
                 return True
         step = step.tb_next
     return False
@@ -47,5 +48,5 @@ def _arguments(frame: FrameType) -> list[Any]:
     arguments = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
     if has_more:
         more = found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        arguments += more if isinstance(more, tuple) else ()
+        arguments += more if type(more) is tuple else ()
     return arguments

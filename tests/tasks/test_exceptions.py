@@ -14,6 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import TaskError
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.serial import RemoteTraceback
 from tests.tasks.helpers import PATIENCE_S
 
@@ -175,6 +176,15 @@ def test_reducer_that_raises_such_an_exception_is_reported(
     assert type(cluster.submit(Hostile, kind).exception(PATIENCE_S)) is kind
     with pytest.raises(kind):
         read_all(cluster.stream(lambda: iter([Hostile(kind)])))
+
+
+def test_error_of_a_call_with_unreadable_arguments_is_no_interruption() -> None:
+    def fails(one: object, two: object) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - no message
+        fails(Unreadable("k"), Unreadable("k"))
+    assert not is_interruption(caught.value)
 
 
 # -- exceptions that end programs ---------------------------------------------------------------
