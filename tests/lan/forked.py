@@ -269,7 +269,9 @@ def stream(number: int) -> io.TextIOWrapper:
 def run(arguments: list[str]) -> int:
     """Runs `-c text`, or `-m hoplite_mp ...`, to the end of what Python does at an end."""
     main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    main.__dict__.update(__builtins__=__builtins__)
+    if sys.version_info < (3, 14):  # later versions make it when it is first read
+        main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     try:
         if arguments[0] == "-c":

@@ -130,6 +130,11 @@ def test_the_bits_of_a_fold_from_left_to_right(
     assert len(host.store.leases) == SOURCES
 
 
+def test_fold_that_overflows_does_not_warn() -> None:
+    """As kernels do not. Warnings are errors here."""
+    assert np.isinf(fold("sum", [np.full(1, 60_000, np.float16)] * 2))
+
+
 @pytest.mark.parametrize("text", ["a", "abc"])
 def test_what_is_no_array_is_named(host: Host, text: str) -> None:
     reduction = Reduction(host, "sum", [np.ones(3), text])

@@ -145,7 +145,8 @@ def tell(c):
     print(where(lambda: c.submit(fail2, 0).result()))
     def apply_warn():
         import io, contextlib
-        with contextlib.redirect_stderr(io.StringIO()) as err:
+        with contextlib.redirect_stderr(io.StringIO()) as err, warnings.catch_warnings():
+            warnings.simplefilter("always")
             warn()
         return err.getvalue()
     print(c.submit(apply_warn).result().splitlines())
