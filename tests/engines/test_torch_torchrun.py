@@ -42,7 +42,8 @@ for _ in range(4):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(round(loss.item(), 4))
-print("rank", rank, total[0].item(), losses, "hoplite_mp" in sys.modules, flush=True)
+line = f"rank {rank} {total[0].item()} {losses} {'hoplite_mp' in sys.modules}"
+print(line + "\\n", end="", flush=True)  # in one write
 dist.destroy_process_group()
 """
 PAIRS = """
@@ -57,7 +58,7 @@ for other in (1, 2):
         one = torch.full((4,), other if rank else 0)
         dist.all_reduce(one, group=pair)
         total += int(one[0])
-print(f"rank {rank}: {total}", flush=True)
+print(f"rank {rank}: {total}\\n", end="", flush=True)  # in one write
 dist.destroy_process_group()
 """
 CHAIN = """
