@@ -46,7 +46,7 @@ def has_kernel(op: str, name: str) -> str | None:
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 
 
-@np.errstate(all="ignore")  # as the kernels, which do not warn of overflows
+@np.errstate(all="ignore")  # the kernels do not warn of overflows either
 def fold(op: str, arrays: Sequence[Array]) -> Array:
     """Left fold with numpy; TypeError where numpy has no such operation."""
     dtype = arrays[0].dtype

@@ -42,7 +42,7 @@ mount --rbind /dev "$0/dev"
 mount -t tmpfs tmpfs "$0/run"
 mount --bind "$CHECKOUT" "$0/checkout"
 for file in $SHARED; do touch "$0$file"; mount --bind "$file" "$0$file"; done
-# Not chroot, inside of which no program can unshare mounts, and /proc/self/maps has other paths.
+# Not chroot: programs in a chroot cannot unshare mounts, and /proc/self/maps shows other paths.
 cd "$0"
 mkdir -p outside
 pivot_root . outside

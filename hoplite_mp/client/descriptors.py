@@ -94,6 +94,7 @@ def fill_standard_descriptors() -> None:
 
 
 def inherited_or_null(fd: int) -> int | None:
-    """What `subprocess.Popen` takes for this standard descriptor of the new process: None, or
-    `DEVNULL` if a file of a library has the number, because the program was started without it."""
+    """The argument of `subprocess.Popen` for this standard descriptor: None (inherited), or
+    `DEVNULL` if the descriptor is not inheritable. A library's file gets the number of a standard
+    descriptor if the program was started without one."""
     return None if os.get_inheritable(fd) else subprocess.DEVNULL

@@ -250,8 +250,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made.callbacks
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """(done, cancelled, value, error). asyncio reads it from Python 3.15 on, and has the loop
-        log what it raises, while the coroutine goes on waiting."""
+        """(done, cancelled, value, error). asyncio calls this method since Python 3.15. Raising an
+        exception here would leave the awaiting coroutine pending, so it is the error instead."""
         if not self.done():
             return False, False, None, None
         if self.cancelled():
@@ -259,8 +259,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         try:
             error = self.exception()
             return True, False, self.result() if error is None else None, error
-        except Exception as unread:
-            return True, False, None, unread
+        except Exception as failure:  # the result cannot be read
+            return True, False, None, failure
 
     def _settle_if_done(self) -> None:
         """Completes a Future that nobody watches yet, if its header is done. The submitter still

@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        # Warnings of Sphinx's own code are none of the pages.
+        # Warnings about Sphinx's own code are not errors of the pages.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""},
     )
     assert made.returncode == 0, made.stderr

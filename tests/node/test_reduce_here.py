@@ -131,7 +131,7 @@ def test_the_bits_of_a_fold_from_left_to_right(
 
 
 def test_fold_that_overflows_does_not_warn() -> None:
-    """As kernels do not. Warnings are errors here."""
+    """Kernels do not warn either. Warnings are errors in this test run."""
     assert np.isinf(fold("sum", [np.full(1, 60_000, np.float16)] * 2))
 
 

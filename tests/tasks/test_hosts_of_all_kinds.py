@@ -46,7 +46,7 @@ def test_closed_standard_descriptors(tmp_path: Path, closed: str) -> None:
 
 
 def test_closed_output_whose_number_a_file_of_a_library_has(tmp_path: Path) -> None:
-    """As one of libffi does in Python 3.15; the supervisor does not inherit that file."""
+    """Under Python 3.15 libffi opens such a file. The supervisor does not inherit the file."""
     path = tmp_path / "found"
     program = tmp_path / "program.py"
     taken = "import os\nassert os.open('/dev/null', os.O_WRONLY) == 1\n"

@@ -164,8 +164,7 @@ EXPECTED = [
 
 
 def test_source_of_cell_without_file_is_shown() -> None:
-    program = CELLS + "with hoplite_mp.Cluster(2) as c: tell(c)\n"
-    assert run(program, PYTHONWARNINGS="").splitlines() == EXPECTED  # it prints a warning
+    assert run(CELLS + "with hoplite_mp.Cluster(2) as c: tell(c)\n").splitlines() == EXPECTED
 
 
 def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
