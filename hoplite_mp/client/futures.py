@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
-from hoplite_mp.client.thread_futures import for_asyncio
+from hoplite_mp.client.thread_futures import for_asyncio, outcome
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
 from hoplite_mp.interruptions import is_interruption
@@ -250,17 +250,12 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made.callbacks
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """(done, cancelled, value, error). asyncio calls this method since Python 3.15. Raising an
-        exception here would leave the awaiting coroutine pending, so it is the error instead."""
+        """(done, cancelled, value, error). asyncio calls this method since Python 3.15."""
         if not self.done():
             return False, False, None, None
         if self.cancelled():
             return True, True, None, None
-        try:
-            error = self.exception()
-            return True, False, self.result() if error is None else None, error
-        except Exception as failure:  # the result cannot be read
-            return True, False, None, failure
+        return True, False, *outcome(self)
 
     def _settle_if_done(self) -> None:
         """Completes a Future that nobody watches yet, if its header is done. The submitter still

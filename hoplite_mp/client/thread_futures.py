@@ -20,36 +20,50 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.ports import Waits
 
-__all__ = ["ThreadFuture", "for_asyncio"]
+__all__ = ["ThreadFuture", "for_asyncio", "outcome"]
 
 T = TypeVar("T")
 BLOCKED_AFTER_NS = 2_000_000
 _PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
 
 
-class _WithoutStopIteration:
-    """A Future as asyncio of Python 3.11 reads it, which cannot store a StopIteration."""
+def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException | None]:
+    """(value, error) of a Future that is done and was not cancelled. A value that cannot be read is
+    an error too: an exception raised here would leave the coroutine that awaits it pending."""
+    try:
+        error = future.exception()
+        return future.result() if error is None else None, error
+    except Exception as failure:
+        return None, failure
+
+
+class _AsyncioView:
+    """A done Future as asyncio reads it before Python 3.15."""
 
     def __init__(self, future: concurrent.futures.Future[Any]) -> None:
         self._future = future
-        self.done, self.cancelled, self.result = future.done, future.cancelled, future.result
+        self._value: Any = None
+        self.done, self.cancelled = future.done, future.cancelled
 
     def exception(self) -> BaseException | None:
-        error = self._future.exception()
+        self._value, error = outcome(self._future)
         if not issubclass(type(error), StopIteration):
             return error
-        made = RuntimeError("the task raised StopIteration")
+        made = RuntimeError("the task raised StopIteration")  # PEP 479
         made.__cause__ = error
         return made
 
+    def result(self) -> Any:
+        return self._value
+
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
-    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets a StopIteration as
-    a RuntimeError (PEP 479), without which the coroutine would wait for ever. From Python 3.12 on
-    asyncio does so itself."""
-    if sys.version_info >= (3, 12) or getattr(fn, "__module__", None) != "asyncio.futures":
+    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`:
+    asyncio calls `exception` and then `result`, and if one of them raises, the coroutine waits for
+    ever. From Python 3.15 on asyncio calls `_get_snapshot` instead."""
+    if sys.version_info >= (3, 15) or getattr(fn, "__module__", None) != "asyncio.futures":
         return fn
-    return lambda future: fn(_WithoutStopIteration(future))
+    return lambda future: fn(_AsyncioView(future))
 
 
 class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):

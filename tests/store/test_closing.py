@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,13 @@ def test_without_time_results_on_disk_are_not_kept(tmp_path: Path) -> None:
         futures[0].result()
     with pytest.raises(ClosedError, match="moved to disk"):
         futures[0].exception()
+
+    async def wrapped() -> Any:
+        async with asyncio.timeout(LONG_S / 10):
+            return await asyncio.wrap_future(futures[0])
+
+    with pytest.raises(ClosedError, match="moved to disk"):
+        asyncio.run(wrapped())
     assert (futures[9].result() == 9).all()
 
 
