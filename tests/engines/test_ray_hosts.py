@@ -106,6 +106,83 @@ def test_each_host_has_one_node_and_refs_travel_through_ray(hosts: RayHosts, lan
     ]
 
 
+def test_values_of_ray_are_reduced_and_sent_to_all_hosts(hosts: RayHosts, lan: Lan) -> None:
+    out = hosts.run(
+        lan[1],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        def made(k, seconds=0):
+            time.sleep(seconds)
+            return np.full(500_000, float(k))
+        made = ray.remote(made)
+        parts = [made.options(**on(h)).remote(h) for h in (1, 2, 3)]
+        mean = hoplite_ray.reduce(parts, op="mean")
+        x = ray.get(mean)
+        say(x.shape, bool((x == 2).all()), mean.contributors)
+        first = hoplite_ray.reduce([made.options(**on(1)).remote(9, 60), *parts], num=3)
+        say(float(ray.get(first)[-1]), first.contributors)
+
+        ref = hoplite_ray.broadcast(parts[2])
+        say(sorted(c.locations(ref)) == sorted(n.id for n in c.nodes))
+        def total(refs):
+            return float(hoplite_mp.current().get(refs[0]).sum())
+        total = ray.remote(total)
+        say([ray.get(total.options(**on(h)).remote([ref])) for h in (1, 2, 3)])
+        hoplite_ray.shutdown()
+        """,
+    )
+    assert out == [
+        "(500000,) True (0, 1, 2)",
+        "6.0 (1, 2, 3)",
+        "True",
+        str([1_500_000.0] * 3),
+    ]
+
+
+def test_a_value_of_ray_that_is_lost_with_its_host_is_made_again(hosts: RayHosts, lan: Lan) -> None:
+    program = hosts.program(
+        lan[0],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        class Gate:
+            def __init__(self):
+                self.opened = False
+            def open(self):
+                self.opened = True
+            def is_open(self):
+                return self.opened
+        gate = ray.remote(Gate).options(num_cpus=0, **on(1)).remote()
+        def made(k):
+            return np.full(500_000, float(k))
+        def late(k):
+            while not ray.get(gate.is_open.remote()):
+                time.sleep(0.05)
+            return made(k)
+        def preferring(host):  # Ray may make the value elsewhere
+            node = on(host)["scheduling_strategy"].node_id
+            return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        parts = [ray.remote(made).options(**preferring(h)).remote(h) for h in (1, 2, 3)]
+        ray.wait(parts, num_returns=3, fetch_local=False)
+        parts.append(ray.remote(late).options(**on(2)).remote(4))
+        result = hoplite_ray.reduce(parts)
+        say(result.contributors)
+        heard()
+        until(lambda: len(c.nodes) == 2, "the host is lost")
+        ray.get(gate.open.remote())
+        x = ray.get(result)
+        say(bool((x == 10).all()), result.contributors)
+        hoplite_ray.shutdown()
+        """,
+    )
+    assert program.line() == "None"
+    lan[2].kill()
+    program.go_on()
+    assert program.line() == "True (0, 1, 2, 3)"
+    assert program.end() == []
+
+
 def test_an_actor_and_then_a_host_die_in_a_group(hosts: RayHosts, lan: Lan) -> None:
     """The engine's worker is killed and comes again; then a host; then a host is added."""
     program = hosts.program(
