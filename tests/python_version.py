@@ -119,6 +119,8 @@ def main() -> int:
     if given.again:
         shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
+    # Each of the thousands of processes would compile our modules again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     arguments = arguments or ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     python = on_this_machine(given.version)
     if python is not None:
