@@ -17,7 +17,7 @@ from hoplite_mp.protocol.fields import NAME_CHARS_MAX, Message, counts, flags, o
 __all__ = ["ActorNameAsked", "ActorNameClaimed", "ActorNameHeld", "ActorNameReleased"]
 
 
-class ActorNameClaimed(Message, frozen=True):
+class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
     """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
     actor has started, and no answer is expected. `moves`: another node may start it again when this
     one is lost. `by_spare`: the node that may start it again says so to a new manager; that holds
@@ -37,7 +37,7 @@ class ActorNameClaimed(Message, frozen=True):
         flags(moves=self.moves, by_spare=self.by_spare)
 
 
-class ActorNameAsked(Message, frozen=True):
+class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
     """Which actor has that name?"""
 
     request: int
@@ -49,7 +49,7 @@ class ActorNameAsked(Message, frozen=True):
         text("name", self.name, NAME_CHARS_MAX, 1)
 
 
-class ActorNameReleased(Message, frozen=True):
+class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
     """That actor has ended, or accepts no more calls, so its name is free. An empty name: the
     sender does not know whether the manager still has one for that actor."""
 
@@ -63,7 +63,7 @@ class ActorNameReleased(Message, frozen=True):
         object_id("identity", self.identity)
 
 
-class ActorNameHeld(Message, frozen=True):
+class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
     """The answer to a claim or a question: the actor that has the name now; None: there is none."""
 
     request: int

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     """Starts an actor: one object in a process of its own. `setup`: an object with its constructor
     and arguments. `about`: what a handle must know, pickled by the client. Reply: the local id of
     the actor's identity, which the node holds until Imported confirms that the caller holds it; or
@@ -52,7 +52,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     only_now: bool = False  # it is refused if it would have to wait, as by a node that is gone
 
 
-class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
     """A client will call an actor of another host, whose pool has the number `pool` there. Reply:
     the number of the pool on this host that leads to it, which belongs to the actor as long as a
     process here holds the identity. The other fields are options of the actor."""
@@ -64,14 +64,14 @@ class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     places: tuple[int, ...] = ()
 
 
-class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
     """Asks for the living actor of that name. Reply: the local id of its identity, which the node
     holds until Imported; 0 if there is none."""
 
     name: str
 
 
-class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndActor(msgspec.Struct, frozen=True, tag="EndActor", array_like=True):
     """Ends the actor after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
     soon as no process holds its identity; no reply."""
 
@@ -80,19 +80,19 @@ class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     unheld: bool = False
 
 
-class ActorRestarts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorRestarts(msgspec.Struct, frozen=True, tag="ActorRestarts", array_like=True):
     """Reply: how often the actor's process was started again."""
 
     identity: int
 
 
-class FailActorCalls(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FailActorCalls(msgspec.Struct, frozen=True, tag="FailActorCalls", array_like=True):
     """A call was queued for an actor that has ended; the node must make it fail. No reply."""
 
     pool: int
 
 
-class ActorFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=True):
     """The actor's constructor raised this exception, an error payload. Reply: None."""
 
     payload: bytes
@@ -103,27 +103,27 @@ class ActorFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 BACKLOG_CALLS_MAX = 8192
 
 
-class ActorBegins(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorBegins(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
     """The actor's object exists now. Reply: ids of calls that were queued before, oldest first, at
     most BACKLOG_CALLS_MAX. If it began with a kept state, the reply waits until another host has
     that state as well."""
 
 
-class ActorBacklog(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=True):
     """The actor has begun all calls that the reply before named. Reply: the next ones."""
 
 
-class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorMayEnd(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
     """This actor's process is idle and accepts no new calls. Reply: whether it may end. It may not
     while calls wait for their arguments or are on their way, or while its node is leaving."""
 
 
-class ActorStateAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ActorStateAsked(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
     """Asks for the state that this actor has kept last. Reply: the local id of that object, which
     the node holds until Imported; 0: none."""
 
 
-class KeepActorState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class KeepActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
     """That object is the actor's state after its last call, with results of calls; a process that
     starts again starts from it. Reply: None, as soon as another host has it as well, or if no other
     host could start the actor again."""

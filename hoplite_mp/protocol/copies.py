@@ -32,7 +32,7 @@ from hoplite_mp.protocol.stripes import Stripe, whole_object
 # ---- node -> manager
 
 
-class FetchRequested(Message, frozen=True):
+class FetchRequested(Message, frozen=True, tag="FetchRequested"):
     """`node` wants a copy of the object. By the object's owner, `holders` have it whole."""
 
     node: int
@@ -46,7 +46,7 @@ class FetchRequested(Message, frozen=True):
         numbers("holders", self.holders, NODES_MAX - 1)
 
 
-class FetchComplete(Message, frozen=True):
+class FetchComplete(Message, frozen=True, tag="FetchComplete"):
     """`node` has the whole object; `epoch` is that of the latest plan that it has received."""
 
     node: int
@@ -58,7 +58,7 @@ class FetchComplete(Message, frozen=True):
         object_id("object", self.object)
 
 
-class FetchFailed(Message, frozen=True):
+class FetchFailed(Message, frozen=True, tag="FetchFailed"):
     """`node` cannot get its bytes from `parent`, which it derived itself from the plan `epoch`."""
 
     node: int
@@ -73,7 +73,7 @@ class FetchFailed(Message, frozen=True):
         text("reason", self.reason, TEXT_CHARS_MAX)
 
 
-class CopyDropped(Message, frozen=True):
+class CopyDropped(Message, frozen=True, tag="CopyDropped"):
     """`node` no longer holds the object, or stops fetching it. `full`: if the reason is that there
     was no room (for the copy of a broadcast, or to read the object from the disk), its text."""
 
@@ -87,7 +87,7 @@ class CopyDropped(Message, frozen=True):
         text("full", self.full, TEXT_CHARS_MAX)
 
 
-class ObjectGone(Message, frozen=True):
+class ObjectGone(Message, frozen=True, tag="ObjectGone"):
     """The object's owner has deleted it, so all transfers of it end."""
 
     object: bytes
@@ -99,7 +99,7 @@ class ObjectGone(Message, frozen=True):
 # ---- manager -> node
 
 
-class Distribute(Message, frozen=True):
+class Distribute(Message, frozen=True, tag="Distribute"):
     """Which node gets the object from which. Sources, owners and receivers are sent the same one.
 
     `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o, if
@@ -141,7 +141,7 @@ class Distribute(Message, frozen=True):
                 raise ValueError(f"parents must have one node a receiver: {row!r}")
 
 
-class Withdraw(Message, frozen=True):
+class Withdraw(Message, frozen=True, tag="Withdraw"):
     """That plan is over: the node stops pulling and serving by it. Received bytes stay."""
 
     operation: int
@@ -153,7 +153,7 @@ class Withdraw(Message, frozen=True):
         object_id("object", self.object)
 
 
-class FetchRefused(Message, frozen=True):
+class FetchRefused(Message, frozen=True, tag="FetchRefused"):
     """There will be no copy, and that node's fetch ends. Another FetchRequested may follow."""
 
     object: bytes

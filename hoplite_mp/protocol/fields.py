@@ -205,5 +205,6 @@ def sorted_indices(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be sorted and not empty, not {value!r}")
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The base of all messages: frozen, compared by value, written as an array with its name."""
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The base of all messages: frozen, compared by value, encoded as an array that begins with the
+    tag. Each subclass names its tag, so that renaming a class changes no byte."""

@@ -12,12 +12,12 @@ import msgspec
 __all__ = ["HoldForeign", "UsersOfNode"]
 
 
-class HoldForeign(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
     """A ref to this object has just been pickled for another engine. The node holds the object for
     Config.foreign_hold_s from now on. Reply: these seconds; 0.0: the object is gone."""
 
     oid: int
 
 
-class UsersOfNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
     """Reply: how many drivers are attached to this node, without the process that started it."""

@@ -14,7 +14,7 @@ This module must never know the order of the messages, the key, nor any connecti
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import msgspec
 
@@ -87,7 +87,7 @@ _U64_MAX = (1 << 64) - 1
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Hello(Message, frozen=True, tag=True, array_like=True):
+class Hello(Message, frozen=True, tag="Hello"):
     """The client's first message. cluster: the one that it wants; empty: any."""
 
     role: str
@@ -101,7 +101,7 @@ class Hello(Message, frozen=True, tag=True, array_like=True):
             _exactly("cluster", self.cluster, CLUSTER_BYTES)
 
 
-class Challenge(Message, frozen=True, tag=True, array_like=True):
+class Challenge(Message, frozen=True, tag="Challenge"):
     """The server answers with its own nonce, its service and its cluster."""
 
     service: str
@@ -114,7 +114,7 @@ class Challenge(Message, frozen=True, tag=True, array_like=True):
         _exactly("cluster", self.cluster, CLUSTER_BYTES)
 
 
-class Proof(Message, frozen=True, tag=True, array_like=True):
+class Proof(Message, frozen=True, tag="Proof"):
     """Proves that the client has the key: a MAC over the transcript (see handshake.py)."""
 
     mac: bytes
@@ -123,7 +123,7 @@ class Proof(Message, frozen=True, tag=True, array_like=True):
         _exactly("mac", self.mac, MAC_BYTES)
 
 
-class Welcome(Message, frozen=True, tag=True, array_like=True):
+class Welcome(Message, frozen=True, tag="Welcome"):
     """The server accepts the client's proof, and proves in the same way, under another label, that
     it has the key too."""
 
@@ -133,7 +133,7 @@ class Welcome(Message, frozen=True, tag=True, array_like=True):
         _exactly("mac", self.mac, MAC_BYTES)
 
 
-class Refused(Message, frozen=True, tag=True, array_like=True):
+class Refused(Message, frozen=True, tag="Refused"):
     """The server ends the handshake. A client ignores `reason` unless the server has proved itself
     before."""
 
@@ -145,7 +145,7 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
         text("reason", self.reason, REASON_CHARS_MAX)
 
 
-class Introduction(Message, frozen=True, tag=True, array_like=True):
+class Introduction(Message, frozen=True, tag="Introduction"):
     """The sender's identity, after both proofs. host_id: its host; node: its number, None if it has
     none. link, answers: for a data connection under TLS, the number of the calling node's own link
     that will send over it, and that of the called node's link that it answers (0: none)."""
@@ -195,7 +195,7 @@ def frame_length(head: bytes | bytearray) -> int:
 def decode_body(body: bytes | bytearray) -> Greeting:
     """The message in a frame's body; ProtocolError for everything else."""
     try:
-        return cast("Greeting", _decoder.decode(body))
+        return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         # What the stranger sent is not repeated: it may end in a log or on a terminal.
         raise ProtocolError(f"{len(body)} bytes that are no greeting") from error

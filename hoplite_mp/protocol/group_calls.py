@@ -98,7 +98,7 @@ def error_of(kind: str, message: str) -> Exception:
     return _TYPES[kind](message)
 
 
-class Piece(Message, frozen=True):
+class Piece(Message, frozen=True, tag="Piece"):
     """What rank `source` gives to all (`target` -1) or to one rank: its payload, or the object that
     holds it and the layout of that object."""
 
@@ -145,7 +145,7 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
     )
 
 
-class GroupPart(Message, frozen=True):
+class GroupPart(Message, frozen=True, tag="GroupPart"):
     """All living members of the sender's node have made that call. `mistake`: why one of them could
     not, and `error` the kind of the error; then there are no pieces. `repeats`: 1 + the number of
     the call by whose plan the sender has begun to move the bytes; 0: it waits for a plan."""
@@ -176,7 +176,7 @@ class GroupPart(Message, frozen=True):
         text("mistake", self.mistake, 2 * TEXT_CHARS_MAX)
 
 
-class GroupGo(Message, frozen=True):
+class GroupGo(Message, frozen=True, tag="GroupGo"):
     """The leading node asks to move the bytes of that call by these plans. A later attempt replaces
     an earlier one. `waits`: the nodes that must send GroupDone."""
 
@@ -191,7 +191,7 @@ class GroupGo(Message, frozen=True):
         between("attempt", self.attempt, 1, (1 << 32) - 1)
 
 
-class GroupDone(Message, frozen=True):
+class GroupDone(Message, frozen=True, tag="GroupDone"):
     """The sender's node has its part of that attempt's results. `failure`: why it cannot have it,
     and `error` the kind of the error, as in GroupCommit.
     `up`, `down`: bytes per second that its links have reached; 0: unknown."""
@@ -211,7 +211,7 @@ class GroupDone(Message, frozen=True):
         text("failure", self.failure, TEXT_CHARS_MAX)
 
 
-class GroupSlow(Message, frozen=True):
+class GroupSlow(Message, frozen=True, tag="GroupSlow"):
     """The link of the sender's node has become slow while that attempt's bytes move. `up`, `down`:
     bytes per second that it carries now; `sent`, `received`: bytes since the attempt began."""
 
@@ -228,7 +228,7 @@ class GroupSlow(Message, frozen=True):
         counts(up=self.up, down=self.down, sent=self.sent, received=self.received)
 
 
-class GroupCommit(Message, frozen=True):
+class GroupCommit(Message, frozen=True, tag="GroupCommit"):
     """The decision. `pieces`: the results in this message; with `attempt`, others are in blocks.
 
     `leader`: the node that has decided; `to`: the node for which it picked the pieces; `whole`:
@@ -267,7 +267,7 @@ class GroupCommit(Message, frozen=True):
         text("message", self.message, 2 * TEXT_CHARS_MAX)
 
 
-class GroupStart(Message, frozen=True):
+class GroupStart(Message, frozen=True, tag="GroupStart"):
     """A rank of the receiver's node that joined later takes part from that call on. The leading
     node of the members of that version sends it. A change of the members cancels it if it has not
     arrived by then."""
@@ -282,7 +282,7 @@ class GroupStart(Message, frozen=True):
         counts(generation=self.generation, version=self.version, call=self.call)
 
 
-class GroupSkip(Message, frozen=True):
+class GroupSkip(Message, frozen=True, tag="GroupSkip"):
     """The next call is this one, because all members that could have made those before are gone."""
 
     generation: int
@@ -292,7 +292,7 @@ class GroupSkip(Message, frozen=True):
         counts(generation=self.generation, call=self.call)
 
 
-class GroupSmall(Message, frozen=True):
+class GroupSmall(Message, frozen=True, tag="GroupSmall"):
     """A frame between two engines (cext/engine_small.h) that have no link, or have lost it. phase:
     what it says (enum small_phase); plan: the one that it names, or 0; parts: what the sender's
     members give to a small call."""
@@ -311,7 +311,7 @@ class GroupSmall(Message, frozen=True):
         between("bytes of parts", len(self.parts), 0, SMALL_PARTS_BYTES_MAX)
 
 
-class GroupSync(Message, frozen=True):
+class GroupSync(Message, frozen=True, tag="GroupSync"):
     """What the sender's node knows; sent to the leading node after each change of the members."""
 
     generation: int

@@ -79,7 +79,7 @@ def _runs(runs: tuple[Run, ...], count: int) -> None:
         counts(node=node, client=client, client_generation=generation, tries=tries)
 
 
-class GroupEnd(Message, frozen=True):
+class GroupEnd(Message, frozen=True, tag="GroupEnd"):
     """A Group that is over, although tasks that were its members may be tried again and ask for it
     again. `tasks`: those of all its members; `runs`: the run in which each of them was a member
     last; `dead`: those that have not left, but died. `open`: a thread of a driver was a member too,
@@ -104,7 +104,7 @@ class GroupEnd(Message, frozen=True):
 # ---- node -> manager
 
 
-class GroupJoinRequested(Message, frozen=True):
+class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
     """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
@@ -146,7 +146,7 @@ class GroupJoinRequested(Message, frozen=True):
         between("members_max", self.members_max, 1, RANKS_MAX)
 
 
-class GroupAdmitted(Message, frozen=True):
+class GroupAdmitted(Message, frozen=True, tag="GroupAdmitted"):
     """The living members have admitted the joining member of that rank, at a commit."""
 
     name: str
@@ -159,7 +159,7 @@ class GroupAdmitted(Message, frozen=True):
         between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
-class GroupLeft(Message, frozen=True):
+class GroupLeft(Message, frozen=True, tag="GroupLeft"):
     """A member closed its Group. (A death is reported by ClientLost, for all groups.)"""
 
     name: str
@@ -176,7 +176,7 @@ class GroupLeft(Message, frozen=True):
         between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
-class GroupTasksOver(Message, frozen=True):
+class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
     """These tasks, about which GroupTasksAsked has asked that node, are over: finished, failed or
     cancelled, and not tried again."""
 
@@ -191,7 +191,7 @@ class GroupTasksOver(Message, frozen=True):
 # ---- manager -> node
 
 
-class GroupTasksAsked(Message, frozen=True):
+class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
     """The node reports when each of these tasks is over, at once if it is already. Their submitters
     are processes of its host. A member of a Group waits for these tasks, and would wait in vain
     once they are over."""
@@ -202,7 +202,7 @@ class GroupTasksAsked(Message, frozen=True):
         _tasks("tasks", self.tasks, ASKED_MAX)
 
 
-class GroupGivenUp(Message, frozen=True):
+class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
     """That member waits for others in a group that can never be formed, or the group has gone on
     without its host. It is no member any more, and `message` is the reason, for the user."""
 
@@ -222,7 +222,7 @@ class GroupGivenUp(Message, frozen=True):
         between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
-class GroupMembers(Message, frozen=True):
+class GroupMembers(Message, frozen=True, tag="GroupMembers"):
     """What the board must show from now on; sent at every change, before GroupJoined.
 
     The first one of a generation is also the order to make the board. `version` counts these
@@ -303,7 +303,7 @@ class GroupMembers(Message, frozen=True):
         return (self.alive & -self.alive).bit_length() - 1 if self.alive else None
 
 
-class GroupJoined(Message, frozen=True):
+class GroupJoined(Message, frozen=True, tag="GroupJoined"):
     """The answer to a join: rank and board. Not `admitted`: the member is joining, and a later
     GroupMembers shows when it is admitted."""
 
@@ -324,7 +324,7 @@ class GroupJoined(Message, frozen=True):
         flags(formed=self.formed, admitted=self.admitted)
 
 
-class GroupRefused(Message, frozen=True):
+class GroupRefused(Message, frozen=True, tag="GroupRefused"):
     """A join was refused; `message` is for the user."""
 
     request: int
@@ -337,7 +337,7 @@ class GroupRefused(Message, frozen=True):
         one_of("error", self.error, GROUP_ERRORS)
 
 
-class GroupClosed(Message, frozen=True):
+class GroupClosed(Message, frozen=True, tag="GroupClosed"):
     """All members are gone. The name is free, and so is the board as soon as a node has received
     this."""
 

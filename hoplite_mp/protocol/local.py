@@ -141,7 +141,7 @@ POOL_BROKEN = 3
 POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes no new calls
 
 
-class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
     """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
     the reserve; `spare`: it will be needed later, if at all, and is refused when others need the
     room. Reply: payload offset, or full=True and the message."""
@@ -151,27 +151,27 @@ class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spare: bool = False
 
 
-class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
     """Asks for a span for small objects; `error`: it is for an error, so the reply does not wait
     for free memory. Reply: its offset, or full=True and the message."""
 
     error: bool = False
 
 
-class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class GiveSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
     """Gives empty spans back. No reply."""
 
     offsets: list[int]
 
 
-class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
     """Asks for a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
     (processes that wait for the object are woken), or full=True and the message."""
 
     oid: int
 
 
-class ReadSpilled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=True):
     """Asks for a part of a spilled object's payload; the object stays in the spill file. Reply: the
     bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
 
@@ -180,26 +180,26 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag=True, array_like=True):
     nbytes: int
 
 
-class Import(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
     """The caller uses objects of other hosts. Reply: their ids on this host, 0 for one that is
     gone; the node keeps them until Imported confirms that the caller holds them."""
 
     objects: list[bytes]
 
 
-class Imported(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
     """The caller holds the objects of the Import with that number now. No reply."""
 
     number: int
 
 
-class DropForeign(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
     """An object of another host was deleted here, and is to be deleted everywhere. No reply."""
 
     oid: int
 
 
-class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
     """`slot` runs a task that was aborted. The node interrupts it, and kills it if it does not end.
     No reply."""
 
@@ -207,7 +207,7 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int
 
 
-class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
     """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
     `to`: numbers of the nodes where results or copies belong; empty: those that the kind implies.
@@ -225,7 +225,7 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
     to: list[int] = []
 
 
-class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
     """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
     the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply: pool
@@ -241,71 +241,71 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     anywhere: bool = False
 
 
-class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AddWorkers(msgspec.Struct, frozen=True, tag="AddWorkers", array_like=True):
     """Adds workers to the common pool of that node. Reply: None."""
 
     count: int
     node: int
 
 
-class BindPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BindPool(msgspec.Struct, frozen=True, tag="BindPool", array_like=True):
     """Opens a pool whose tasks all run on one other node. Reply: pool number."""
 
     node: int
 
 
-class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ClosePool(msgspec.Struct, frozen=True, tag="ClosePool", array_like=True):
     """The pool's workers end when idle; `kill`: at once. No reply."""
 
     pool: int
     kill: bool
 
 
-class DrainNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode", array_like=True):
     """Makes that node leave the cluster. Reply: at once."""
 
     node: int
 
 
-class Locate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
     """Reply: the numbers of the nodes that hold an object."""
 
     oid: int
 
 
-class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
     """Reply: of each living node (number, address, host, workers, bytes used, bytes in all,
     resources, how much of these is free as far as this node knows)."""
 
 
-class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class GoneNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
     """Reply: the latest hosts that this node knows to be gone, each as (number, name, seconds ago,
     True if it left, False if it was lost)."""
 
 
-class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
     """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
 
 
-class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Standing(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
     """Reply, as soon as this node has joined: (number of this node in its cluster, cluster id,
     addresses of the standby, its address if it is on this host, number of the node whose host has
     one of those addresses or -1, whether that host has the manager, whether this node has a
     manager); or (name of an error, its text) if this node could not join."""
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
     """Reply: (number, counters) of each node that answers."""
 
 
-class TraceBegin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
     """Every node records events from now on. `trace`: a random number. Reply: "", or why there is
     no trace."""
 
     trace: int
 
 
-class TraceEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
     """Ends that trace. Reply: of each node (number, bytes of its document, measurements of its
     clock: up to two of (time here, by how much its clock is ahead, largest error) in ns); the
     numbers of nodes that are lost; and those of nodes of programs, without workers, that have
@@ -314,7 +314,7 @@ class TraceEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
     trace: int
 
 
-class TracePiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True):
     """Reply: bytes of that node's document from `offset` on; None: the node is lost."""
 
     trace: int
@@ -322,20 +322,20 @@ class TracePiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
     offset: int
 
 
-class TraceDrop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
     """That trace is not needed any more. Reply: when all nodes that answer in time know it."""
 
     trace: int
 
 
-class Dump(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
     """Asks all nodes what their processes wait for. Reply: (node, bytes to be read) of those that
     have answered, and the numbers of the others."""
 
     stacks: bool
 
 
-class DumpRead(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
     """Reply: bytes of that node's answer to the last Dump from `offset` on."""
 
     node: int
@@ -414,7 +414,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     gone: bool = False
 
 
-class Attached(msgspec.Struct, frozen=True, tag=True):
+class Attached(msgspec.Struct, frozen=True, tag="Attached"):
     """Node to a driver that attaches to it, with descriptors (control memory, store, the node's
     eventfd, rpc, output): its client slot, the slot's generation, and settings that all clients
     share. The connection on which it is sent stays open until the driver reads nothing any more."""
@@ -427,7 +427,7 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     audience: int = 0  # the driver's name as an audience; see protocol/output.py
 
 
-class NotAttached(msgspec.Struct, frozen=True, tag=True):
+class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):
     """Sent instead of Attached: why this host's node has no place for the driver now."""
 
     reason: str

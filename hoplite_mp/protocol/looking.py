@@ -45,7 +45,7 @@ KINDS_OF_EVENTS = ("task", "group call")
 OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout")
 
 
-class ClockAsked(Message, frozen=True):
+class ClockAsked(Message, frozen=True, tag="ClockAsked"):
     """Asks for the receiver's monotonic clock; it is the answer's value."""
 
     number: int
@@ -54,7 +54,7 @@ class ClockAsked(Message, frozen=True):
         counts(number=self.number)
 
 
-class TraceAsked(Message, frozen=True):
+class TraceAsked(Message, frozen=True, tag="TraceAsked"):
     """Asks for a step of that trace of the sender. The answer's error: why the step is not
     possible; its value after "end": the length of the document in bytes."""
 
@@ -67,7 +67,7 @@ class TraceAsked(Message, frozen=True):
         one_of("step", self.step, TRACE_STEPS)
 
 
-class TraceRead(Message, frozen=True):
+class TraceRead(Message, frozen=True, tag="TraceRead"):
     """Asks for a piece of that document, from `offset` on."""
 
     number: int
@@ -78,7 +78,7 @@ class TraceRead(Message, frozen=True):
         counts(number=self.number, trace=self.trace, offset=self.offset)
 
 
-class DumpAsked(Message, frozen=True):
+class DumpAsked(Message, frozen=True, tag="DumpAsked"):
     """Asks what the processes of the receiver's host wait for; it is the answer's data. `stacks`:
     also the stacks of the workers' threads."""
 
@@ -90,7 +90,7 @@ class DumpAsked(Message, frozen=True):
         flags(stacks=self.stacks)
 
 
-class LookTold(Message, frozen=True):
+class LookTold(Message, frozen=True, tag="LookTold"):
     """The answer to the question with that number."""
 
     number: int

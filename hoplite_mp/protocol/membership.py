@@ -52,7 +52,7 @@ def _addresses(value: object) -> None:
 # ---- node -> manager
 
 
-class NodeJoined(Message, frozen=True):
+class NodeJoined(Message, frozen=True, tag="NodeJoined"):
     """A node joins: the first message of a new life on a connection. (A node that returns to a new
     manager sends NodeReturned instead.) The next life of a host: incarnation + 1.
 
@@ -80,7 +80,7 @@ class NodeJoined(Message, frozen=True):
         amounts("resources", self.resources)
 
 
-class NodeLost(Message, frozen=True):
+class NodeLost(Message, frozen=True, tag="NodeLost"):
     """That life of the node is over, with its clients and its operations."""
 
     node: int
@@ -90,7 +90,7 @@ class NodeLost(Message, frozen=True):
         counts(node=self.node, incarnation=self.incarnation)
 
 
-class NodeLeaving(Message, frozen=True):
+class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
     """That life of the node is about to end: it becomes no parent or owner any more. Answer: Leave.
 
     The node itself moves what only it holds before: it requests a broadcast to another node.
@@ -103,7 +103,7 @@ class NodeLeaving(Message, frozen=True):
         counts(node=self.node, incarnation=self.incarnation)
 
 
-class PeerLost(Message, frozen=True):
+class PeerLost(Message, frozen=True, tag="PeerLost"):
     """`node` has lost its connection to `peer`, or found no way to it, and has not received since
     that `peer` is gone. The manager, which both can reach, must choose between them."""
 
@@ -114,7 +114,7 @@ class PeerLost(Message, frozen=True):
         counts(node=self.node, peer=self.peer)
 
 
-class LinkMeasured(Message, frozen=True):
+class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
     """The path from `node` to `peer`, as one of them has measured it: half a round trip, or its
     rate, if neither of the two hosts' own links limited the transfer."""
 
@@ -130,7 +130,7 @@ class LinkMeasured(Message, frozen=True):
         rate("bytes_per_s", self.bytes_per_s)
 
 
-class HostMeasured(Message, frozen=True):
+class HostMeasured(Message, frozen=True, tag="HostMeasured"):
     """The rate in each direction that all transfers of `node` together reached while some were
     backlogged."""
 
@@ -170,7 +170,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         amounts("resources", self.resources)
 
 
-class NodeAdmitted(Message, frozen=True):
+class NodeAdmitted(Message, frozen=True, tag="NodeAdmitted"):
     """The answer to a join: the newcomer's number, and all living nodes in order of joining, with
     the newcomer. `given`: how many numbers were given to nodes since the cluster began; the nodes
     of those that no member has are gone."""
@@ -188,7 +188,7 @@ class NodeAdmitted(Message, frozen=True):
         between("given", self.given, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
-class Credentials(Message, frozen=True):
+class Credentials(Message, frozen=True, tag="Credentials"):
     """The cluster's certificate and its key (PEM), with which a node serves other nodes. First
     message on a connection that TLS protects; without TLS it is not sent."""
 
@@ -198,7 +198,7 @@ class Credentials(Message, frozen=True):
         between("bytes of pem", len(self.pem), 1, PEM_BYTES_MAX)
 
 
-class MembersChanged(Message, frozen=True):
+class MembersChanged(Message, frozen=True, tag="MembersChanged"):
     """First the nodes `went`, then the nodes `came`. A number in both has begun a new life. `left`:
     the nodes of `went` that had announced their end."""
 
@@ -213,7 +213,7 @@ class MembersChanged(Message, frozen=True):
             raise ValueError("came and went are both empty: nothing has changed")
 
 
-class GivenUp(Message, frozen=True):
+class GivenUp(Message, frozen=True, tag="GivenUp"):
     """This life of the node is over. It was silent for `silent_s` and was taken for dead; 0: it was
     given up for another reason, for example because it and another node have lost each other."""
 
@@ -223,12 +223,12 @@ class GivenUp(Message, frozen=True):
         seconds("silent_s", self.silent_s)
 
 
-class ClusterEnded(Message, frozen=True):
+class ClusterEnded(Message, frozen=True, tag="ClusterEnded"):
     """The manager's last message: the cluster ends, and there will be no manager at this address
     again."""
 
 
-class Leave(Message, frozen=True):
+class Leave(Message, frozen=True, tag="Leave"):
     """The answer to NodeLeaving: no running operation needs the node any more, so it may end."""
 
     node: int

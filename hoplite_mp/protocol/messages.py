@@ -154,7 +154,7 @@ __all__ = [
 ]
 
 
-class ClientLost(Message, frozen=True):
+class ClientLost(Message, frozen=True, tag="ClientLost"):
     """A process died or left; `generation` is that of its client slot."""
 
     node: int

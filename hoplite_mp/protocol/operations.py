@@ -47,7 +47,7 @@ COPY_OPERATION = 1 << 63
 # ---- collectives: node -> manager
 
 
-class ReduceRequested(Message, frozen=True):
+class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     """A process called a collective. `deadline_s` counts from the receipt of this message.
 
     `to` are the destinations, in order; empty: those that the kind implies (reduce, gather: this
@@ -112,7 +112,7 @@ class ReduceRequested(Message, frozen=True):
                 raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
 
 
-class SourceReady(Message, frozen=True):
+class SourceReady(Message, frozen=True, tag="SourceReady"):
     """`node` holds the whole source `index`, and so do `others`. One living node of them is enough;
     the others are spare holders. If none of them is alive, the source has failed.
 
@@ -133,7 +133,7 @@ class SourceReady(Message, frozen=True):
         numbers("others", self.others, NODES_MAX - 1)
 
 
-class SourceFailed(Message, frozen=True):
+class SourceFailed(Message, frozen=True, tag="SourceFailed"):
     """Source `index` failed or was deleted. This is final, even after SourceReady."""
 
     operation: int
@@ -145,7 +145,7 @@ class SourceFailed(Message, frozen=True):
         text("reason", self.reason, TEXT_CHARS_MAX)
 
 
-class StripesComplete(Message, frozen=True):
+class StripesComplete(Message, frozen=True, tag="StripesComplete"):
     """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
     it has the result if it is a destination. It goes on serving until Commit or Forget.
     """
@@ -158,7 +158,7 @@ class StripesComplete(Message, frozen=True):
         counts(operation=self.operation, epoch=self.epoch, node=self.node)
 
 
-class OperationSlow(Message, frozen=True):
+class OperationSlow(Message, frozen=True, tag="OperationSlow"):
     """The link of `node` has become slow while the bytes of that epoch's plan move. `up`, `down`:
     bytes per second that it carries now; `sent`, `received`: all that its host has sent and
     received, in bytes, since it began with the operation."""
@@ -176,7 +176,7 @@ class OperationSlow(Message, frozen=True):
         counts(up=self.up, down=self.down, sent=self.sent, received=self.received)
 
 
-class ExecutionFailed(Message, frozen=True):
+class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
     """A plan could not be executed.
 
     With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1)
@@ -197,7 +197,7 @@ class ExecutionFailed(Message, frozen=True):
         one_of("error", self.error, OPERATION_ERRORS)
 
 
-class OperationDropped(Message, frozen=True):
+class OperationDropped(Message, frozen=True, tag="OperationDropped"):
     """The result is not wanted any more. The manager answers Forget, or has answered already."""
 
     operation: int
@@ -209,7 +209,7 @@ class OperationDropped(Message, frozen=True):
 # ---- collectives: manager -> node
 
 
-class ExecuteReduce(Message, frozen=True):
+class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
     """The plan: exactly `members` take part. It is sent alike to holders, owners and destinations.
 
     `order` is that of folding; `objects` and `holders` are, for each of `members`, its id and the
@@ -282,7 +282,7 @@ class ExecuteReduce(Message, frozen=True):
         return NO_OBJECT in self.objects
 
 
-class Commit(Message, frozen=True):
+class Commit(Message, frozen=True, tag="Commit"):
     """All nodes have finished the plan of `epoch`: destinations seal the result, all others let go.
 
     It is sent to all nodes that have that epoch's plan, and to the requesting one. Epoch 0: nothing
@@ -300,7 +300,7 @@ class Commit(Message, frozen=True):
         sorted_indices("contributors", self.contributors)
 
 
-class OperationFailed(Message, frozen=True):
+class OperationFailed(Message, frozen=True, tag="OperationFailed"):
     """The operation has failed; `cause_index`: the source that failed first. `gone`: sources that a
     node should have held, but did not: (index, node) pairs, flat."""
 
@@ -320,7 +320,7 @@ class OperationFailed(Message, frozen=True):
             between("cause_index", self.cause_index, 0, SOURCES_MAX - 1)
 
 
-class Forget(Message, frozen=True):
+class Forget(Message, frozen=True, tag="Forget"):
     """The node must stop that operation and drop what it has of it. No answer is expected."""
 
     operation: int

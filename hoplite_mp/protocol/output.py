@@ -84,14 +84,14 @@ def bytes_of(lines: list[bytes]) -> int:
     return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
 
 
-class MarkLines(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
     """Driver to its node: put that number among the lines for this driver, after all that workers
     of this host have written so far. There is no other reply."""
 
     number: int
 
 
-class Printed(Message, frozen=True):
+class Printed(Message, frozen=True, tag="Printed"):
     """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
     stdout, 2 stderr. `audience`: an attached driver; 0: the driver that started the host. Another
     message of lines is only sent while at most FAR_BYTES_MAX are on the way."""
@@ -109,7 +109,7 @@ class Printed(Message, frozen=True):
         between("bytes of lines", sum(map(len, self.lines)), 0, PRINTED_BYTES_MAX)
 
 
-class PrintedTaken(Message, frozen=True):
+class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
     """A driver of the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
 
     nbytes: int
@@ -119,7 +119,7 @@ class PrintedTaken(Message, frozen=True):
         counts(nbytes=self.nbytes, audience=self.audience)
 
 
-class LastLinesAsked(Message, frozen=True):
+class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
     """A driver of the sender's host leaves (`audience`: as in Printed). The receiver sends what its
     workers have written for it, also lines without an end, and then LastLinesSent."""
 
@@ -129,7 +129,7 @@ class LastLinesAsked(Message, frozen=True):
         counts(audience=self.audience)
 
 
-class LastLinesSent(Message, frozen=True):
+class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
     """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
     to which it has sent tasks that the driver's tasks submitted; these may have lines."""
 

@@ -33,7 +33,7 @@ HOLDINGS_MAX = SOURCES_MAX
 # ---- node -> manager
 
 
-class HoldingsReported(Message, frozen=True):
+class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
     """`node` knows that `lost` is gone, and used or holds these objects, whose owner that was.
     `imports`: the number of the import by which the owner counted this node as a holder of each
     object; 0: no process there holds it. `whole`: places in `objects` of those whose whole value is
@@ -61,7 +61,7 @@ class HoldingsReported(Message, frozen=True):
         between("number of spares", len(self.spares), 0, 2 * len(self.objects))
 
 
-class OwnerAsked(Message, frozen=True):
+class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
     """`node` has met a ref to this object, whose first owner is gone, and asks who owns it now."""
 
     node: int
@@ -75,7 +75,7 @@ class OwnerAsked(Message, frozen=True):
 # ---- manager -> node
 
 
-class OwnersNamed(Message, frozen=True):
+class OwnersNamed(Message, frozen=True, tag="OwnersNamed"):
     """All nodes have reported about `lost`. `objects` are those that the receiver has named, in one
     message or several: `more` follow. `owners`: their owners from now on; NODES_MAX: no node has
     the whole object, so it is lost. `counted`: for each object whose owner the receiver is, its
@@ -104,7 +104,7 @@ class OwnersNamed(Message, frozen=True):
             numbers("copies", row, NODES_MAX - 1)
 
 
-class OwnerTold(Message, frozen=True):
+class OwnerTold(Message, frozen=True, tag="OwnerTold"):
     """The answer to OwnerAsked. NODES_MAX: the object has no owner."""
 
     object: bytes

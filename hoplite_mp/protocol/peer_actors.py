@@ -50,7 +50,7 @@ ABOUT_BYTES_MAX = 256 << 10
 NO_IDENTITY = bytes(ID_BYTES)
 
 
-class BeginActor(Message, frozen=True):
+class BeginActor(Message, frozen=True, tag="BeginActor"):
     """Starts an actor on the receiver's host. `setup`: the object with its constructor and
     arguments. `about`: what handles know about it, in a form that only clients understand.
     `audience`: as in RunTask. `places`: the nodes to which it is bound; none: it may restart on any
@@ -84,7 +84,7 @@ class BeginActor(Message, frozen=True):
         amounts("demand", self.demand)
 
 
-class ActorBegun(Message, frozen=True):
+class ActorBegun(Message, frozen=True, tag="ActorBegun"):
     """The identity of the actor, which the sender holds until ActorHeld. Zeros: there is no actor;
     `error`: why; `gone`: because the sender takes no actors any more."""
 
@@ -100,7 +100,7 @@ class ActorBegun(Message, frozen=True):
         text("error", self.error, TEXT_CHARS_MAX)
 
 
-class ActorHeld(Message, frozen=True):
+class ActorHeld(Message, frozen=True, tag="ActorHeld"):
     """The sender's host holds the identity of the actor that it requested by that number."""
 
     number: int
@@ -109,7 +109,7 @@ class ActorHeld(Message, frozen=True):
         counts(number=self.number)
 
 
-class EndActorThere(Message, frozen=True):
+class EndActorThere(Message, frozen=True, tag="EndActorThere"):
     """Ends that actor after the calls made so far; `kill`: now; `unheld`: as soon as no process
     holds its identity."""
 
@@ -122,7 +122,7 @@ class EndActorThere(Message, frozen=True):
         flags(kill=self.kill, unheld=self.unheld)
 
 
-class RestartsAsked(Message, frozen=True):
+class RestartsAsked(Message, frozen=True, tag="RestartsAsked"):
     """Asks how often that actor's process was started again."""
 
     number: int
@@ -133,7 +133,7 @@ class RestartsAsked(Message, frozen=True):
         object_id("identity", self.identity)
 
 
-class RestartsTold(Message, frozen=True):
+class RestartsTold(Message, frozen=True, tag="RestartsTold"):
     """The answer to RestartsAsked."""
 
     number: int
@@ -144,7 +144,7 @@ class RestartsTold(Message, frozen=True):
         between("restarts", self.restarts, 0, 1 << 62)
 
 
-class KeepActor(Message, frozen=True):
+class KeepActor(Message, frozen=True, tag="KeepActor"):
     """The receiver keeps what it needs to start that actor of the sender's host again if that host
     is lost: `setup` and the objects that it names, and `state`, which the actor's process has kept
     last (zeros: none). `name` is its registered name, `label` its name in errors. `restarts_left`:
@@ -186,7 +186,7 @@ class KeepActor(Message, frozen=True):
         amounts("demand", self.demand)
 
 
-class ActorKept(Message, frozen=True):
+class ActorKept(Message, frozen=True, tag="ActorKept"):
     """The objects that the KeepActor of that number names are here, except those that are lost."""
 
     number: int
@@ -195,7 +195,7 @@ class ActorKept(Message, frozen=True):
         counts(number=self.number)
 
 
-class DropActor(Message, frozen=True):
+class DropActor(Message, frozen=True, tag="DropActor"):
     """The receiver need not keep that actor any more: it has ended, or is kept elsewhere."""
 
     identity: bytes
@@ -205,7 +205,7 @@ class DropActor(Message, frozen=True):
         object_id("identity", self.identity)
 
 
-class ActorSought(Message, frozen=True):
+class ActorSought(Message, frozen=True, tag="ActorSought"):
     """The sender will send its calls of that actor, whose host was lost, to the receiver, which is
     now the owner of its identity. Answered as soon as the receiver knows that it is."""
 
@@ -215,7 +215,7 @@ class ActorSought(Message, frozen=True):
         object_id("identity", self.identity)
 
 
-class ActorFound(Message, frozen=True):
+class ActorFound(Message, frozen=True, tag="ActorFound"):
     """The number of the actor's pool on the sender's host; 0: the actor is not there, and its calls
     fail. `error`, an error payload, is not used yet."""
 

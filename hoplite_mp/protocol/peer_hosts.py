@@ -47,7 +47,7 @@ COUNTERS_MAX = 256
 _U16_MAX = (1 << 16) - 1
 
 
-class AddWorkers(Message, frozen=True):
+class AddWorkers(Message, frozen=True, tag="AddWorkers"):
     """The receiver's host must start `count` more workers."""
 
     count: int
@@ -56,7 +56,7 @@ class AddWorkers(Message, frozen=True):
         between("count", self.count, 1, _U16_MAX)
 
 
-class WorkersNow(Message, frozen=True):
+class WorkersNow(Message, frozen=True, tag="WorkersNow"):
     """The sender's host has `count` workers in its common pool."""
 
     count: int
@@ -65,12 +65,12 @@ class WorkersNow(Message, frozen=True):
         between("count", self.count, 0, _U16_MAX)
 
 
-class ResourcesFreed(Message, frozen=True):
+class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
     """Resources of the sender's host have become free after it had refused a task of the receiver's
     host (TaskEnded "full")."""
 
 
-class OpenFarPool(Message, frozen=True):
+class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
     in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
@@ -99,7 +99,7 @@ class OpenFarPool(Message, frozen=True):
         amounts("demand", self.demand)
 
 
-class FarPoolOpened(Message, frozen=True):
+class FarPoolOpened(Message, frozen=True, tag="FarPoolOpened"):
     """The number of the pool on the sender's host; `error`: why there is none."""
 
     number: int
@@ -112,7 +112,7 @@ class FarPoolOpened(Message, frozen=True):
         text("error", self.error, TEXT_CHARS_MAX)
 
 
-class CloseFarPool(Message, frozen=True):
+class CloseFarPool(Message, frozen=True, tag="CloseFarPool"):
     """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`: at
     once."""
 
@@ -124,7 +124,7 @@ class CloseFarPool(Message, frozen=True):
         flags(kill=self.kill)
 
 
-class OpenFarRound(Message, frozen=True):
+class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
     """Each worker that is now in the common pool of the receiver's host is to run one task of the
     sender (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends it."""
 
@@ -134,7 +134,7 @@ class OpenFarRound(Message, frozen=True):
         counts(number=self.number)
 
 
-class FarRoundOpened(Message, frozen=True):
+class FarRoundOpened(Message, frozen=True, tag="FarRoundOpened"):
     """The number of the round's pool on the sender's host, and how many workers will each take one
     task of it; 0: none, and there is no pool."""
 
@@ -148,7 +148,7 @@ class FarRoundOpened(Message, frozen=True):
         between("workers", self.workers, 0, _U16_MAX)
 
 
-class EndFarRound(Message, frozen=True):
+class EndFarRound(Message, frozen=True, tag="EndFarRound"):
     """The round in that pool of the receiver's host has ended. The pool closes, and none of its
     tasks begins any more. Answered by FarRoundEnded."""
 
@@ -160,7 +160,7 @@ class EndFarRound(Message, frozen=True):
         between("pool", self.pool, 1, _U16_MAX)
 
 
-class FarRoundEnded(Message, frozen=True):
+class FarRoundEnded(Message, frozen=True, tag="FarRoundEnded"):
     """The answer to EndFarRound: no task of that round begins any more."""
 
     number: int
@@ -169,19 +169,19 @@ class FarRoundEnded(Message, frozen=True):
         counts(number=self.number)
 
 
-class RemoveNode(Message, frozen=True):
+class RemoveNode(Message, frozen=True, tag="RemoveNode"):
     """The receiver must leave the cluster when its work is done."""
 
 
-class Leaving(Message, frozen=True):
+class Leaving(Message, frozen=True, tag="Leaving"):
     """The sender takes no more tasks. The answer is Evacuated."""
 
 
-class Evacuated(Message, frozen=True):
+class Evacuated(Message, frozen=True, tag="Evacuated"):
     """The sender needs nothing any more that only the receiver has."""
 
 
-class CountersAsked(Message, frozen=True):
+class CountersAsked(Message, frozen=True, tag="CountersAsked"):
     """Asks for the receiver's counters. Answered by CountersNow."""
 
     number: int
@@ -190,7 +190,7 @@ class CountersAsked(Message, frozen=True):
         counts(number=self.number)
 
 
-class CountersNow(Message, frozen=True):
+class CountersNow(Message, frozen=True, tag="CountersNow"):
     """The sender's counters, by name (node/inspect/counters.py)."""
 
     number: int
@@ -201,7 +201,7 @@ class CountersNow(Message, frozen=True):
         between("number of counters", len(self.counts), 0, COUNTERS_MAX)
 
 
-class Probe(Message, frozen=True):
+class Probe(Message, frozen=True, tag="Probe"):
     """Measures how long a message takes. The receiver answers at once, with Probed."""
 
     number: int
@@ -210,7 +210,7 @@ class Probe(Message, frozen=True):
         counts(number=self.number)
 
 
-class Probed(Message, frozen=True):
+class Probed(Message, frozen=True, tag="Probed"):
     """The answer to the probe of that number."""
 
     number: int
@@ -219,13 +219,13 @@ class Probed(Message, frozen=True):
         counts(number=self.number)
 
 
-class HeldUp(Message, frozen=True):
+class HeldUp(Message, frozen=True, tag="HeldUp"):
     """Bytes for the receiver wait in the sockets of the sender's data connection, although the
     sender's own link is not full. The receiver, which knows its own link, can tell whether the path
     between them is narrow (node/membership/pair_meter.py)."""
 
 
-class RelayAsked(Message, frozen=True):
+class RelayAsked(Message, frozen=True, tag="RelayAsked"):
     """The sender cannot reach the node of the host with that id, and asks whether the receiver
     can. Answered by RelayOpened."""
 
@@ -236,7 +236,7 @@ class RelayAsked(Message, frozen=True):
         counts(number=self.number, host_id=self.host_id)
 
 
-class RelayOpened(Message, frozen=True):
+class RelayOpened(Message, frozen=True, tag="RelayOpened"):
     """A port of the sender that leads to that node; 0: the sender cannot reach it either."""
 
     number: int

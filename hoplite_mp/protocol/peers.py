@@ -151,7 +151,7 @@ def _payload(value: bytes | None) -> None:
         raise ValueError(f"a payload of {len(value)} bytes; at most {PAYLOAD_BYTES_MAX} travel so")
 
 
-class Acquire(Message, frozen=True):
+class Acquire(Message, frozen=True, tag="Acquire"):
     """The importer's host holds this object from now on. Answered by Described."""
 
     object: bytes
@@ -162,7 +162,7 @@ class Acquire(Message, frozen=True):
         counts(number=self.number)
 
 
-class Described(Message, frozen=True):
+class Described(Message, frozen=True, tag="Described"):
     """The state of the object. `payload`: the whole payload, if it is small and in memory; without
     it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
     a node asks for it (MakeAgain). Pending: another Described follows. `layout`: the shape and
@@ -187,7 +187,7 @@ class Described(Message, frozen=True):
             raise ValueError("a failed object has its error as payload")
 
 
-class MakeAgain(Message, frozen=True):
+class MakeAgain(Message, frozen=True, tag="MakeAgain"):
     """The importer needs this object of the receiver's host, and knows no living node that holds
     it. Answered by Described; if no node has it any more, after it has been made again."""
 
@@ -199,7 +199,7 @@ class MakeAgain(Message, frozen=True):
         counts(number=self.number)
 
 
-class Release(Message, frozen=True):
+class Release(Message, frozen=True, tag="Release"):
     """No process on the importer's host holds the object any more. `keeps`: its node still has a
     whole copy; else it has none."""
 
@@ -213,7 +213,7 @@ class Release(Message, frozen=True):
         flags(keeps=self.keeps)
 
 
-class Kept(Message, frozen=True):
+class Kept(Message, frozen=True, tag="Kept"):
     """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
     Release takes that back; or a collective has placed it there, and it is kept until LetGo,
     whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
@@ -230,7 +230,7 @@ class Kept(Message, frozen=True):
         between("number of hosts", len(self.hosts), 0, HOLDERS_MAX)
 
 
-class LetGo(Message, frozen=True):
+class LetGo(Message, frozen=True, tag="LetGo"):
     """The object is gone, so a copy that was only kept is not needed any more."""
 
     object: bytes
@@ -239,7 +239,7 @@ class LetGo(Message, frozen=True):
         _object("object", self.object)
 
 
-class CopiesAsked(Message, frozen=True):
+class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
     """The sender, the owner of these objects, knows no node that has them, and is about to make
     them again. The receiver drops incomplete copies, sends Kept for whole ones, and then
     CopiesTold."""
@@ -254,7 +254,7 @@ class CopiesAsked(Message, frozen=True):
         counts(number=self.number)
 
 
-class CopiesTold(Message, frozen=True):
+class CopiesTold(Message, frozen=True, tag="CopiesTold"):
     """The answer to the CopiesAsked of that number: the sender has none of its objects except those
     for which it has sent Kept."""
 
@@ -264,7 +264,7 @@ class CopiesTold(Message, frozen=True):
         counts(number=self.number)
 
 
-class Locate(Message, frozen=True):
+class Locate(Message, frozen=True, tag="Locate"):
     """Asks which nodes hold this object of the receiver's host. Answered by Located."""
 
     object: bytes
@@ -275,7 +275,7 @@ class Locate(Message, frozen=True):
         counts(number=self.number)
 
 
-class Located(Message, frozen=True):
+class Located(Message, frozen=True, tag="Located"):
     """The numbers of the nodes that hold the whole value."""
 
     object: bytes
@@ -288,7 +288,7 @@ class Located(Message, frozen=True):
         between("number of holders", len(self.holders), 0, HOLDERS_MAX)
 
 
-class Drop(Message, frozen=True):
+class Drop(Message, frozen=True, tag="Drop"):
     """A process on the importer's host has deleted the object, for the whole cluster."""
 
     object: bytes
@@ -297,7 +297,7 @@ class Drop(Message, frozen=True):
         _object("object", self.object)
 
 
-class RunTask(Message, frozen=True):
+class RunTask(Message, frozen=True, tag="RunTask"):
     """A task for any worker of the runner's host.
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
@@ -338,7 +338,7 @@ class RunTask(Message, frozen=True):
         between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
 
 
-class TaskEnded(Message, frozen=True):
+class TaskEnded(Message, frozen=True, tag="TaskEnded"):
     """A task has ended. `payload`: the result or the error, if it is small; otherwise the runner
     keeps the bytes until Release(task, 0). `layout`: as in Described."""
 
@@ -360,7 +360,7 @@ class TaskEnded(Message, frozen=True):
             raise ValueError("a failed task has its error as payload")
 
 
-class CancelTask(Message, frozen=True):
+class CancelTask(Message, frozen=True, tag="CancelTask"):
     """Cancels a task by force: it is interrupted if it runs."""
 
     task: bytes
@@ -369,7 +369,7 @@ class CancelTask(Message, frozen=True):
         _object("task", self.task)
 
 
-class RecallTasks(Message, frozen=True):
+class RecallTasks(Message, frozen=True, tag="RecallTasks"):
     """The runner sends those of these tasks back that have not begun (TaskEnded "returned")."""
 
     tasks: list[bytes]

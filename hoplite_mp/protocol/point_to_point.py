@@ -35,7 +35,7 @@ RESULT_TAG = TAG_MAX  # of messages that carry results of a Group's calls; users
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
-class GroupSent(Message, frozen=True):
+class GroupSent(Message, frozen=True, tag="GroupSent"):
     """Rank `source`, on the sender's node, has sent this to rank `to`, on the receiver's node.
     `version`: that of the members (GroupMembers) by which it was sent; a node that has not received
     this version keeps the message until it has. `payload`: the whole payload, if it is small.
@@ -64,7 +64,7 @@ class GroupSent(Message, frozen=True):
             raise ValueError(f"a message of {len(self.payload)} bytes does not travel so")
 
 
-class GroupSentTaken(Message, frozen=True):
+class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
     """The receiving node no longer needs the sending node to hold that message."""
 
     generation: int
@@ -74,7 +74,7 @@ class GroupSentTaken(Message, frozen=True):
         counts(generation=self.generation, number=self.number)
 
 
-class GroupSourceEnded(Message, frozen=True):
+class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
     """The member that had this rank on the sender's node is gone, by the members of that version.
     All that it has sent was forwarded before. `unheard`: this node has missed some versions, after
     a manager's death; if one of them showed a member of that rank here, nothing comes from it."""

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class NodeReturned(Message, frozen=True):
+class NodeReturned(Message, frozen=True, tag="NodeReturned"):
     """First message to a manager other than the one that admitted this node. `members`: as this
     node knows them, with itself.
 
@@ -67,7 +67,7 @@ class NodeReturned(Message, frozen=True):
         between("numbers", self.numbers, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
-class CopyHeld(Message, frozen=True):
+class CopyHeld(Message, frozen=True, tag="CopyHeld"):
     """This node has the whole object of another host, and the last manager knew it."""
 
     node: int
@@ -79,7 +79,7 @@ class CopyHeld(Message, frozen=True):
         object_id("object", self.object)
 
 
-class DistributeHeld(Message, frozen=True):
+class DistributeHeld(Message, frozen=True, tag="DistributeHeld"):
     """A plan that runs on this node; `receiving`: the node is receiving the object by it."""
 
     node: int
@@ -91,7 +91,7 @@ class DistributeHeld(Message, frozen=True):
         flags(receiving=self.receiving)
 
 
-class ReduceHeld(Message, frozen=True):
+class ReduceHeld(Message, frozen=True, tag="ReduceHeld"):
     """The latest plan of an operation in which this node takes part; `reported`: the node has sent
     StripesComplete."""
 
@@ -104,7 +104,7 @@ class ReduceHeld(Message, frozen=True):
         flags(reported=self.reported)
 
 
-class OperationEnded(Message, frozen=True):
+class OperationEnded(Message, frozen=True, tag="OperationEnded"):
     """This node was sent the end of an operation not long ago; other nodes may not have been."""
 
     node: int
@@ -114,7 +114,7 @@ class OperationEnded(Message, frozen=True):
         counts(node=self.node)
 
 
-class GroupHeld(Message, frozen=True):
+class GroupHeld(Message, frozen=True, tag="GroupHeld"):
     """A group with a board on this node, as last shown, and its members of this node: (rank, client
     slot, generation of the slot). `left`: ranks of this node that are shown, but are gone; those in
     `died` have died without leaving."""
@@ -134,7 +134,7 @@ class GroupHeld(Message, frozen=True):
             counts(client=client, generation=generation)
 
 
-class OwnersKnown(Message, frozen=True):
+class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
     """Objects whose first owner is gone, and their later owners, as far as this node has received
     them. The node also sends HoldingsReported again for every death that left such objects here, as
     if no owner were named yet, because the named nodes may not have received OwnersNamed."""
@@ -150,7 +150,7 @@ class OwnersKnown(Message, frozen=True):
         between("number of owners", len(self.owners), len(self.objects), len(self.objects))
 
 
-class Reported(Message, frozen=True):
+class Reported(Message, frozen=True, tag="Reported"):
     """The end of the node's report."""
 
     node: int

@@ -24,7 +24,7 @@ __all__ = [
 Wanted: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000)
 
 
-class TakeResources(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TakeResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
     """The arguments of that task of the caller are ready; it begins when it gets these resources.
     No reply."""
 
@@ -32,20 +32,20 @@ class TakeResources(msgspec.Struct, frozen=True, tag=True, array_like=True):
     demand: Wanted
 
 
-class GiveBack(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class GiveBack(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
     """The generator of that task has ended in the caller. No reply."""
 
     oid: int
 
 
-class KeepForStream(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class KeepForStream(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
     """That task is a generator, which the caller runs. It keeps its resources until GiveBack,
     although the task itself is done before. Reply: None."""
 
     oid: int
 
 
-class ResourcePlaces(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ResourcePlaces(msgspec.Struct, frozen=True, tag="ResourcePlaces", array_like=True):
     """Asks where that demand can be met. Reply: of every node that is not leaving (node, workers in
     its common pool, how often it could meet the demand at the same time if nothing were in use, how
     often now)."""
@@ -53,7 +53,7 @@ class ResourcePlaces(msgspec.Struct, frozen=True, tag=True, array_like=True):
     demand: Wanted
 
 
-class AssignedAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AssignedAsked(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
     """Asks for the indices that were given to that task or, for 0, to the caller's process. Reply:
     name to list."""
 

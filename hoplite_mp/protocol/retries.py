@@ -10,7 +10,7 @@ import msgspec
 __all__ = ["TryAgain"]
 
 
-class TryAgain(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TryAgain(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is queued again, with one
     retry less; an actor's call is not announced to workers, because this worker runs it next.
     `failures`: only one item of a chunk has failed, for the `failures`-th time. Then the reply is

@@ -18,7 +18,7 @@ import msgspec
 __all__ = ["BeginRound", "EndRound", "OpenRound", "RoundAsk", "TakeRound"]
 
 
-class OpenRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
     """Each worker that is now in the common pool of these nodes (none named: of all) is to run one
     task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes have
     answered within `timeout_s`."""
@@ -27,13 +27,13 @@ class OpenRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
     timeout_s: float | None = None
 
 
-class BeginRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BeginRound(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True):
     """All tasks of the round in that pool are queued. No reply."""
 
     pool: int
 
 
-class EndRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndRound(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
     """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
     nodes know it, or those that do not answer in time are given up. No worker of a node that knows
     it begins a task of the round."""
@@ -41,7 +41,7 @@ class EndRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pool: int
 
 
-class TakeRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TakeRound(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
     """This worker is between two tasks. Reply: ids of the tasks that it must claim and run."""
 
 

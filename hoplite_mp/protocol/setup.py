@@ -12,11 +12,11 @@ import msgspec
 __all__ = ["SetUp", "SetupFailed"]
 
 
-class SetUp(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SetUp(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
     """This worker's initializer has returned. No reply."""
 
 
-class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=True):
     """This worker's initializer raised. `summary`: the exception; `text`: its traceback. Reply:
     None."""
 

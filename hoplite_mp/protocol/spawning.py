@@ -79,7 +79,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     first_workers: list[tuple[int, int, int, int]] = []
 
 
-class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
     `audience`: that of its output until a task names another one (protocol/output.py)."""
 
@@ -94,11 +94,11 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     processes: int = 0
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Shutdown(msgspec.Struct, frozen=True, tag="Shutdown", array_like=True):
     """Driver to supervisor: end the host."""
 
 
-class StartStandby(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=True):
     """Node to supervisor, with the listening socket: start the standby, a manager that waits, on
     this host. `node`: the number of the host's node. `certificate` is a secret."""
 
@@ -117,14 +117,14 @@ GIVEN_UP = 75
 NODE_DIED = 76  # exit code of the supervisor of a host whose node was killed, or has failed
 
 
-class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Spawned(msgspec.Struct, frozen=True, tag="Spawned", array_like=True):
     """The worker's process was started; Exited follows when it has ended."""
 
     slot: int
     pid: int
 
 
-class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Exited(msgspec.Struct, frozen=True, tag="Exited", array_like=True):
     """A worker has ended. `code`: by os.waitstatus_to_exitcode, so -9 = SIGKILL."""
 
     slot: int
@@ -132,14 +132,14 @@ class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
-class NotSpawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class NotSpawned(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True):
     """The requested worker cannot be started now."""
 
     slot: int
     why: str
 
 
-class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_like=True):
     """The manager has ended, and a new one was started; comes with the connection to it."""
 
 

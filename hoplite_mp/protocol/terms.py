@@ -108,7 +108,7 @@ def _knowledge(value: Knowledge) -> None:
 # ---- manager -> node
 
 
-class StandbyNamed(Message, frozen=True):
+class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
     """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
     answer to a join. `lease_us`: how long this manager counts a host that has answered. The host
     must not be free earlier, even if its own limits are shorter."""
@@ -123,7 +123,7 @@ class StandbyNamed(Message, frozen=True):
             text("address", address, ADDRESS_CHARS_MAX, 1)
 
 
-class Leads(Message, frozen=True):
+class Leads(Message, frozen=True, tag="Leads"):
     """The sender is the manager of this term, its own node is `at`, and its clock shows `sent_us`.
     `lists`: the lists in force; empty: the receiver knows them."""
 
@@ -139,7 +139,7 @@ class Leads(Message, frozen=True):
         _lists("lists", self.lists)
 
 
-class VoteAsked(Message, frozen=True):
+class VoteAsked(Message, frozen=True, tag="VoteAsked"):
     """The sender asks for a vote in this term. candidate: a random number."""
 
     term: int
@@ -153,7 +153,7 @@ class VoteAsked(Message, frozen=True):
 # ---- node -> manager
 
 
-class Follows(Message, frozen=True):
+class Follows(Message, frozen=True, tag="Follows"):
     """The answer to Leads. This node knows lists up to `version`."""
 
     node: int
@@ -166,7 +166,7 @@ class Follows(Message, frozen=True):
         counts(node=self.node, sent_us=self.sent_us, version=self.version)
 
 
-class Knows(Message, frozen=True):
+class Knows(Message, frozen=True, tag="Knows"):
     """To a standby: the node has lost its manager, and offers its vote. In the report to a manager
     that was restarted: what the manager before had sent."""
 
@@ -178,7 +178,7 @@ class Knows(Message, frozen=True):
         _knowledge(self.knowledge)
 
 
-class Voted(Message, frozen=True):
+class Voted(Message, frozen=True, tag="Voted"):
     """This node votes for the receiver, and no longer obeys managers of older terms. `knowledge`:
     what it knew before."""
 
@@ -192,7 +192,7 @@ class Voted(Message, frozen=True):
         _knowledge(self.knowledge)
 
 
-class Ends(Message, frozen=True):
+class Ends(Message, frozen=True, tag="Ends"):
     """This life of the node is over; it will not vote again."""
 
     node: int
@@ -201,7 +201,7 @@ class Ends(Message, frozen=True):
         counts(node=self.node)
 
 
-class NotLed(Message, frozen=True):
+class NotLed(Message, frozen=True, tag="NotLed"):
     """To the manager that this node followed before it voted: nobody leads in the term of its vote.
     If that manager still decides, it answers with GivenUp."""
 
@@ -214,7 +214,7 @@ class NotLed(Message, frozen=True):
 # ---- other senders -> manager, and the answer
 
 
-class Superseded(Message, frozen=True):
+class Superseded(Message, frozen=True, tag="Superseded"):
     """Another manager leads in this term."""
 
     term: int
@@ -223,7 +223,7 @@ class Superseded(Message, frozen=True):
         _term(self.term)
 
 
-class Promote(Message, frozen=True):
+class Promote(Message, frozen=True, tag="Promote"):
     """A human asks the standby to lead. anyway: even if most hosts are not there."""
 
     anyway: bool = False
@@ -232,7 +232,7 @@ class Promote(Message, frozen=True):
         flags(anyway=self.anyway)
 
 
-class Promoted(Message, frozen=True):
+class Promoted(Message, frozen=True, tag="Promoted"):
     """The answer to Promote. leads: it leads now; words: an explanation; soon: that may change in a
     moment."""
 

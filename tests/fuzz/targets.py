@@ -59,8 +59,7 @@ from hoplite_mp.transport.addresses import parse_address, parse_ports
 from hoplite_mp.transport.certificates import Certificate
 from tests.fuzz.making import legal
 from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
-from tests.protocol.samples import ADDRESSES, ID, SAMPLES
-from tests.protocol.test_terms import TO_MANAGER, TO_NODE
+from tests.protocol.samples import ADDRESSES, ID, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,8 +263,8 @@ GREETINGS = (
 
 TARGETS = (
     Target("frames", _frames, (ProtocolError,), (b"".join(map(framed, _bodies(SAMPLES[:3]))),)),
-    _messages("from nodes", codec.manager_decoder, (*SAMPLES, *TO_MANAGER)),
-    _messages("from the manager", codec.node_decoder, (*SAMPLES, *TO_NODE)),
+    _messages("from nodes", codec.manager_decoder, (*SAMPLES, *TERMS_TO_MANAGER)),
+    _messages("from the manager", codec.node_decoder, (*SAMPLES, *TERMS_TO_NODE)),
     _messages("from peers", lambda: codec.Decoder(PeerMessage), PEER_SAMPLES),
     Target("greetings", greetings.decode_body, (ProtocolError,), _bodies(GREETINGS), packed=True),
     Target("server's handshake", _shaken(_server, UP), (HopliteError,), (UP,)),

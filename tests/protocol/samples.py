@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
+from hoplite_mp.protocol import greetings as g
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
+from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.groups import GroupEnd
 
 ID = bytes(range(16))
@@ -87,3 +89,32 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
 )
 
 MESSAGES = get_args(m.AnyMessage | r.Report)
+
+LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)), t.Hosts(1 << 32 | 2, (0, 2)))
+KNOWLEDGE = t.Knowledge(1, 0, LISTS)
+TERMS_TO_NODE = [
+    t.StandbyNamed(("10.0.0.2:7001", "[fd00::2]:7001")),
+    t.Leads(1, 0, 1 << 50, LISTS),
+    t.Leads(1, 0, 1 << 50),
+    t.VoteAsked(2, 1 << 55),
+    t.Promoted(False, "not now"),
+]
+TERMS_TO_MANAGER = [
+    t.Follows(2, 1, 1 << 50, 1 << 32 | 2),
+    t.Knows(2, KNOWLEDGE),
+    t.Knows(2, t.Knowledge(0, None, ())),
+    t.Voted(2, 3, KNOWLEDGE),
+    t.Ends(2),
+    t.NotLed(2),
+    t.Superseded(2),
+    t.Promote(anyway=True),
+]
+
+GREETINGS = [
+    g.Hello("node", bytes(32), ID),
+    g.Challenge("manager", bytes(range(32)), ID),
+    g.Proof(b"k" * 32),
+    g.Welcome(b"k" * 32),
+    g.Refused("token", "why"),
+    g.Introduction(1 << 63, {"python": "3.11.2", "byte order": "little"}, 3, 5, 7),
+]

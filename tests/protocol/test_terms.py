@@ -10,36 +10,17 @@ from hoplite_mp.errors import ProtocolError
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import encode, manager_decoder, node_decoder
 from hoplite_mp.protocol.fields import NODES_MAX
-
-LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)), t.Hosts(1 << 32 | 2, (0, 2)))
-KNOWLEDGE = t.Knowledge(1, 0, LISTS)
-TO_NODE = [
-    t.StandbyNamed(("10.0.0.2:7001", "[fd00::2]:7001")),
-    t.Leads(1, 0, 1 << 50, LISTS),
-    t.Leads(1, 0, 1 << 50),
-    t.VoteAsked(2, 1 << 55),
-    t.Promoted(False, "not now"),
-]
-TO_MANAGER = [
-    t.Follows(2, 1, 1 << 50, 1 << 32 | 2),
-    t.Knows(2, KNOWLEDGE),
-    t.Knows(2, t.Knowledge(0, None, ())),
-    t.Voted(2, 3, KNOWLEDGE),
-    t.Ends(2),
-    t.NotLed(2),
-    t.Superseded(2),
-    t.Promote(anyway=True),
-]
+from tests.protocol.samples import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_NODE
 
 
-@pytest.mark.parametrize("message", TO_NODE, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", TERMS_TO_NODE, ids=lambda one: type(one).__name__)
 def test_to_a_node_and_nobody_else(message: Any) -> None:
     assert node_decoder().feed(encode(message)) == [message]
     with pytest.raises(ProtocolError):
         manager_decoder().feed(encode(message))
 
 
-@pytest.mark.parametrize("message", TO_MANAGER, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", TERMS_TO_MANAGER, ids=lambda one: type(one).__name__)
 def test_to_a_manager_and_nobody_else(message: Any) -> None:
     assert manager_decoder().feed(encode(message)) == [message]
     with pytest.raises(ProtocolError):

@@ -1,8 +1,8 @@
 """Faults that strike at a message: just before it leaves, or when it arrives.
 
 Why it exists: many rules matter only if a process dies between two messages, which a fault at a
-random time hits once in ten thousand runs. The protocol's messages are known by name, so a fault
-can wait for one; rare messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI
+random time hits once in ten thousand runs. Messages are known by their tags, so a fault can wait
+for one; rare messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI
 2011).
 It must never know: what a message means, which fault comes.
 """
@@ -30,15 +30,15 @@ UNUSED = {
     "TraceAsked", "TraceRead",
 }  # fmt: skip
 UNIONS = ManagerToNode, NodeToManager, PeerMessage, Report, TermsToManager, TermsToNode
-# Names that messages had before they were renamed. Faults are drawn from this order, so seeds that
+# Tags that messages had before they were renamed. Faults are drawn from this order, so seeds that
 # have found something play the same story again.
 DRAWN_AS = {
     "OwnerAsked": "HomeAsked", "OwnerTold": "HomeTold", "OwnersKnown": "HomesKnown",
     "OwnersNamed": "HomesNamed",
 }  # fmt: skip
 MESSAGES = sorted(
-    {kind.__name__ for union in UNIONS for kind in get_args(union)} - UNUSED,
-    key=lambda name: DRAWN_AS.get(name, name),
+    {kind.__struct_config__.tag for union in UNIONS for kind in get_args(union)} - UNUSED,
+    key=lambda tag: DRAWN_AS.get(tag, tag),
 )
 HEAD_BYTES = 12  # see protocol/codec.py
 _length = struct.Struct("<I").unpack_from
@@ -46,8 +46,8 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for the `left`-th message of that name ("": of any), and strikes. strike: called with
-    the machines of its sender and of its receiver."""
+    """Waits for the `left`-th message with that tag ("": any message), and strikes. strike: called
+    with the machines of its sender and of its receiver."""
 
     message: str
     left: int
@@ -57,29 +57,29 @@ class Trap:
 
 def spring(traps: list[Trap], data: bytes, ends: tuple[int, int], arrives: bool) -> None:
     """Complete frames are about to leave a host, or have arrived at one: springs traps for them."""
-    names: list[str] = []
+    tags: list[str] = []
     for trap in list(traps):
         if trap.arrives is arrives:
-            names = names or names_in(data)
-            trap.left -= names.count(trap.message) if trap.message else len(names)
+            tags = tags or tags_in(data)
+            trap.left -= tags.count(trap.message) if trap.message else len(tags)
             if trap.left <= 0:
                 traps.remove(trap)
                 trap.strike(*ends)
 
 
-def names_in(data: bytes) -> list[str]:
-    """The names of the messages in these frames; "" for anything else."""
+def tags_in(data: bytes) -> list[str]:
+    """The tags of the messages in these frames; "" for anything else."""
     found, at = [], 0
     while at + HEAD_BYTES <= len(data):
         (nbytes,) = _length(data, at)
         at += HEAD_BYTES
-        found.append(_name_of(data[at : at + nbytes]))
+        found.append(_tag_of(data[at : at + nbytes]))
         at += nbytes
     return found
 
 
-def _name_of(body: bytes) -> str:
-    """The name of a message: a body is a MessagePack array that begins with it."""
+def _tag_of(body: bytes) -> str:
+    """The tag of a message: a body is a MessagePack array that begins with it."""
     at = 1 if body[:1] < b"\xa0" else 3
     if not body[at:]:
         return ""
