@@ -166,19 +166,7 @@ class Cluster(
             raise ValueError(
                 f"workers={workers!r}: it must be a number from 0 to {WORKERS_MAX}, or None"
             )
-        config = Config.from_environment() if config is None else config
-        if not isinstance(config, Config):
-            raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
-        changes: dict[str, Any] = {}
-        if memory is not None:
-            changes["memory_bytes"] = parse_size(memory)
-        if spill_dir is not None:
-            changes["spill_dir"] = str(spill_dir)
-        if resources is not None:
-            changes["resources"] = amounts_text(amounts_of(resources)) or None
-        elif config.resources is not None:
-            parse_amounts(config.resources)
-        config = dataclasses.replace(config, **changes)
+        config = _config(config, memory, spill_dir, resources)
         from hoplite_mp.client.entering import enter  # here, because few processes start hosts
 
         self._pid = os.getpid()
@@ -397,6 +385,28 @@ class _View(Cluster):
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         return self._base.__exit__(kind, value, traceback)
+
+
+def _config(
+    config: Config | None,
+    memory: int | str | None,
+    spill_dir: str | Path | None,
+    resources: Mapping[str, float] | None,
+) -> Config:
+    """The Config of a new cluster: the given one or the environment's, with these changes."""
+    config = Config.from_environment() if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
+    changes: dict[str, Any] = {}
+    if memory is not None:
+        changes["memory_bytes"] = parse_size(memory)
+    if spill_dir is not None:
+        changes["spill_dir"] = str(spill_dir)
+    if resources is not None:
+        changes["resources"] = amounts_text(amounts_of(resources)) or None
+    elif config.resources is not None:
+        parse_amounts(config.resources)
+    return dataclasses.replace(config, **changes)
 
 
 def _arrived(options: Options) -> Cluster:

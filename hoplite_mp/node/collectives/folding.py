@@ -91,13 +91,7 @@ class Folding:
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
         result = set(program.result)
-        # A fold that only copies one pulled cell needs no cell of its own, because the pulled cell
-        # serves as both.
-        alias: dict[Cell, Cell] = {}
-        for fold in program.folds:
-            (first, *more) = fold.sources
-            if not more and first in pulled and self.stripe_layout.same_bytes(first, fold.cell):
-                alias[fold.cell] = first
+        alias = self._aliases(program, pulled)
         names = {source: cell for cell, source in alias.items()}
         found: dict[Cell, int] = {}
 
@@ -157,6 +151,16 @@ class Folding:
             cell for cell in pulls if arrived(cell) < max(1, self.execution.sizes[cell])
         ]
         self.execution.missing.update(self.execution.queue)
+
+    def _aliases(self, program: Program, pulled: set[Cell]) -> dict[Cell, Cell]:
+        """The pulled cell of each fold that only copies it: the fold needs no cell of its own."""
+        return {
+            fold.cell: fold.sources[0]
+            for fold in program.folds
+            if len(fold.sources) == 1
+            and fold.sources[0] in pulled
+            and self.stripe_layout.same_bytes(fold.sources[0], fold.cell)
+        }
 
     def _slot(self, cell: Cell) -> int:
         """The cell of one contribution, kept until the commit; an earlier plan may have filled part
