@@ -270,10 +270,25 @@ async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -
         )
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
-    found: concurrent.futures.Future[T] = readers.submit(call, *args)
+    found: concurrent.futures.Future[Any] = readers.submit(_outcome, call, args)
+    del call, args
     found.add_done_callback(lambda _: inbox.hand_over(waiter))
     await waiter
+    value, error = found.result()
+    if error is None:
+        return value  # type: ignore[no-any-return]
     try:
-        return found.result()
+        raise error
     finally:
-        del found, call, args  # avoids reference cycles through the traceback
+        del found, error  # no reference cycle through the traceback
+
+
+def _outcome(
+    call: Callable[..., T], args: tuple[Any, ...]
+) -> tuple[T | None, BaseException | None]:
+    """(value, error) of a call. The error has no traceback: the frames of the thread pool in it
+    would hold the call, and so the error itself."""
+    try:
+        return call(*args), None
+    except BaseException as error:
+        return None, BaseException.with_traceback(error, None)
