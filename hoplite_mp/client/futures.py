@@ -451,8 +451,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
         Examples
         --------
-        >>> c.submit(divmod, 1, 0).exception()
-        ZeroDivisionError('integer division or modulo by zero')
+        >>> c.submit(int, "x").exception()
+        ValueError("invalid literal for int() with base 10: 'x'")
         """
         self._fetch(timeout)
         return self._error

@@ -35,9 +35,18 @@ class _NoStdin(io.TextIOWrapper):
         while frame is not None:
             name = frame.f_globals.get("__name__")
             if name in DEBUGGERS:
+                _forget_debugger()
                 raise RuntimeError(NO_STDIN.format(name=name))
             frame = frame.f_back
         return super().readline(size)
+
+
+def _forget_debugger() -> None:
+    """Makes `pdb.set_trace` start anew. Since Python 3.14 it uses its last instance again, which
+    does not trace any more once an error has left it."""
+    pdb: Any = sys.modules.get("pdb")
+    if hasattr(pdb, "Pdb"):
+        pdb.Pdb._last_pdb_instance = None
 
 
 def without_stdin() -> None:
