@@ -50,7 +50,7 @@ def fold_refs(
             try:
                 values[at] = memory.read(oids[at], FOREVER_NS, True)
             except Exception as error:
-                failure = failure or error
+                failure = error if failure is None else failure
         if clock.monotonic_ns() >= until:
             num, until = max(1, len(values)), FOREVER_NS
     ranks = sorted(values)

@@ -160,7 +160,7 @@ class Stream(Generic[T]):
             found = self._memory.error(self._memory.local_id(failure), FOREVER_NS)
         except BaseException as lost:
             return lost
-        return found or RuntimeError(f"{self._name}() has failed")
+        return RuntimeError(f"{self._name}() has failed") if found is None else found
 
     def _not_an_end(self, error: BaseException) -> BaseException:
         """The error to raise: a StopIteration of the task would end the `for` loop in silence, so

@@ -94,10 +94,14 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """As of `concurrent.futures.Future`."""
+        error = self.exception(timeout)
         try:
-            return super().result(self._wait(timeout))
+            if error is not None:  # `result` of Python 3.11 takes an error that is false for none
+                raise error
+            return super().result(0)
         finally:
-            self = None  # type: ignore[assignment]  # no reference cycle through the traceback
+            # No reference cycle through the traceback.
+            self = error = None  # type: ignore[assignment]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As of `concurrent.futures.Future`."""

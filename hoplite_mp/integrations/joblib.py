@@ -47,7 +47,7 @@ from hoplite_mp.cluster import Cluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.integrations.joblib_pools import Lease, Wanted, lease, shutdown, worker_count
 from hoplite_mp.nodes import WORKERS_MAX
-from hoplite_mp.serial import Lender, NotPicklable
+from hoplite_mp.serial import Lender, NotPicklable, failure_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,7 +317,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _unsendable(error: NotPicklable) -> pickle.PicklingError:
     """The error with the class and text that joblib's users know."""
-    cause = error.__cause__ or error
+    cause = failure_within(error)
     made = pickle.PicklingError(
         f"Could not pickle the task to send to the workers: {type(cause).__name__}: {cause}"
     )

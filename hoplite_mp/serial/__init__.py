@@ -132,6 +132,7 @@ from hoplite_mp.serial.streams import (
     NotPicklable,
     ResolveRef,
     cause_of,
+    failure_within,
     reworded,
     text_of,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "error_name",
     "error_text",
     "exit_error",
+    "failure_within",
     "fetching",
     "format_error",
     "function_name",

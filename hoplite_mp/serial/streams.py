@@ -69,6 +69,12 @@ class NotPicklable(TypeError):
         return self if cause is None else reworded(cause, str(self))
 
 
+def failure_within(error: BaseException) -> BaseException:
+    """What pickling raised, if the error is a NotPicklable; any other error as it is."""
+    cause = error.__cause__ if issubclass(type(error), NotPicklable) else None
+    return error if cause is None else cause
+
+
 class ExitWhilePickling(TaskError, NotPicklable):
     """A reducer of the value has raised SystemExit or GeneratorExit, which is the cause."""
 

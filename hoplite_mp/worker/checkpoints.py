@@ -105,7 +105,7 @@ class Checkpoints:
             ) from error
         except serial.NotPicklable as error:
             what = f"the state of a {name}, which options(checkpoint=) is to keep"
-            cause = serial.text_of(error.__cause__ or error)
+            cause = serial.text_of(serial.failure_within(error))
             why = f"{what}, does not pickle: {cause} ({method}() has taken effect)"
             raise serial.reworded(error.reason, why) from error
         self.runtime.channel.call(KeepActorState(self.runtime.memory.local_id(state)))

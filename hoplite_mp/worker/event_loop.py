@@ -57,21 +57,28 @@ class EventLoop:
         interrupt of the caller cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(self._alone(coroutine), self.loop)
         try:
-            return future.result()
+            value, error = future.result()
         except BaseException:
-            future.cancel()  # has no effect if the coroutine itself has raised
+            future.cancel()
             raise
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error, future  # no reference cycle through the traceback
 
-    async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs the coroutine. A child that it forks ends with it, because the thread that waits for
-        the result does not exist in the child."""
+    async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+        """Runs the coroutine, and returns (value, error), because a standard Future of Python 3.11
+        takes an error that is false for none. A child that it forks ends with it, because the
+        thread that waits for the result does not exist in the child."""
         try:
             value = await coroutine
         except BaseException as error:
             end_if_forked(self._pid, error)
-            raise
+            return None, error
         end_if_forked(self._pid)
-        return value
+        return value, None
 
     def close(self) -> None:
         """Cancels everything that is left, and ends the thread."""

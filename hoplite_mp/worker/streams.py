@@ -136,7 +136,7 @@ class Source:
         try:
             return self.memory.put(value)
         except Exception as error:
-            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
+            cause = serial.failure_within(error)
             if not isinstance(error, serial.NotPicklable):
                 raise
             what = f"an item of {self.name}(), a {type(value).__name__}"

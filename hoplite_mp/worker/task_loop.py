@@ -435,7 +435,7 @@ class Worker:
         except Exception as error:  # reworded, because it may name a value unknown to the user
             if type(value) is Caught and not part:  # only items that do not pickle fail
                 return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)
-            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
+            cause = serial.failure_within(error)
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
             if isinstance(value, serial.Folded):
                 what = f"the result of a reduction, a {type(value.value).__name__}"

@@ -19,7 +19,7 @@ from hoplite_mp.serial import RemoteTraceback
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from hoplite_mp import Cluster
 
@@ -66,6 +66,18 @@ class ExitsWhenLoaded(Exception):
         return sys.exit, (3,)
 
 
+class Empty(Exception):
+    """False, because it has no items."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class NeitherTrueNorFalse(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
 class Quits(BaseException):
     """In a reducer or a text: no Exception, and none that ends programs."""
 
@@ -77,7 +89,7 @@ class QuitsInReduce(Exception):
 
 KINDS = [
     Frozen, Refusing, Unreadable, NoText, Redefining, ExitsInText, ExitsInReduce, ExitsWhenLoaded,
-    QuitsInReduce,
+    QuitsInReduce, Empty, NeitherTrueNorFalse,
 ]  # fmt: skip
 
 
@@ -95,12 +107,24 @@ def items(kind: type[BaseException]) -> Iterator[int]:
     raise kind("k")
 
 
+async def later_items(kind: type[BaseException]) -> AsyncIterator[int]:
+    yield 1
+    raise kind("k")
+
+
 def no_items(kind: type[BaseException]) -> Iterator[int]:
     raise kind("k")
 
 
 def nested(kind: type[BaseException]) -> None:
     hoplite_mp.current().submit(fail, kind).result()
+
+
+def nested_later(kind: type[BaseException]) -> None:
+    for _ in range(4):  # with one worker or two, at least one of them runs inside this task
+        error = hoplite_mp.current().submit(fail_later, kind).exception()
+        assert error is not None
+    hoplite_mp.current().submit(fail_later, kind).result()
 
 
 class Counter:
@@ -131,8 +155,10 @@ WAYS: dict[str, Callable[[Cluster, type[BaseException]], Any]] = {
     "map": lambda c, kind: list(c.map(fail, [kind] * 3, timeout=PATIENCE_S)),
     "chunks": lambda c, kind: list(c.map(fail, [kind] * 3, chunksize=3, timeout=PATIENCE_S)),
     "stream": lambda c, kind: read_all(c.stream(items, kind)),
+    "async stream": lambda c, kind: read_all(c.stream(later_items, kind)),
     "stream at once": lambda c, kind: read_all(c.stream(no_items, kind)),
     "nested": lambda c, kind: c.submit(nested, kind).result(PATIENCE_S),
+    "nested async": lambda c, kind: c.submit(nested_later, kind).result(PATIENCE_S),
     "argument": lambda c, kind: c.submit(abs, c.submit(fail, kind)).result(PATIENCE_S),
 }
 
