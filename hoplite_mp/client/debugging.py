@@ -15,7 +15,6 @@ from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.kinds import is_async
 from hoplite_mp.client.option_checks import retry_pause
-from hoplite_mp.errors import TaskError
 from hoplite_mp.headers import KIND_OPERATION, STATE
 from hoplite_mp.ref import ByRef, ObjectRef
 
@@ -60,12 +59,10 @@ def run_here(
         except again as error:
             if tries == retries:
                 return submitter.fail_at_once(error, copy)
-        except Exception as error:
-            return submitter.fail_at_once(error, copy)
-        except (SystemExit, GeneratorExit) as error:
-            wrapped = TaskError(f"the task raised {type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            return submitter.fail_at_once(wrapped, copy)
+        except KeyboardInterrupt:  # Ctrl-C of the user
+            raise
+        except BaseException as error:
+            return submitter.fail_at_once(memory.to_raise(error), copy)
         else:
             return _succeed(submitter, encoded, copy)
     raise AssertionError("the last try returns")

@@ -38,6 +38,14 @@ def where(*_: Any) -> tuple[int, int]:
 HERE = where()
 
 
+class Quits(BaseException):
+    """No Exception, and none that ends programs."""
+
+
+def quit_now() -> None:
+    raise Quits
+
+
 def test_tasks_run_in_order_at_the_call_in_the_calling_thread(debug: Cluster) -> None:
     seen: list[int] = []
     futures = [debug.submit(seen.append, i) for i in range(3)]
@@ -85,6 +93,7 @@ def test_exceptions_are_raised_as_themselves_with_their_frames(debug: Cluster) -
     assert isinstance(debug.submit(threading.Lock).exception(), TypeError)
     with pytest.raises(hoplite_mp.TaskError, match="SystemExit"):
         debug.submit(sys.exit, 3).result()
+    assert type(debug.submit(quit_now).exception()) is Quits
     tries: list[int] = []
 
     def third() -> int:
