@@ -228,10 +228,8 @@ class Chunked:
         for index, args in enumerate(rows_of(columns)):
             try:
                 results.append(self._try(tries, index, args))
-            except KeyboardInterrupt:  # the task was cancelled
-                raise
             except BaseException as error:
-                if not self.catches:
+                if not self.catches or (_is_kind(error, KeyboardInterrupt) and tries.cancelled()):
                     raise
                 results.append(tries.raised(error))
         return results
@@ -248,16 +246,15 @@ class Chunked:
             args = tries.args(index)
 
     async def _each_in_loop(self, tries: Tries, *columns: list[Any]) -> list[Any]:
-        from asyncio import CancelledError
+        from asyncio import CancelledError, current_task
 
+        own: Any = current_task()
         results = self._no_results()
         for index, args in enumerate(rows_of(columns)):
             try:
                 results.append(await self._try_in_loop(tries, index, args))
-            except (KeyboardInterrupt, CancelledError):  # the task was cancelled
-                raise
             except BaseException as error:
-                if not self.catches:
+                if not self.catches or (_is_kind(error, CancelledError) and own.cancelling()):
                     raise
                 results.append(tries.raised(error))
         return results
@@ -285,6 +282,13 @@ class Tries(Protocol):
 
     def raised(self, error: BaseException) -> Raised:
         """The result of an item that has raised."""
+
+    def cancelled(self) -> bool:
+        """Was the chunk cancelled, or a task that waits for it in this process?"""
+
+
+def _is_kind(error: BaseException, kind: type[BaseException]) -> bool:
+    return issubclass(type(error), kind)
 
 
 def _same(now: list[Any], before: list[Any]) -> bool:

@@ -51,6 +51,7 @@ class OfWorker(Protocol):
     is_actor: bool
     again: Exceptions  # exceptions after which an actor's calls are tried again
     own_again: list[int]  # calls of the actor that are to be tried again
+    running: list[int]  # the tasks of the main thread, each inside the one before
     untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
     @property

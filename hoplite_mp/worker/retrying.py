@@ -49,6 +49,9 @@ class _Items:
         serial.drop_traceback(error)
         return Raised(error, text)
 
+    def cancelled(self) -> bool:
+        return any(map(self._worker.tasks.aborted, self._worker.running))
+
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
     """The exceptions after which that task, or call of the actor, is tried again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import os
@@ -341,6 +342,37 @@ def fail_until(path: str, number: int) -> int:
         seen.touch()
         raise OSError(number)
     return number
+
+
+def interrupt(number: int) -> int:
+    if number == 1:
+        raise KeyboardInterrupt("of the item")
+    return number
+
+
+async def interrupt_later(number: int) -> int:
+    return interrupt(number)
+
+
+async def cancel_later(number: int) -> int:
+    if number == 1:
+        raise asyncio.CancelledError("of the item")
+    return number
+
+
+@pytest.mark.parametrize("chunksize", [1, 4])
+@pytest.mark.parametrize("fn", [interrupt, interrupt_later, cancel_later])
+def test_return_exceptions_of_an_item_that_raises_an_interrupt_keeps_the_others(
+    cluster: Cluster, fn: Any, chunksize: int
+) -> None:
+    found: list[Any] = list(
+        cluster.map(fn, range(4), chunksize=chunksize, return_exceptions=True, timeout=PATIENCE_S)
+    )
+    assert found[:1] + found[2:] == [0, 2, 3]
+    assert isinstance(found[1], BaseException)
+    if fn is not cancel_later:
+        assert type(found[1]) is hoplite_mp.TaskError
+        assert "KeyboardInterrupt: of the item" in str(found[1])
 
 
 @pytest.mark.parametrize("chunksize", [1, 3])
