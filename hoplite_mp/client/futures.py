@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import threading
 import weakref
 from collections import deque
@@ -36,6 +37,7 @@ T = TypeVar("T")
 # the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
 # example) may cancel other Futures.
 _making = _locks.rlock("client.making_conditions")
+_log = logging.getLogger("concurrent.futures")  # as the standard library's Future
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 
@@ -299,9 +301,19 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return True
 
     def _tell(self) -> None:
-        if self._done_callbacks:
+        callbacks = self._done_callbacks
+        if callbacks:
             _locks.calls_user_code("callbacks of a Future are")
-        self._invoke_callbacks()  # type: ignore[attr-defined]
+        interrupt: BaseException | None = None
+        for callback in callbacks:
+            try:
+                callback(self)
+            except BaseException as error:  # SystemExit, say; the others are called nevertheless
+                _log.exception("exception calling callback for %r", self)
+                if issubclass(type(error), KeyboardInterrupt) or is_interruption(error):
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     # -- the public API -------------------------------------------------------------------------
 

@@ -118,6 +118,25 @@ def test_callbacks_and_asyncio(cluster: Cluster) -> None:
     assert asyncio.run(several()) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, ValueError])
+def test_callback_that_raises_does_not_stop_the_others(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
+    def exits(_: object) -> None:
+        raise kind("why")
+
+    async def awaited() -> Any:
+        future = cluster.submit(wait_for, str(tmp_path / "go"))
+        future.add_done_callback(exits)
+        waits = asyncio.wrap_future(future)
+        (tmp_path / "go").touch()
+        return await asyncio.wait_for(waits, PATIENCE_S)
+
+    assert asyncio.run(awaited()).endswith("go")
+    assert "exception calling callback for" in caplog.text
+    assert kind.__name__ in caplog.text
+
+
 def test_cancel_before_it_runs_and_not_after(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(workers=1) as cluster:
         running = cluster.submit(wait_for, str(tmp_path / "go"))
