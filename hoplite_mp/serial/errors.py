@@ -97,7 +97,7 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
 
 def _exit_within(exc: BaseException) -> BaseException:
     """The exception for which `exit_error` has made this TaskError; any other one as it is."""
-    if type(exc) is TaskError and isinstance(exc.__cause__, EXITS):
+    if type(exc) is TaskError and EXIT_MARK in vars(exc) and isinstance(exc.__cause__, EXITS):
         return exc.__cause__
     return exc
 
@@ -107,7 +107,13 @@ def exit_error(error: BaseException) -> TaskError:
     GeneratorExit, because these would end the program. They are its cause."""
     made = TaskError(f"the task raised {_summary(error)}".removesuffix(": "))
     made.__cause__ = error
+    vars(made)[EXIT_MARK] = True
     return made
+
+
+# An attribute of the TaskErrors of `exit_error`: a program's own `raise TaskError from error`, and
+# the error of a value that could not be loaded, stay as they are.
+EXIT_MARK = "_exit"
 
 
 def format_error(exc: BaseException, frames: TracebackType | None) -> str:

@@ -80,7 +80,17 @@ def test_error_of_arguments_that_do_not_load_names_the_function(cluster: Cluster
         assert not isinstance(error, Odd) or error.code == 7
     error = send(cluster, Unloadable(SystemExit, 3)).exception(PATIENCE_S)
     assert type(error) is TaskError
-    assert type(error.__cause__) is SystemExit
+    assert str(error) == f"the arguments of {name}() could not be loaded: SystemExit: 3"
+
+
+def raise_from(cause: type[BaseException]) -> None:
+    raise TaskError("its own") from cause(3)
+
+
+def test_task_error_that_a_task_raises_from_an_exit_arrives_as_itself(cluster: Cluster) -> None:
+    error = cluster.submit(raise_from, SystemExit).exception(PATIENCE_S)
+    assert type(error) is TaskError
+    assert str(error) == "its own"
 
 
 class Callee:
