@@ -504,6 +504,10 @@ class Memory:
             self.ended(oid)
         if failed:
             raise self.failure(mem)
+        return self.decode_value(mem, lambda: f"the value of {self._named(oid)}", writable)
+
+    def decode_value(self, mem: memoryview, what: Callable[[], str], writable: bool = True) -> Any:
+        """The value of a payload. An error of the value's own code says `what` was loaded."""
         try:
             return serial.decode(mem, make_ref=self.make_ref, writable=writable)
         except (KeyboardInterrupt, MemoryError):
@@ -511,7 +515,7 @@ class Memory:
         except BaseException as error:
             if is_interruption(error):
                 raise
-            made = self.not_loaded(error, f"the value of {self._named(oid)}")
+            made = self.not_loaded(error, what())
             raise made from serial.cause_of(made)
 
     def call_not_loaded(self, error: BaseException, what: str) -> BaseException:

@@ -18,6 +18,7 @@ from hoplite_mp.actor import _identity_of
 from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ClosedError, HopliteError
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.ref import ObjectRef, by_ref
 from hoplite_mp.sync import serving
 from hoplite_mp.sync.handles import Handle, waits
@@ -239,6 +240,8 @@ class Queue(Handle, Generic[T]):
             The queue was shut down, and has no items left.
         ObjectLostError
             The item was lost with the host of the process that put it.
+        Exception
+            The item could not be loaded here. It has been taken, and is not in the queue any more.
 
         Examples
         --------
@@ -310,17 +313,17 @@ class Queue(Handle, Generic[T]):
             if isinstance(value, ObjectRef):
                 read = yield Read(self._runtime, value, self._copy)
             else:
-                make_ref = self._runtime.memory.make_ref
-                read = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
+                read = self._runtime.memory.decode_value(
+                    memoryview(value), lambda: f"an item of {self!r}", self._copy
+                )
             if cancellable:
                 self._say("keep_item", *ticket)
             return read  # type: ignore[no-any-return]
-        except Exception:
-            if cancellable:
+        except BaseException as error:
+            if _is_interrupt(error):  # the item was taken, but the caller does not have it
+                self._say("give_back", ticket[0], found[0], by_ref(value))
+            elif cancellable:
                 self._say("keep_item", *ticket)
-            raise
-        except BaseException:  # the item was taken, but the caller does not have it
-            self._say("give_back", ticket[0], found[0], by_ref(value))
             raise
 
     @property
@@ -487,6 +490,18 @@ class Queue(Handle, Generic[T]):
         hoplite_mp.sync.queues.ShutDown: ...
         """
         self._call("end", bool(immediate)).result()
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Has something interrupted the call: Ctrl-C, a cancelled `await`, a signal handler that ends
+    the program? Any other error is the item's own. The item stays taken, because it would fail the
+    next call, too."""
+    if issubclass(type(error), Exception):
+        return False
+    from asyncio import CancelledError
+
+    kinds = KeyboardInterrupt, GeneratorExit, CancelledError
+    return issubclass(type(error), kinds) or is_interruption(error)
 
 
 def _check_finished(there_was_one: bool) -> None:

@@ -72,10 +72,10 @@ class Checkpoints:
         if found is None:
             return None
         failed, payload, _ = found
-        make_ref = self.runtime.memory.make_ref
+        memory, mem = self.runtime.memory, memoryview(payload)
         if failed:
-            return True, serial.decode_error(memoryview(payload), make_ref)
-        return False, serial.decode(memoryview(payload), make_ref=make_ref, writable=True)
+            return True, serial.decode_error(mem, memory.make_ref)
+        return False, memory.decode_value(mem, lambda: "the result of a call")
 
     def ended(self, value: Any) -> Any:
         """The result of a call. A coroutine is run to its end, because the state must not change

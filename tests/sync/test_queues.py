@@ -72,6 +72,39 @@ def test_arrays_are_read_only_unless_copy(c: Cluster, count: int) -> None:
     assert c.submit(_get_writeable, q).result(PATIENCE_S)  # the option travels with the handle
 
 
+class DoesNotLoad:
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> Any:
+        return _refuse, (self.kind,)
+
+
+class Quits(BaseException):
+    """No Exception, and none that ends programs."""
+
+
+def _refuse(kind: type[BaseException]) -> None:
+    raise kind("why")
+
+
+@pytest.mark.parametrize("kind", [LookupError, SystemExit, Quits])
+@pytest.mark.parametrize("padding", [0, 1 << 20])
+def test_item_that_does_not_load_is_taken_and_raises_once(
+    c: Cluster, kind: type[BaseException], padding: int
+) -> None:
+    q: Queue[Any] = hoplite_mp.Queue()
+    raised = hoplite_mp.TaskError if kind is SystemExit else kind
+    for get in (q.get, lambda: asyncio.run(q.get_async())):
+        q.put((DoesNotLoad(kind), bytes(padding)))
+        q.put("next")
+        with pytest.raises(raised) as caught:
+            get()
+        text = "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+        assert f"could not be loaded: {kind.__name__}: why" in text
+        assert q.get(timeout=PATIENCE_S) == "next"
+
+
 def _get_writeable(q: Queue[Any]) -> bool:
     q.put(np.arange(10))
     return bool(q.get().flags.writeable)
