@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _HOOK = "__init_subclass__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
+# Data descriptors of `type` that only set the name in the namespace of the class.
+_PLAIN_DESCRIPTORS = frozenset({
+    "__module__", "__qualname__", "__doc__", "__abstractmethods__", "__annotations__",
+    "__annotate__", "__type_params__",
+})  # fmt: skip
+_COMPILED = types.BuiltinFunctionType, types.WrapperDescriptorType
 _MEMBER_TYPES = frozenset({object, int, float, complex, str, bytes, tuple})
 _hooks = _locks.rlock("serial.hooks")  # held while a hook is exchanged
 
@@ -69,6 +75,7 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
 def _reduce_class(cls: type) -> Reduced:
     from cloudpickle import cloudpickle
 
+    _check_metaclass(cls)
     meta, name, _, namespace, tracker_id, _ = cloudpickle._class_getnewargs(cls)
     namespace["__qualname__"] = cls.__qualname__
     bases = cls.__bases__
@@ -80,7 +87,42 @@ def _reduce_class(cls: type) -> Reduced:
         namespace["__slots__"] = slots = _slots(cls)
         state = _state_of_slotted(cls, slots), {}
     _evaluate_annotations(cls, state[0])
+    for one in [one for one in state[0] if _must_be_in_namespace(meta, one)]:
+        is_property = type(state[0][one]) is property  # `fill_class` gives it its functions
+        namespace[one] = property() if is_property else state[0].pop(one)
     return load_class, (meta, name, bases, namespace, tracker_id), state, None, None, fill_class
+
+
+def _check_metaclass(cls: type) -> None:
+    """Refuses a class whose metaclass is compiled: `type` can neither create such a class nor set
+    its attributes, and the metaclass needs what only the class statement has."""
+    meta = compiled_metaclass(cls)
+    if meta is not None:
+        raise TypeError(
+            f"the class {cls.__qualname__} has a metaclass in compiled code, "
+            f"{meta.__module__}.{meta.__qualname__}, so it cannot be sent by value: define it in a "
+            "module that the workers can import"
+        )
+
+
+def compiled_metaclass(cls: type) -> type | None:
+    """The class in compiled code that creates this class, or sets its attributes."""
+    kinds: list[type] = type.mro(type(cls))
+    for meta in kinds[:-2]:  # without `type` and `object`
+        if any(isinstance(vars(meta).get(one), _COMPILED) for one in ("__new__", "__setattr__")):
+            return meta
+    return None
+
+
+def _must_be_in_namespace(meta: type, name: str) -> bool:
+    """Is this an attribute of a class that only the class statement can set, because the metaclass
+    has a data descriptor of this name?"""
+    for kind in meta.__mro__:
+        found = vars(kind).get(name)
+        if found is not None:
+            is_plain = kind is type and name in _PLAIN_DESCRIPTORS
+            return hasattr(type(found), "__set__") and not is_plain
+    return False
 
 
 def _slots(cls: type) -> tuple[str, ...]:
@@ -195,7 +237,10 @@ def fill_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
     for member, own in members or ():
         vars(member).update(own)
     for name, value in attributes.items():
-        if name != "_abc_impl":
+        if type(value) is property and _must_be_in_namespace(type(cls), name):
+            made: Any = vars(cls)[name]
+            made.__init__(value.fget, value.fset, value.fdel, value.__doc__)
+        elif name != "_abc_impl":
             type.__setattr__(cls, name, value)
     if "__firstlineno__" in attributes:  # Setting another attribute has removed it.
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
@@ -261,10 +306,10 @@ def _without_hook(owner: type | None) -> Iterator[None]:
             if not _local.quiet:
                 hook.__get__(None, cls)(**arguments)
 
-        setattr(owner, _HOOK, classmethod(call))
+        type.__setattr__(owner, _HOOK, classmethod(call))
         _local.quiet = True
         try:
             yield
         finally:
             _local.quiet = False
-            setattr(owner, _HOOK, hook)
+            type.__setattr__(owner, _HOOK, hook)

@@ -186,9 +186,38 @@ class Custom:
 class High(Custom, level=5): pass
 class Getitem:
     def __class_getitem__(cls, item): return f"{cls.__name__}[{item}]"
-objects = {"One": One(), "Two": Two(), "L2": L2(), "Flagged": Flagged(), "Musty": Musty(),
+class Closed(type):
+    def __setattr__(cls, name, value): raise AttributeError("closed")
+    @property
+    def size(cls): return 3
+class ClosedBase(metaclass=Closed):
+    def __init_subclass__(cls, key): pass
+class ClosedOne(ClosedBase, key="one"): size = 1
+class Shown:
+    __name__ = "shown"
+    __bases__ = 3
+    __text_signature__ = "(x)"
+class Proxy:
+    def __init__(self, inner): self.inner = inner
+    def __reduce__(self): return Proxy, (self.inner,)
+    @property
+    def __class__(self): return type(self.inner) if type(self) is Proxy else None
+    @property
+    def __name__(self): "name"; return f"proxy of {self.inner}"
+    __qualname__ = "Proxy"
+class SlottedProxy:
+    __slots__ = ("inner",)
+    @property
+    def __class__(self): return SlottedProxy
+class FromProxy(Proxy): __bases__ = ()
+objects = {"ClosedOne": ClosedOne(), "Shown": Shown(), "Proxy": Proxy(1), "SlottedProxy": SlottedProxy(), "One": One(), "Two": Two(), "L2": L2(), "Flagged": Flagged(), "Musty": Musty(),
            "TaggedChild": TaggedChild(), "Uses": Uses(), "High": High()}
 def show(v): return [type(v).__qualname__, type(v).__mro__[1].__name__, *[getattr(v, n, None) for n in ("key", "x", "flag", "must", "tag", "spot", "level")]]
+def t_descriptors(): return (
+    Shown().__name__, Shown.__name__, Shown().__bases__, Shown.__bases__, Shown().__text_signature__,
+    Proxy(1).__class__, Proxy(1).__name__, Proxy.__name__, vars(Proxy)["__name__"].__doc__,
+    isinstance(Proxy(1), int), SlottedProxy().__class__.__name__, FromProxy(2).__bases__,
+    ClosedOne().size, ClosedOne.size)
 def t_registry(): return {k: v.__name__ for k, v in Hooked.registry.items()}, One.registry is Hooked.registry, Hooked.registry["two"] is Two
 def t_new_subclass():
     class Three(Hooked, key="three"): pass
