@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.annotations import annotations_of
+from hoplite_mp.serial.classes import compiled_metaclass
 from hoplite_mp.serial.code import importable
 from hoplite_mp.serial.picklers import write_stream
 from hoplite_mp.serial.streams import UNPICKLABLE
@@ -38,8 +39,8 @@ def blamed(value: Any) -> str:
         path = _search(value)
     except (Exception, SystemExit, GeneratorExit):
         return ""
-    if not path:
-        return ""
+    if not path or (isinstance(path[-1][1], type) and compiled_metaclass(path[-1][1])):
+        return ""  # the error names such a class itself
     whole = " in ".join(label for label, _ in reversed(path))
     return f": {whole} is a {type(path[-1][1]).__qualname__}; {ADVICE}"
 
@@ -88,9 +89,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools._lru_cache_wrapper):
         yield "the function behind a cache", value.__wrapped__
     elif isinstance(value, type):
-        if not importable(value):
-            yield from _items(f"of class {value.__qualname__}", vars(value).items(), "attribute")
+        if not importable(value) and compiled_metaclass(value) is None:
+            yield from _items(f"of class {value.__qualname__}", _attributes(value), "attribute")
             yield from ((f"base class {base.__qualname__}", base) for base in value.__bases__)
+            if not importable(type(value)):
+                yield f"the metaclass {type(value).__qualname__}", type(value)
     elif isinstance(value, types.ModuleType):
         yield from _items(f"of module {value.__name__}", vars(value).items(), "global")
     elif isinstance(value, dict):
@@ -102,6 +105,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("an item of the set", one) for one in itertools.islice(value, ITEMS_MAX))
     else:
         yield from _parts_of_object(value)
+
+
+def _attributes(cls: type) -> list[tuple[str, Any]]:
+    """What travels with a class. Descriptors of slots are made anew where it arrives."""
+    made = types.MemberDescriptorType, types.GetSetDescriptorType
+    return [(name, part) for name, part in vars(cls).items() if not isinstance(part, made)]
 
 
 def _items(what: str, items: Any, kind: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,16 @@ def local_class(lock: Any) -> Callable[..., Any]:
     return Local
 
 
+def local_metaclass(lock: Any) -> Callable[..., Any]:
+    class Meta(type):
+        shared = lock
+
+    class Local(metaclass=Meta):
+        __slots__ = ("a",)
+
+    return Local
+
+
 PLACES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "global": (
         lambda lock: scoped("def f(): return LOCK", LOCK=lock),
@@ -100,6 +111,11 @@ PLACES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "keyword": (with_keyword, "the default of the parameter 'd' of f() is a lock"),
     "function attribute": (with_attribute, "the attribute 'extra' of <lambda>() is a lock"),
     "class attribute": (local_class, "the attribute 'shared' of class local_class.<locals>.Local"),
+    "metaclass attribute": (
+        local_metaclass,
+        "the attribute 'shared' of class local_metaclass.<locals>.Meta in the metaclass "
+        "local_metaclass.<locals>.Meta is a lock",
+    ),
     "method": (
         lambda lock: Holder(lock=lock).call,
         "the attribute 'lock' of a Holder in the object of the method call() is a lock",
@@ -136,6 +152,18 @@ def test_error_of_pickling_names_the_place_and_a_remedy(case: str) -> None:
 def test_value_that_itself_cannot_be_pickled_is_named_once() -> None:
     with pytest.raises(TypeError, match=r"^cannot pickle value of type 'lock': [^:]*$"):
         serial.encode(threading.Lock())
+
+
+def test_class_of_a_compiled_metaclass_is_refused_with_one_reason() -> None:
+    class Point(ctypes.Structure):
+        _fields_ = (("x", ctypes.c_int),)
+
+    for value in (Point, [Point]):
+        with pytest.raises(TypeError) as caught:
+            serial.encode(value)
+        text = str(caught.value)
+        assert "Point has a metaclass in compiled code, _ctypes.PyCStructType, so it" in text
+        assert text.endswith("define it in a module that the workers can import")
 
 
 def test_cyclic_and_large_values_are_searched_in_bounded_time() -> None:
