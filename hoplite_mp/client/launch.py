@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import _shm, clock, errors, ids
+from hoplite_mp import _shm, clock, errors, ids, serial
 from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.descriptors import (
@@ -403,10 +403,13 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
-    path = [p if p else os.getcwd() for p in sys.path if isinstance(p, str)]  # as imports do
+    # Absolute, because the program and its tasks may change their working directories.
+    path = [p if os.path.isabs(p) else os.path.abspath(p) for p in sys.path if isinstance(p, str)]
+    path += [] if root in path else [root]
+    serial.set_readers_path(path)
     start = msgspec.structs.replace(start, sys_path=[])
     body = msgspec.msgpack.encode(start, enc_hook=encode_secret)
-    listed = json.dumps([*path, *([] if root in path else [root])]).encode()
+    listed = json.dumps(path).encode()
     info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
     os.write(info, len(listed).to_bytes(8, "little") + listed + body)
     os.lseek(info, 0, os.SEEK_SET)

@@ -75,6 +75,9 @@ from hoplite_mp.serial.functions import (
     encode_with_aside,
     function_name,
 )
+from hoplite_mp.serial.imports import (
+    set_readers_path,
+)
 from hoplite_mp.serial.layout import (
     ARGS_ONLY,
     ARRAY,
@@ -222,6 +225,7 @@ __all__ = [
     "register_future_type",
     "register_pickle_by_value",
     "reworded",
+    "set_readers_path",
     "short_error",
     "text_of",
     "turn_to_audience",

@@ -1,8 +1,9 @@
 """Which modules readers can import, and which modules only this program has imported.
 
-Workers have this program's `sys.path` and the finders that `site` installs. Readers can import a
-module if these find the same file for its name. They cannot import a module that the program has
-made in another way: from a file at another place, in memory, with a finder of its own.
+Workers have the `sys.path` that this program had when it started them, and the finders that `site`
+installs. Readers can import a module if these find the same file for its name. They cannot import a
+module that the program has made in another way: from a file at another place, in memory, with a
+finder of its own.
 """
 
 from __future__ import annotations
@@ -23,18 +24,29 @@ _OWN_FINDERS: tuple[Any, ...] = (
     importlib.machinery.PathFinder,
 )
 _BUILT_IN = frozenset({"built-in", "frozen"})
-# Name -> the module that was looked at, the answer, and of a module without a `__spec__`, which the
-# program may still be filling, what the answer depends on.
-_answers: dict[str, tuple[weakref.ref[types.ModuleType], bool, tuple[Any, ...] | None]] = {}
+_CYTHON = "_cython_", "cython_runtime"  # modules that compiled code makes, without a file
+Path = list[str] | None  # None: `sys.path`
+Answer = tuple[weakref.ref[types.ModuleType], Path, bool, tuple[Any, ...] | None]
+_path: Path = None  # the path of the workers that this process has started last
+# Name -> the module that was looked at, the path that was searched, the answer, and of a module
+# without a `__spec__`, which the program may still be filling, what the answer depends on.
+_answers: dict[str, Answer] = {}
 _site_finders: dict[str, bool] = {}  # name of a finder's module -> does `site` install it?
+
+
+def set_readers_path(path: list[str]) -> None:
+    """From now on, readers search this path for modules."""
+    global _path
+    _path = path
 
 
 def is_found_by_readers(name: str) -> bool:
     """Will a reader that imports this name, which is in sys.modules, get the same module?"""
     module: Any = sys.modules[name]
     known = _answers.get(name)
-    if known is not None and known[0]() is module:
-        _, found, filled = known
+    path = _path
+    if known is not None and known[0]() is module and known[1] is path:
+        _, _, found, filled = known
         if filled is None or filled == _filled(module):
             return found
     if not isinstance(module, types.ModuleType):
@@ -42,18 +54,13 @@ def is_found_by_readers(name: str) -> bool:
     unfinished = getattr(module, "__spec__", None) is None
     filled = _filled(module) if unfinished else None
     found = _is_found(name, module)
-    _answers[name] = weakref.ref(module), found, filled
+    _answers[name] = weakref.ref(module), path, found, filled
     return found
 
 
 def _filled(module: Any) -> tuple[Any, ...]:
     names = vars(module)
-    return (
-        names.get("__name__"),
-        names.get("__spec__"),
-        names.get("__file__"),
-        "__builtins__" in names,
-    )
+    return names.get("__name__"), names.get("__spec__"), names.get("__file__")
 
 
 def _is_found(name: str, module: types.ModuleType) -> bool:
@@ -70,15 +77,11 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
         spec = _find(name)
     except Exception:  # a parent's `__path__` may be anything
         return True
-    if spec is None:
-        head = name.rpartition(".")[0]
-        if files:
-            return False
-        if head in sys.modules:  # a module without a file comes with the package that has made it
-            return is_found_by_readers(head)
-        # Else a loader of the program has made it, or the program has run code in it. Compiled
-        # modules make others without either.
-        return own is None and "__builtins__" not in vars(module)
+    head = name.rpartition(".")[0]
+    if head in sys.modules and not is_found_by_readers(head):
+        return False
+    if spec is None:  # a module without a file comes with the package that has made it
+        return not files and (head in sys.modules or name.startswith(_CYTHON))
     if spec.origin is None or spec.origin in _BUILT_IN:
         return True  # a package without a file, or a module of Python
     if not files:  # a module in memory has the name of a file, or has replaced that file's module
@@ -88,16 +91,17 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:
     head = name.rpartition(".")[0]
-    path: Any = None
+    path: Any = _path
     if head:
         path = getattr(sys.modules.get(head), "__path__", None)
-        if path is None:
+        if not isinstance(path, list):  # that of a package without a file grows with `sys.path`
             parent = _find(head)
             path = None if parent is None else parent.submodule_search_locations
             if path is None:
                 return None
     for finder in (*_OWN_FINDERS, *filter(_is_from_site, sys.meta_path)):
-        found: importlib.machinery.ModuleSpec | None = finder.find_spec(name, path)
+        where = path if head or finder is importlib.machinery.PathFinder else None
+        found: importlib.machinery.ModuleSpec | None = finder.find_spec(name, where)
         if found is not None:
             return found
     return None

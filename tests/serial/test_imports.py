@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,12 @@ def test_module_without_spec_is_searched_for_once(
 
 
 def test_module_that_the_program_fills_is_searched_for_again(module: types.ModuleType) -> None:
-    assert imports.is_found_by_readers(NAME)  # as one that compiled code has made
-    exec("x = 1", module.__dict__)
     assert not imports.is_found_by_readers(NAME)
+    module.__name__ = "json"
+    assert not imports.is_found_by_readers(NAME)
+    module.__spec__ = json.__spec__
+    module.__file__ = json.__file__
+    assert imports.is_found_by_readers("json")
     again = types.ModuleType(NAME)
     again.__file__ = "/nowhere/" + NAME + ".py"
     sys.modules[NAME] = again

@@ -145,6 +145,12 @@ MAKES = {
         sys.meta_path.insert(0, Finder())
         import virtual.sub as m
         """,
+    "a module of a package in memory": """
+        package = sys.modules["in_memory"] = types.ModuleType("in_memory")
+        package.__path__ = []
+        m = package.sub = sys.modules["in_memory.sub"] = types.ModuleType("in_memory.sub")
+        exec(source, m.__dict__)
+        """,
     "a script that was run": """
         m = types.SimpleNamespace(**runpy.run_path(path))
         """,
@@ -185,6 +191,116 @@ def test_module_that_only_the_program_has_imported_travels_by_value(
         tmp_path,
     )
     assert out.splitlines() == ["as in the file {}", "{}", "True True"]
+
+
+# As MAKES, with the cluster `c`.
+LATE = {
+    "a path added after the start": """
+        c = hoplite_mp.Cluster(workers=1)
+        sys.path.insert(0, "elsewhere")
+        import plugin as m
+        """,
+    "a package of a late path": """
+        c = hoplite_mp.Cluster(workers=1)
+        sys.path.insert(0, "elsewhere")
+        import package.plugin as m
+        """,
+    "a package without a file of a late path": """
+        c = hoplite_mp.Cluster(workers=1)
+        sys.path.insert(0, "elsewhere")
+        import space.plugin as m
+        """,
+    "a late part of a package without a file": """
+        import parts.known
+        c = hoplite_mp.Cluster(workers=1)
+        say(c.submit(parts.known.look).result())
+        sys.path.insert(0, "elsewhere")
+        import parts.plugin as m
+        """,
+    "a late zip": """
+        import shutil
+        c = hoplite_mp.Cluster(workers=1)
+        sys.path.insert(0, shutil.make_archive("zipped", "zip", "elsewhere"))
+        import plugin as m
+        """,
+    "a path removed before the next start": """
+        sys.path.insert(0, "elsewhere")
+        import plugin as m
+        with hoplite_mp.Cluster(workers=1) as c: say(c.submit(m.look).result())
+        sys.path.remove("elsewhere")
+        c = hoplite_mp.Cluster(workers=1)
+        """,
+    "a relative path, and another directory before the start": """
+        sys.path.insert(0, "elsewhere")
+        import plugin as m
+        os.chdir("/")
+        c = hoplite_mp.Cluster(workers=1)
+        """,
+}
+
+
+@pytest.mark.parametrize("made", LATE)
+def test_module_that_is_not_on_the_path_of_the_workers_travels_by_value(
+    made: str, tmp_path: Path
+) -> None:
+    for name in ("plugin", "package/__init__", "package/plugin", "space/plugin", "parts/plugin"):
+        path = tmp_path / "elsewhere" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(MODULE)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "known.py").write_text(MODULE)
+    out = program(
+        textwrap.dedent(
+            """
+        import types
+        MAKE
+        look, Kind = m.look, m.Kind
+        say({way: found for way, found in ways().items() if found != m.state})
+        say(type(c.submit(Kind).result()) is Kind)
+        c.shutdown()
+        """
+        ).replace("MAKE", textwrap.dedent(LATE[made]).strip()),
+        tmp_path,
+    )
+    assert [line for line in out.splitlines() if line != "as in the file"] == ["{}", "True"]
+
+
+def test_relative_path_is_that_of_the_start_for_workers(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "plugin.py").write_text(MODULE)
+    out = program(
+        """
+        sys.path.insert(0, "elsewhere")
+        import plugin as m
+        c = hoplite_mp.Cluster(workers=1)
+        c.submit(os.chdir, "/").result()
+        os.chdir("/")
+        say(c.submit(m.look).result())
+        m.state = "as in the program"
+        say(c.submit(m.look).result())
+        c.shutdown()
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["as in the file"] * 2  # by name
+
+
+def test_module_filled_by_assignment_travels_by_value(tmp_path: Path) -> None:
+    out = program(
+        """
+        import types
+        cfg = sys.modules["cfg"] = types.ModuleType("cfg")
+        cfg.X = 1
+        def get(): return cfg.X
+        c = hoplite_mp.Cluster(workers=1)
+        say(c.submit(get).result())
+        cfg.X = 2
+        say(c.submit(get).result(), c.submit(getattr, cfg, "X").result())
+        c.shutdown()
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["1", "2 2"]
 
 
 def test_script_that_runs_under_a_name_sends_its_functions_by_value(tmp_path: Path) -> None:
