@@ -181,11 +181,33 @@ def _override(process: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spawns(process: Any) -> bool:
-    """Does this process start a child that is no fork, or has it such children?"""
+    """Is this pickled for a child that is no fork? If the pool or queue it is for cannot be found,
+    the answer is whether this process has such children."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
         return True
+    to_fork = _goes_to_fork()
+    if to_fork is not None:
+        return not to_fork
     process._cleanup()  # forgets children that have ended
-    return any(
-        getattr(child._popen, "method", "fork") != "fork" for child in list(process._children)
-    )
+    return any(map(_is_no_fork, list(process._children)))
+
+
+def _is_no_fork(child: Any) -> bool:
+    return getattr(child._popen, "method", "fork") != "fork"
+
+
+def _goes_to_fork() -> bool | None:
+    """Does the pool or queue of multiprocessing that pickles now belong to forked children? None:
+    neither is found in this thread."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        scope = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if scope == ("multiprocessing.pool", "_handle_tasks"):
+            return not any(map(_is_no_fork, list(frame.f_locals.get("pool", ()))))
+        if scope == ("multiprocessing.queues", "_feed"):
+            # Python sets it so that a queue of forks is not sent to other children.
+            found: bool | None = getattr(frame.f_locals.get("queue_sem"), "_is_fork_ctx", None)
+            return found
+        frame = frame.f_back
+    return None

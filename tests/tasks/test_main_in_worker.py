@@ -226,12 +226,18 @@ def importable(method):
     with multiprocessing.get_context(method).Pool(1) as pool: return pool.map_async(math.sqrt, [4]).get(60)
 def forked(method):
     return pool("fork"), importable(method), pool("fork")
+def beside(method):
+    fork, other = map(multiprocessing.get_context, ("fork", method))
+    with other.Pool(1) as pool, concurrent.futures.ProcessPoolExecutor(1, mp_context=fork) as ex, fork.Pool(1) as forks:
+        found = [forks.map_async(helper, [1]).get(60), ex.submit(helper, 1).result(60), pool.map_async(math.sqrt, [4]).get(60)]
+        try: pool.map_async(helper, [1]).get(60)
+        except TypeError: return found
 def tell(c, call, method):
     try: print(method, call.__name__, c.submit(call, method).result(100))
     except TypeError as error: print(method, call.__name__, str(error).partition(" ")[0], "get_context('fork')" in str(error))
 c = hoplite_mp.Cluster(1)  # no guard
 for method in sys.argv[1:] or ("spawn", "forkserver"):
-    for call in (pool, initialized, executor, argument, process, importable, forked):
+    for call in (pool, initialized, executor, argument, process, importable, forked, beside):
         tell(c, call, method)
 c.shutdown()
 """
@@ -251,6 +257,7 @@ def test_spawned_children_of_tasks_refuse_definitions_of_the_script(tmp_path: Pa
                 "process helper True",
                 "importable [2.0]",
                 "forked ([2], [2.0], [2])",
+                "beside [[2], 2, [2.0]]",
             )
         ],
     ]
