@@ -493,7 +493,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
                 raise CancelledError
             mem = memory.payload(self._oid, deadline)
             if memory.client.printed != memory.printed:
-                memory.show_printed()
+                memory.show_printed(deadline)
         kind = serial.payload_kind(mem)
         if kind == serial.ERROR:
             self._error = memory.failure(mem)

@@ -174,10 +174,11 @@ class Host:
         with starting_thread("prints what workers print"):
             self._reader.start()
 
-    def _print_lines(self) -> None:
-        """Returns when all lines that workers have printed so far are written."""
+    def _print_lines(self, timeout: float | None) -> None:
+        """Returns when all lines that workers have printed so far are written, or at the
+        timeout."""
         if self._reader is not threading.current_thread():  # in a callback of a Future
-            self._printer.wait()
+            self._printer.wait(timeout)
 
     def _read_output(self) -> None:
         """Prints the workers' lines until the node's end."""

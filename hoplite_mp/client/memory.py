@@ -111,7 +111,7 @@ class Memory:
         self.await_lost: Callable[[], None] = _nothing
         # The value of `client.printed` up to which lines were printed; the function that prints.
         self.printed = client.printed
-        self.print_lines: Callable[[], None] | None = None  # only in drivers
+        self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
         self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         # Do tasks that raised SystemExit and the like fail with that exception, not a TaskError?
@@ -139,15 +139,17 @@ class Memory:
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
 
-    def show_printed(self) -> None:
-        """Prints the output of workers so far, before a result is returned. To be called if
-        `client.printed` has changed. Does nothing in an event loop, which it would block."""
+    def show_printed(self, deadline: int) -> None:
+        """Prints the output of workers so far, before a result is returned by that deadline. To be
+        called if `client.printed` has changed. Does nothing in an event loop, which it would
+        block."""
         seen = self.client.printed
         if self.print_lines is not None:
             loops: Any = sys.modules.get("asyncio.events")
             if loops is not None and loops._get_running_loop() is not None:
                 return
-            self.print_lines()
+            left = None if deadline == FOREVER_NS else (deadline - clock.monotonic_ns()) / 1e9
+            self.print_lines(left)
         self.printed = seen  # only now, because other threads must wait for these lines, too
 
     def node_gone(self) -> BaseException:
@@ -496,7 +498,7 @@ class Memory:
         """The object's value; raises the error that it failed with."""
         mem = self.payload(oid, deadline)
         if self.client.printed != self.printed:
-            self.show_printed()
+            self.show_printed(deadline)
         failed = serial.payload_kind(mem) == serial.ERROR
         if failed:  # before `ended`, because another thread may be noting the failure of its Future
             self.failure_read(oid)

@@ -29,6 +29,9 @@ __all__ = ["Printer"]
 # How long the end of a cell waits for lines on their way. Higher: with a slow node more lines
 # appear below their own cell; lower: a cell ends sooner when the node hangs.
 CELL_WAIT_S = 1.0
+# As CELL_WAIT_S, for a result whose timeout is over. Higher: more lines appear before a result that
+# is polled; lower: a poll takes less time while the output is slow.
+RESULT_WAIT_S = 0.02
 
 
 class Printer:
@@ -75,9 +78,12 @@ class Printer:
         """Lines that arrive from now on are written in the calling context."""
         self._context = contextvars.copy_context()
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         """Waits until everything that workers printed before this call is written, at most
-        CELL_WAIT_S."""
+        CELL_WAIT_S. `timeout`: a shorter limit, but at least RESULT_WAIT_S."""
+        limit = CELL_WAIT_S
+        if timeout is not None:
+            limit = min(limit, max(timeout, RESULT_WAIT_S))
         number, event = next(self._numbers), threading.Event()
         self._awaited[number] = event
 
@@ -90,7 +96,7 @@ class Printer:
         # In a thread, because `ask` blocks as long as the node does not read what it is sent.
         with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
-            event.wait(CELL_WAIT_S)
+            event.wait(limit)
         self._awaited.pop(number, None)
 
     def end(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import hoplite_mp
@@ -35,6 +38,28 @@ def test_a_cell_ends_at_once_when_there_is_no_node(monkeypatch: pytest.MonkeyPat
         raise OSError("it has ended")
 
     printing.Printer(ask).wait()
+
+
+def test_result_waits_for_lines_no_longer_than_its_timeout() -> None:
+    gate, started = threading.Event(), threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            started.set()
+            gate.wait(PATIENCE_S)
+            return len(text)
+
+    with hoplite_mp.Cluster(workers=1) as c, contextlib.redirect_stdout(Slow()):
+        futures = [c.submit(print, "text") for _ in range(3)]
+        assert started.wait(PATIENCE_S)
+        c.wait(futures)
+        begun = time.monotonic()
+        for future, timeout in zip(futures[:2], (0, 0.1), strict=True):
+            future.result(timeout)
+        c.get(futures[2], timeout=0.1)
+        took = time.monotonic() - begun
+        gate.set()
+    assert took < 0.9
 
 
 PRINTS = """
