@@ -538,6 +538,7 @@ class Memory:
         if issubclass(kind, HopliteError):
             return error
         text = f"{what} could not be loaded: {kind.__qualname__}: {serial.text_of(error)}"
+        text = text.removesuffix(": ")
         if not issubclass(kind, serial.EXITS):
             return serial.reworded(error, text)
         if self.raises_exits:

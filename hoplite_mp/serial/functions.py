@@ -65,7 +65,7 @@ def encode_with_aside(
         if isinstance(error, Exception):
             raise NotPicklable(text + text_of(error) + blamed(function)) from error
         text += f"it raised {type(error).__qualname__}: {text_of(error)}"
-        raise ExitWhilePickling(text) from error
+        raise ExitWhilePickling(text.removesuffix(": ")) from error
     data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
     return data, [] if aside is None else aside.refs, pickler.holds_refs
 

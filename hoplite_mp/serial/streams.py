@@ -113,7 +113,8 @@ def unpicklable(what: str, value: Any, error: BaseException, place: str = "") ->
     """The exception to raise for `value`, with a message for users. `place`: see NotPicklable."""
     text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
     if issubclass(type(error), EXITS):
-        return ExitWhilePickling(f"{text}it raised {type(error).__qualname__}: {text_of(error)}")
+        text += f"it raised {type(error).__qualname__}: {text_of(error)}"
+        return ExitWhilePickling(text.removesuffix(": "))
     made = NotPicklable(text + text_of(error) + place)
     made.place = place
     return made

@@ -116,8 +116,8 @@ class QueueTable:
 
     def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | Answer:
         """Takes the oldest item. A getter that was woken calls again with the same ticket, and gets
-        the item that was set aside for it. uncertain: the caller says by `keep` that it has the
-        item, or gives it back."""
+        the item that was set aside for it. uncertain: the caller says by `keep_item` that it
+        has the item, or gives it back."""
         if ticket == self.turn:
             self.turn = None
         if self.uncertain is not None:

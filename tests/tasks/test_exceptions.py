@@ -272,6 +272,24 @@ def test_exit_in_a_reducer_is_the_cause_of_a_task_error(
     assert type(error.__cause__) is kind
 
 
+def test_error_of_an_exit_without_a_text_ends_with_its_name(cluster: Cluster) -> None:
+    def exits() -> None:
+        raise GeneratorExit
+
+    class Exits:
+        def __reduce__(self) -> Any:
+            raise GeneratorExit
+
+    for call in (
+        lambda: cluster.submit(id, Exits()),
+        lambda: cluster.put(Exits()),
+        lambda: cluster.submit(Exits().__reduce__),
+    ):
+        with pytest.raises(TaskError, match=r"it raised GeneratorExit$"):
+            call()
+    assert str(cluster.submit(exits).exception(PATIENCE_S)) == "the task raised GeneratorExit"
+
+
 class LoadsBadly:
     def __init__(self, kind: type[BaseException]) -> None:
         self.kind = kind
