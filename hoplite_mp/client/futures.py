@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -37,6 +38,15 @@ T = TypeVar("T")
 # the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
 # example) may cancel other Futures.
 _making = _locks.rlock("client.making_conditions")
+
+
+def _forked() -> None:
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    global _making
+    _making = _locks.rlock("client.making_conditions")
+
+
+os.register_at_fork(after_in_child=_forked)
 _log = logging.getLogger("concurrent.futures")  # as the standard library's Future
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"

@@ -9,6 +9,7 @@ It must never know: the public API above it.
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, _shm, _tasks, serial
@@ -38,6 +39,15 @@ __all__ = ["Runtime", "current_runtime", "runtime_of"]
 
 _stack: list[Runtime] = []
 _stack_lock = _locks.lock("client.runtimes")
+
+
+def _forked() -> None:
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    global _stack_lock
+    _stack_lock = _locks.lock("client.runtimes")
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Runtime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp.client import futures, runtime
 from tests.store.helpers import (
     checksum,
     client,
@@ -157,6 +159,34 @@ def forking_task(ref: Any, how: str) -> tuple[int, int]:
         _, status = os.wait()
         return os.waitstatus_to_exitcode(status), sum(c.get(inside))
     return forked(child), sum(c.get(inside))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(futures, "_making"), (runtime, "_stack_lock")],
+    ids=["futures", "runtimes"],
+)
+def test_child_has_a_free_lock_in_place_of_one_that_another_thread_holds(
+    module: Any, name: str
+) -> None:
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with getattr(module, name):
+            taken.set()
+            over.wait()
+
+    def acquire() -> None:
+        assert getattr(module, name).acquire(timeout=1)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    try:
+        assert forked(acquire) == 0
+    finally:
+        over.set()
+        holder.join()
 
 
 @pytest.mark.parametrize(("how", "code"), [("ends", 0), ("exit", 0), ("returns", 0), ("raises", 1)])
