@@ -262,7 +262,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made.callbacks
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """(done, cancelled, value, error). asyncio calls this method since Python 3.15."""
+        """(done, cancelled, value, error): as of the standard library's Future since Python
+        3.15."""
         if not self.done():
             return False, False, None, None
         if self.cancelled():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import clock
@@ -38,7 +37,8 @@ def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException 
 
 
 class _AsyncioView:
-    """A done Future as asyncio reads it before Python 3.15."""
+    """A done Future as asyncio reads it: by `exception` and then `result`, or by `_get_snapshot`
+    since Python 3.15."""
 
     def __init__(self, future: concurrent.futures.Future[Any]) -> None:
         self._future = future
@@ -56,12 +56,17 @@ class _AsyncioView:
     def result(self) -> Any:
         return self._value
 
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        if self.cancelled():
+            return True, True, None, None
+        error = self.exception()
+        return True, False, self._value, error
+
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
-    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`:
-    asyncio calls `exception` and then `result`, and if one of them raises, the coroutine waits for
-    ever. From Python 3.15 on asyncio calls `_get_snapshot` instead."""
-    if sys.version_info >= (3, 15) or getattr(fn, "__module__", None) != "asyncio.futures":
+    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`,
+    because if reading the Future raises, the coroutine waits for ever."""
+    if getattr(fn, "__module__", None) != "asyncio.futures":
         return fn
     return lambda future: fn(_AsyncioView(future))
 

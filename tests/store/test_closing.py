@@ -91,6 +91,16 @@ def test_without_time_results_on_disk_are_not_kept(tmp_path: Path) -> None:
 
     with pytest.raises(ClosedError, match="moved to disk"):
         asyncio.run(wrapped())
+
+    def by_snapshot(done: Any) -> None:  # as asyncio reads a Future since Python 3.15
+        found.append(done._get_snapshot())
+
+    found: list[Any] = []
+    by_snapshot.__module__ = "asyncio.futures"
+    futures[0].add_done_callback(by_snapshot)
+    ((*state, error),) = found
+    assert state == [True, False, None]
+    assert type(error) is ClosedError
     assert (futures[9].result() == 9).all()
 
 
