@@ -159,7 +159,7 @@ def _reduce(
 def _limits(
     refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
 ) -> tuple[int, float | None]:
-    """How many refs go in, and the seconds after which a reduction takes those that are ready."""
+    """How many refs are reduced, and the deadline in seconds."""
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
     wanted = len(refs) if num is None else whole(num)

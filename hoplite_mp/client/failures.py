@@ -1,5 +1,5 @@
-"""Failed tasks whose errors no code has read: reported once, when the cluster ends, or, if a task
-has submitted them, when its worker ends.
+"""Failed tasks whose errors no code has read are reported once, when the cluster ends. Those that a
+task has submitted are reported when its worker ends.
 
 A program that drops a Future, or never asks for its result, would otherwise not notice that the
 task has failed. Reading is `result`, `exception`, `await`, `get`, or the use as an argument. A

@@ -86,9 +86,9 @@ class Functions:
         what the task must hold until it is done: the function and what it carries if that includes
         refs, which perhaps nobody else holds; otherwise NOTHING, so that objects to which the
         function is bound are freed when their owner drops them. None instead of either: the
-        function's object need not be freed soon after the task. `chunked`: send it as a function of
-        columns of arguments, which `catches` exceptions of items or not. `again`: the task is tried
-        again after these exceptions."""
+        function's object need not be freed soon after the task. `chunked`: the function is sent as
+        a Chunked, which takes columns of arguments. `catches`: the Chunked catches exceptions of
+        items. `again`: the task is tried again after these exceptions."""
         kind = type(fn)
         if kind is Fixed:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent

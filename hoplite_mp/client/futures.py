@@ -208,8 +208,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             with _making:
                 made = self._made = self._made or _SETTLED
             return made
-        # Armed before any thread can find the condition, and without the lock: what ends the Future
-        # disarms if it finds the condition, so after an interrupt nothing is disarmed too often.
+        # Armed before any thread can find the condition, and without the lock. `_settle` disarms
+        # only if it finds the condition, so an interrupt cannot cause a second disarm.
         collector, waiting = self._submitter.collector, self._submitter.waiting
         fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
         collector.arm()
@@ -231,9 +231,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         fn : callable
-            Takes this Future. It may wait for others by `result` or `Cluster.wait`, but not by
-            `concurrent.futures.wait` or `concurrent.futures.as_completed`, as in the callbacks of a
-            `ProcessPoolExecutor`: the thread that serves these is the one that would wait.
+            Takes this Future. It may wait for other Futures by `result` or `Cluster.wait`. It must
+            not call `concurrent.futures.wait` or `as_completed`: they need the thread that runs the
+            callback. A `ProcessPoolExecutor` has the same limit.
 
         Examples
         --------

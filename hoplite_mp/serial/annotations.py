@@ -1,9 +1,8 @@
 """The annotations of a function or class, without an error for names that do not exist.
 
-Why it exists: since Python 3.14 annotations are evaluated when they are asked for (PEP 649), so a
-name that only type checkers import is an error at that moment. A function by value travels with
-its annotations as the values that they have now, or as text if one of them cannot be evaluated.
-It must never know: streams.
+Since Python 3.14 annotations are evaluated when they are read (PEP 649), so a name that only type
+checkers import is an error at that moment. A function by value travels with the present values of
+its annotations, or with their text if one of them cannot be evaluated.
 """
 
 from __future__ import annotations

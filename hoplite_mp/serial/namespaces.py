@@ -433,7 +433,7 @@ def begin_run() -> int:
 
 
 def turn_to_audience(audience: int) -> None:
-    """The next task belongs to that driver: its `__main__` is that of the driver's last task."""
+    """Switches `__main__` to the module of that driver."""
     mains.audience = audience
     module = mains.of_audience.get(audience, mains.empty)
     if module is not None and module is not mains.current:

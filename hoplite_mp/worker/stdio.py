@@ -1,7 +1,7 @@
 """A worker's sys.stdin, sys.stdout and sys.stderr.
 
-sys.stdin is at its end, which a debugger reports by an error that says what to do. sys.stdout and
-sys.stderr note each write in shared memory.
+sys.stdin is empty. A debugger that reads it gets an error with advice. sys.stdout and sys.stderr
+note each write in shared memory.
 
 A driver compares the count before it gives out a result, so that it prints a task's lines first.
 Tasks that print nothing pay nothing. Only what goes through these two objects is noted, not what

@@ -181,6 +181,14 @@ def test_exception_class_with_hostile_methods_reaches_the_caller(
     assert cluster.stats()["workers_lost"] == lost
 
 
+def test_reduction_without_enough_sources_names_the_first_failure(cluster: Cluster) -> None:
+    failed = [cluster.submit(fail, NeitherTrueNorFalse) for _ in range(2)]
+    cluster.wait(failed)
+    refs = [*(future.ref for future in failed), cluster.put(1)]
+    with pytest.raises(hoplite_mp.ReduceError, match="the first failure: NeitherTrueNorFalse"):
+        cluster.get(cluster.reduce(refs, max, num=3), timeout=PATIENCE_S)
+
+
 class Hostile:
     """A value whose reducer raises one of them."""
 
