@@ -419,25 +419,27 @@ class Barrier(Handle):
         ticket = self._ticket()
         try:
             acts = self._action is not None
-            code, promised, index = yield self._call("arrive", ticket, may_wait, acts)
-            answer: Answer | None = Answer(code)
-            if answer is Answer.WAIT:
-                answer = yield from self._until(promised, deadline)
-                if answer is None:
-                    answer = Answer((yield self._call("give_up", ticket)))
-                    if answer is Answer.DONE:  # it was answered just before
-                        answer = yield from self._until(promised, FOREVER_NS)
-            if answer is Answer.ACT:
-                answer = yield from self._acting(ticket)
+            code, found = yield self._call("arrive", ticket, may_wait, acts)
+            if code == Answer.WAIT:
+                promised = found
+                kept = yield from self._kept(promised, deadline)
+                if kept is None:
+                    code = yield self._call("give_up", ticket)
+                    if code == Answer.DONE:  # it was answered just before
+                        kept = yield from self._kept(promised, FOREVER_NS)
+                if kept is not None:
+                    code, found = kept
+            if code == Answer.ACT:
+                code = yield from self._acting(ticket)
         except Exception:
             raise
         except BaseException:
             with contextlib.suppress(HopliteError):
                 self._call("leave", ticket)
             raise
-        if answer is not Answer.DONE:
+        if code != Answer.DONE:
             raise threading.BrokenBarrierError
-        return int(index)
+        return int(found)  # the index
 
     def _acting(self, ticket: Any) -> Steps[Answer]:
         try:

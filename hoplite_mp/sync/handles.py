@@ -118,13 +118,20 @@ class Handle:
     def _until(
         self, promised: ObjectRef[Any], deadline: int
     ) -> Generator[Future[Any] | Until | Read, Any, Answer | None]:
+        """As `_kept`, for a promise whose value is an Answer."""
+        code = yield from self._kept(promised, deadline)
+        return None if code is None else Answer(code)
+
+    def _kept(
+        self, promised: ObjectRef[Any], deadline: int
+    ) -> Generator[Future[Any] | Until | Read, Any, Any]:
         """Waits for a promise, and returns its value; None at the deadline. ActorLostError: the
         actor has ended."""
         runtime = self._runtime
         if not (yield Until(runtime, promised, deadline)):
             return None
         try:
-            return Answer((yield Read(runtime, promised, False)))
+            return (yield Read(runtime, promised, False))
         except ObjectLostError as lost:
             yield self._call("ping")  # raises the reason
             raise errors.ActorLostError(f"the actor of {self!r} has lost its state") from lost

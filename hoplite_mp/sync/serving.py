@@ -112,7 +112,11 @@ class Served:
     def _keep(self, key: Hashable, answer: Answer) -> None:
         promised = self._promises.pop(key, None)
         if promised is not None:
-            keep(self._runtime, promised, int(answer))
+            keep(self._runtime, promised, self._reply(key, answer))
+
+    def _reply(self, key: Hashable, answer: Answer) -> Any:
+        """The value of a kept promise."""
+        return int(answer)
 
     def _wake(self) -> None:
         """Keeps the promises of the calls that go on because of what has just happened."""
@@ -351,11 +355,20 @@ class Barrier(Served):
     def __init__(self, parties: int) -> None:
         super().__init__(Gathering(parties))
 
-    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[int, Any, int]:
-        """A Reply, and how many calls of this round came before."""
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Reply:
+        """A Reply; instead of None, the index of the call."""
         with self._alone(ticket[0]) as table:
-            answer, index = table.arrive(ticket, waits, acts)
-            return int(answer), self._wait(ticket)[1] if answer is Answer.WAIT else None, index
+            answer = table.arrive(ticket, waits, acts)
+            # A call that completes a round comes last in it.
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), table.parties - 1)
+
+    def _reply(self, key: Hashable, answer: Answer) -> tuple[int, int]:
+        """The answer, and the index of the call in its round."""
+        return int(answer), self._table.indices.get(key, 0)
+
+    def _wake(self) -> None:
+        super()._wake()
+        self._table.indices.clear()
 
     def acted(self, ticket: Ticket) -> bool:
         with self._alone(ticket[0]) as table:

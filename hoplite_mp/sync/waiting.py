@@ -462,34 +462,43 @@ class Gathering:
         self.acting: Ticket | None = None
         self.round: list[Ticket] = []
         self.woken: list[tuple[Ticket, Answer]] = []
+        # The indices of the calls in `woken`. An index is known only when its round is complete,
+        # because calls may leave the round before.
+        self.indices: dict[Ticket, int] = {}
 
-    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> tuple[Answer, int]:
-        """The answer, and how many came before in this round. acts: the barrier has an action."""
-        index = len(self.waiting) % self.parties  # while an action runs, several rounds may wait
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Answer:
+        """acts: the barrier has an action. The index of a call that completes a round is
+        `parties - 1`."""
         if self.broken:
-            return Answer.ENDED, index
-        if index + 1 == self.parties and self.acting is None:
+            return Answer.ENDED
+        # While an action runs, several rounds may wait.
+        if len(self.waiting) + 1 == self.parties and self.acting is None:
             others, self.waiting = list(self.waiting), OrderedDict()
             if acts:
                 self.acting, self.round = ticket, others
-                return Answer.ACT, index
-            self.woken += [(other, Answer.DONE) for other in others]
-            return Answer.DONE, index
+                return Answer.ACT
+            self._release(others)
+            return Answer.DONE
         if not waits:
             self.abort()
-            return Answer.ENDED, index
+            return Answer.ENDED
         self.waiting[ticket] = None
-        return Answer.WAIT, index
+        return Answer.WAIT
+
+    def _release(self, others: list[Ticket]) -> None:
+        self.indices.update((other, index) for index, other in enumerate(others))
+        self.woken += [(other, Answer.DONE) for other in others]
 
     def acted(self, ticket: Ticket) -> bool:
         """The action has been run. False: the barrier was broken or reset meanwhile."""
         if self.acting != ticket:
             return False
-        self.woken += [(other, Answer.DONE) for other in self.round]
+        self._release(self.round)
         self.acting, self.round = None, []
         if len(self.waiting) >= self.parties:  # the next round has come meanwhile
             *others, last = [self.waiting.popitem(last=False)[0] for _ in range(self.parties)]
             self.acting, self.round = last, others
+            self.indices[last] = self.parties - 1
             self.woken.append((last, Answer.ACT))
         return True
 

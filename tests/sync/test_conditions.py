@@ -342,6 +342,24 @@ def test_a_cancelled_wait_leaves_the_barrier_as_it_was(c: Cluster) -> None:
     assert not barrier.broken
 
 
+def test_barrier_indices_differ_after_a_waiting_call_was_cancelled(c: Cluster) -> None:
+    barrier = hoplite_mp.Barrier(3)
+
+    async def main() -> list[int]:
+        calls = []
+        for count in (1, 2):
+            calls.append(asyncio.create_task(barrier.wait_async(PATIENCE_S)))
+            while (await barrier.actor.state())[1] < count:
+                await asyncio.sleep(0.01)
+        calls.pop(0).cancel()
+        calls += [asyncio.create_task(barrier.wait_async(PATIENCE_S)) for _ in range(2)]
+        return await asyncio.gather(*calls)
+
+    found = asyncio.run(main())
+    assert found[0] == 0
+    assert sorted(found) == [0, 1, 2]
+
+
 def test_a_named_barrier_has_one_number_of_parties(c: Cluster) -> None:
     barrier = hoplite_mp.Barrier(2, name="gathering")
     assert hoplite_mp.Barrier(2, name="gathering") == barrier
