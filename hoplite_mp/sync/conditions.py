@@ -431,9 +431,7 @@ class Barrier(Handle):
                     code, found = kept
             if code == Answer.ACT:
                 code = yield from self._acting(ticket)
-        except Exception:
-            raise
-        except BaseException:
+        except BaseException:  # a signal handler may raise any exception
             with contextlib.suppress(HopliteError):
                 self._call("leave", ticket)
             raise

@@ -89,9 +89,7 @@ class _Acquired(Handle):
                 answer = yield from self._until(promised, deadline)
                 if answer is None:
                     answer = Answer((yield self._call("stop_waiting", ticket, True)))
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, or a cancelled await: nothing may stay acquired
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             with contextlib.suppress(HopliteError):
                 self._call("stop_waiting", ticket, False)
             raise

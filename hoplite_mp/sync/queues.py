@@ -205,9 +205,7 @@ class Queue(Handle, Generic[T]):
                 answer = yield from self._until(promised, deadline)
                 if answer is None:
                     answer = Answer((yield self._call("stop_putting", ticket)))
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, or a cancelled await: the item must not be put later
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             self._say("stop_putting", ticket)
             raise
         if answer is Answer.ENDED:
@@ -296,9 +294,7 @@ class Queue(Handle, Generic[T]):
                     break
                 # After the deadline it tries once more, without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, or a cancelled await
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             self._say("stop_taking", ticket)
             if asked is not None:
                 _interrupted.append((self._key, asked))
