@@ -49,6 +49,9 @@ THIS_HOST = Address("a process of this host", 0)
 # Callers that may wait in the line, for each caller that is served at a time. Each costs a
 # descriptor and no memory here. Higher: more callers at a time get in without a second call.
 LINE_FACTOR = 4
+# A stranger of a host that has more than its share loses its place to another host after this
+# silence. Lower: a flood hinders others less. Higher: honest callers on slow hosts keep theirs.
+SILENT_S = 1.0
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
 _log = logging.getLogger("hoplite_mp")
@@ -63,9 +66,12 @@ def _address(where: Any) -> Address:
 class _Guest:
     """A connection that has not authenticated yet."""
 
-    def __init__(self, sock: socket.socket, address: Address, deadline: float) -> None:
+    def __init__(
+        self, sock: socket.socket, address: Address, deadline: float, heard_at: float
+    ) -> None:
         self.address = address
         self.deadline = deadline
+        self.heard_at = heard_at
         self.stream = TcpStream(sock)
         self.conversation: Conversation | None = None
         self.leaving = False
@@ -115,6 +121,7 @@ class Door:
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
         self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
         self._full = False  # nothing is accepted until the line is shorter
+        self._take_place_at: float | None = None  # when a caller in the line may take a place
         self._accept_again_at: float | None = None
         self._starved = False  # descriptors or memory ran out at the last accept
         self._warn_again_at = 0.0
@@ -137,8 +144,7 @@ class Door:
     def deadline(self) -> float | None:
         """When `turn` has something to do even if nothing arrives."""
         times = [guest.deadline for guest in self._guests.values()]
-        if self._accept_again_at is not None:
-            times.append(self._accept_again_at)
+        times += [at for at in (self._accept_again_at, self._take_place_at) if at is not None]
         return min(times, default=None)
 
     def fileno(self) -> int:
@@ -150,12 +156,13 @@ class Door:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
         admitted: list[Admission] = []
-        self._let_in(now)
-        for fd, _ in self._poll.poll(0):
-            if fd == self._listener.fileno():
-                self._accept(now)
-            elif fd in self._guests:  # not one that was dropped to make room for another just now
+        ready = [fd for fd, _ in self._poll.poll(0)]
+        # All that has arrived is read first: a stranger is not silent because this loop was busy.
+        for fd in ready:
+            if fd in self._guests:
                 self._serve(fd, now, admitted)
+        if self._listener.fileno() in ready:
+            self._accept(now)
         for fd, guest in list(self._guests.items()):
             if guest.deadline <= now:
                 if not guest.leaving:
@@ -193,9 +200,7 @@ class Door:
                 continue  # this caller is gone already
             self._starved = False
             address = _address(where)
-            if (len(self._guests) < self._guests_max and not self._line) or self._take_place(
-                address.host
-            ):
+            if len(self._guests) < self._guests_max and not self._line:
                 self._begin_serving(sock, address, now)
             else:
                 self._line.append((sock, address))
@@ -206,7 +211,7 @@ class Door:
 
     def _begin_serving(self, sock: socket.socket, address: Address, now: float) -> None:
         """Begins the handshake, whose timeout starts now."""
-        guest = _Guest(prepare(sock), address, now + self._timeout_s)
+        guest = _Guest(prepare(sock), address, now + self._timeout_s, now)
         try:
             self._poll.register(sock, guest.events)
         except OSError as error:  # no memory, or no epoll watch left for this user
@@ -216,26 +221,41 @@ class Door:
         self._guests[sock.fileno()] = guest
 
     def _let_in(self, now: float) -> None:
-        """Serves callers from the line while there is room."""
-        while self._line and len(self._guests) < self._guests_max:
-            self._begin_serving(*self._line.popleft(), now)
+        """Serves callers from the line while there is room: first those of hosts that have less
+        than their share of the places, else in the order in which they came."""
+        self._take_place_at = None
+        while self._line:
+            counts = Counter(guest.address.host for guest in self._guests.values())
+            hosts = {*counts, *(address.host for _, address in self._line)}
+            share = max(1, self._guests_max // len(hosts))
+            below = (n for n, (_, who) in enumerate(self._line) if counts[who.host] < share)
+            place = next(below, None)
+            if len(self._guests) >= self._guests_max and (
+                place is None or not self._free_place(counts, share, now)
+            ):
+                break
+            sock, address = self._line[place or 0]
+            del self._line[place or 0]
+            self._begin_serving(sock, address, now)
         if self._full and len(self._line) < LINE_FACTOR * self._guests_max:
             self._full = False
             if self._accept_again_at is None:
                 self._poll.modify(self._listener, select.EPOLLIN)
 
-    def _take_place(self, host: str) -> bool:
-        """Gives a caller the place of the oldest stranger of another host, if that host has more
-        than its share and the caller's has less. So a host that opens many connections hinders only
-        itself, and no other caller is dropped."""
-        if len(self._guests) < self._guests_max:  # the next in the line has that place
+    def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
+        """Drops the stranger that has been silent longest of the hosts that have more than their
+        share, unless it has sent something within SILENT_S. So a host that opens many connections
+        hinders mostly itself, and no caller is dropped during its handshake."""
+        guests = self._guests
+        over = [fd for fd, guest in guests.items() if counts[guest.address.host] > share]
+        if not over:
             return False
-        counts = Counter(guest.address.host for guest in self._guests.values())
-        share = max(1, self._guests_max // len({*counts, host}))
-        most, count = counts.most_common(1)[0]
-        if counts[host] >= share or count <= share:
+        fd = min(over, key=lambda one: guests[one].heard_at)
+        silent_at = guests[fd].heard_at + SILENT_S
+        if silent_at > now:
+            self._take_place_at = silent_at
             return False
-        self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == most))
+        self._drop(fd)
         return True
 
     def _shorten_line(self) -> bool:
@@ -251,6 +271,7 @@ class Door:
 
     def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
         guest = self._guests[fd]
+        guest.heard_at = now
         try:
             if guest.leaving:
                 if not guest.stream.discard():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import select
 import socket
 import ssl
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.transport.door import LINE_FACTOR
+from hoplite_mp.transport.door import LINE_FACTOR, SILENT_S
+from hoplite_mp.transport.listen import prepare
 from tests.transport.doors import TLS, knock
 from tests.transport.helpers import (
     CLIENT,
@@ -23,6 +25,9 @@ from tests.transport.helpers import (
     meet,
     until,
 )
+
+if TYPE_CHECKING:
+    from hoplite_mp.transport.addresses import Endpoint
 
 
 @TLS
@@ -136,6 +141,40 @@ def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
     opened += [admission.stream for admission in called + let_in]
 
 
+@pytest.mark.parametrize(("hosts", "calls"), [(24, 2), (4, 12)])
+def test_storm_of_several_hosts_drops_no_caller(
+    hosts: int, calls: int, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each address is another host, as far as the door can see."""
+    door = make_door(True, unauthenticated_max=16)
+    opened.append(door)
+    numbers = itertools.count()
+
+    def connect(to: Endpoint) -> socket.socket:
+        sock = prepare(socket.socket())
+        sock.bind((f"127.0.1.{1 + next(numbers) // calls}", 0))
+        sock.connect_ex(to.sockaddr)
+        return sock
+
+    monkeypatch.setattr("hoplite_mp.transport.caller.begin_connect", connect)
+    callers = [make_caller(door.address, True, timeout_s=60.0) for _ in range(hosts * calls)]
+    left, called, let_in = list(callers), [], []
+
+    def turn() -> None:
+        now = time.monotonic()
+        let_in.extend(door.turn(now))
+        for caller in list(left):
+            admission = caller.turn(now)
+            if admission is not None:
+                called.append(admission)
+                left.remove(caller)
+
+    until(lambda: len(called) == len(let_in) == len(callers), turn)
+    assert {caller._rounds for caller in callers} == {0}
+    assert door.refused == 0
+    opened += [admission.stream for admission in called + let_in]
+
+
 @TLS
 def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: list[Any]) -> None:
     """Through a proxy that carries single bytes."""
@@ -196,7 +235,8 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
         except BlockingIOError:
             return False
 
-    until(ended, lambda: door.turn(0.0))  # its place is the third host's now
+    until(lambda: door.deadline == SILENT_S, lambda: door.turn(0.0))  # the third host waits
+    until(ended, lambda: door.turn(SILENT_S))  # its place is the third host's now
     assert door.strangers == 4
     with pytest.raises(BlockingIOError):
         other.recv(1)
