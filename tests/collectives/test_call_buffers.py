@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -332,6 +333,22 @@ def test_parts_that_the_leader_cannot_put_into_a_full_store_are_every_ranks_erro
         for array, other in both(mixed):
             assert array.sum() == 60_000
             assert other == {"an": "object"}
+
+
+def test_full_store_with_idle_call_buffers_names_their_limit() -> None:
+    config = hoplite_mp.Config(put_wait_s=0.2)
+    with hoplite_mp.Cluster(workers=0, memory="64MiB", config=config) as cluster:
+        alone = cluster.group("idle", 1, 0, timeout=20)
+        alone.allreduce(np.ones(50_000))
+        kept = []
+
+        def fill() -> None:
+            while True:
+                kept.append(cluster.empty(1 << 20, "u1"))
+
+        words = "in call buffers of Groups, which Config(group_buffer_bytes_max=) limits"
+        with pytest.raises(hoplite_mp.StoreFullError, match=re.escape(words)):
+            fill()
 
 
 @pytest.mark.parametrize("limit", [100_000, 1 << 20, 3_000_001])

@@ -47,9 +47,7 @@ class CallBuffers:
         buffers = self._of.setdefault(generation, Buffers())
         if nbytes not in buffers.blocks:
             total = 2 * size * nbytes
-            of_all = [block for one in self._of.values() for block in one.blocks.values()]
-            taken = sum(map(self._store.size_of, of_all))
-            if total + taken > self._store.limit // BUFFERS_SHARE:
+            if total + self._store.call_buffer_bytes > self._store.limit // BUFFERS_SHARE:
                 return None
             if not self._store.has_spare(total):
                 return None
@@ -57,6 +55,7 @@ class CallBuffers:
             if payload is None:
                 return None
             buffers.blocks[nbytes] = payload
+            self._store.call_buffer_bytes += self._store.size_of(payload)
         buffers.users.add((slot, rank))
         return buffers.blocks[nbytes]
 
@@ -83,5 +82,6 @@ class CallBuffers:
     def _free_unused(self, generation: int, buffers: Buffers) -> None:
         if buffers.ended and not buffers.users:
             for payload in buffers.blocks.values():
+                self._store.call_buffer_bytes -= self._store.size_of(payload)
                 self._store.free(payload)
             del self._of[generation]

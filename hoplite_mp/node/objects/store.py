@@ -98,6 +98,7 @@ class Store:
         # The client in whose own spans the last call has made room by spilling small objects.
         self.returned_to = NODE_SLOT
         self.ahead = 0  # bytes of reserve()
+        self.call_buffer_bytes = 0  # leased for the calls of Groups, until the Groups end
         self.clients: Iterable[int] = ()  # slots of processes that may ask for spans
         self.promised = 0  # bytes reserved for other clients than the one that is being served
 
@@ -496,6 +497,11 @@ class Store:
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
             parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
+        if self.call_buffer_bytes:
+            parts.append(
+                f"{format_bytes(self.call_buffer_bytes)} in call buffers of Groups, which "
+                "Config(group_buffer_bytes_max=) limits"
+            )
         spans = len(self.spans) * self.config.span_bytes
         if small < spans // 2 and spans > self.limit // 4:
             parts.append(f"{format_bytes(spans - small)} free between small objects")
