@@ -9,12 +9,13 @@ lost meanwhile, the engine computes that host's values again, and the reduction 
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import whole
 from hoplite_mp.cluster import current
-from hoplite_mp.collectives import operation_name
+from hoplite_mp.collectives import is_function, operation_name
 from hoplite_mp.errors import HopliteError, NodeLostError, ObjectLostError, ReduceError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def check_reduction(
 ) -> int:
     """Returns how many sources must go in. ValueError: there are none, num < 1 or > len, or the op
     is unknown. name: the engine's word for several sources."""
-    operation_name(op)
+    if not is_function(op):
+        operation_name(op)
     if not sources:
         raise ValueError(f"reduce of no {name}: give at least one")
     wanted = len(sources) if num is None else whole(num)
@@ -74,13 +76,11 @@ class Reducing(ABC):
         """Returns the result, and the indices of the sources that went in."""
         for index in range(self.count):
             self._begin(index)
-        c = current()
         for attempt in range(ATTEMPTS_MAX):
             self._await_enough()
             chosen = sorted(list(self.refs)[: self.num])
             try:
-                value = c.get(c.reduce([self.refs[index] for index in chosen], op))
-                return value, tuple(chosen)
+                return _reduced([self.refs[index] for index in chosen], op), tuple(chosen)
             except (ReduceError, ObjectLostError, NodeLostError):
                 lost = [index for index in chosen if _is_lost(self.refs[index])]
                 if not lost or attempt + 1 == ATTEMPTS_MAX:
@@ -117,6 +117,15 @@ class Reducing(ABC):
                     self._begin(index)
                 else:
                     self.failed[index] = error
+
+
+def _reduced(refs: list[ObjectRef[Any]], op: Any) -> Any:
+    """The result of the reduction. A function folds the values here, because the cluster beside
+    another engine has no workers of its own; it may change its left argument."""
+    c = current()
+    if is_function(op):
+        return functools.reduce(op, c.get(refs, copy=True))
+    return c.get(c.reduce(refs, op))
 
 
 def _is_lost(ref: ObjectRef[Any]) -> bool:

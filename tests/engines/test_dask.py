@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import pickle
 import time
@@ -193,6 +194,18 @@ def test_reduce_is_a_sum_of_futures(client: Client) -> None:
     assert float(mean.result()[5]) == 1.0
     largest = hoplite_dask.reduce(client, client.map(float, range(4)), np.maximum)
     assert float(largest.result()) == 3.0
+
+
+def test_reduce_by_a_function_folds_any_values_in_their_order(client: Client) -> None:
+    sets = client.map(lambda i: {i}, range(4), pure=False)
+    assert hoplite_dask.reduce(client, sets, lambda a, b: a | b).result(PATIENCE_S) == {0, 1, 2, 3}
+    words = client.map(str, range(4), pure=False)
+    joined = hoplite_dask.reduce(client, words, lambda a, b: a + b)
+    assert joined.result(PATIENCE_S) == "0123"
+    assert joined.contributors == (0, 1, 2, 3)
+    arrays = client.map(put, range(3), pure=False)
+    total = hoplite_dask.reduce(client, arrays, operator.iadd)  # changes its left argument
+    assert float(total.result(PATIENCE_S)[5]) == 3.0
 
 
 def test_reduce_of_the_first_to_be_ready(client: Client, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import signal
@@ -146,6 +147,14 @@ def test_reduce_of_rays_refs_is_a_ref_of_the_sum(c: hoplite_mp.Cluster) -> None:
     assert remote(lambda nest: float(ray.get(nest["total"])[0, 0]), {"total": total}) == 36.0
     largest = front.reduce([ray.put(np.float64(i)) for i in range(4)], np.maximum)
     assert float(ray.get(largest, timeout=PATIENCE_S)) == 3.0
+
+
+def test_reduce_by_a_function_folds_any_values_in_their_order(c: hoplite_mp.Cluster) -> None:
+    joined = front.reduce([ray.put([i]) for i in range(4)], lambda a, b: a + b)
+    assert ray.get(joined, timeout=PATIENCE_S) == [0, 1, 2, 3]
+    assert joined.contributors == (0, 1, 2, 3)
+    total = front.reduce([ray.put(full(float(i))) for i in range(3)], operator.iadd)
+    assert float(ray.get(total, timeout=PATIENCE_S)[0, 0]) == 3.0
 
 
 def test_reduce_of_refs_of_both_kinds_is_their_mean(c: hoplite_mp.Cluster) -> None:
