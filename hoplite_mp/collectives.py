@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp import clock
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ObjectLostError
@@ -40,6 +41,10 @@ __all__ = [
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of protocol/fields.py holds it and a kind of call
+NO_FOLDS = (
+    "reduce by a function folds the values in a task, and this cluster has no workers: fold them "
+    "here, with functools.reduce(op, c.get(refs, copy=True)), or make the cluster with workers"
+)
 DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
@@ -180,9 +185,16 @@ def _fold(
     """Starts a task that folds the values of refs by a function, and places its result at nodes."""
     found = as_refs(refs)
     wanted, seconds = _limits(found, num, deadline)
-    ref: ObjectRef[Any] = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds).ref
+    runtime = cluster._runtime
+    if runtime.pool_sizes.get(0) == 0 and not cluster._debugs:
+        raise RuntimeError(NO_FOLDS)
+    oids = [runtime.memory.local_id(ref) for ref in found]
+    ready = [at for at, oid in enumerate(oids) if runtime.tasks.done(oid)]
+    called = runtime.tasks.node_number, clock.monotonic_ns()
+    task = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds, ready, called)
+    ref: ObjectRef[Any] = task.ref
     if len(cluster.nodes) > 1:
-        placed = place_copies(cluster._runtime, [ref], "broadcast", to)
+        placed = place_copies(runtime, [ref], "broadcast", to)
         _placing.add(placed)
         placed.add_done_callback(_placing.discard)
     return ref
@@ -247,14 +259,15 @@ class CollectiveCalls:
         op : str, numpy.ufunc or callable, optional
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of `refs`, in one task of the cluster; if it
-            raises, `get` raises that exception. Default: "sum".
+            values from left to right in the order of `refs`, in one task of the cluster, which
+            begins when a worker is free; if it raises, `get` raises that exception. Default: "sum".
         num : int, optional
             How many of the refs go in, 1 to len(refs). Default: all.
         deadline : float, optional
             Seconds from this call. After that, the refs that are ready go in, or, if there are
             none, the first one to become ready. Before that, a ref that fails is an error as
-            without a deadline, unless `num` others are left. Default: no deadline.
+            without a deadline, unless `num` others are left. If a function's task begins after the
+            deadline, the refs that were ready at the call go in. Default: no deadline.
         to : Node or str, optional
             Where the result is placed. Default: the caller's node.
         reproducible : bool, optional
@@ -275,6 +288,8 @@ class CollectiveCalls:
             that differ.
         ReduceError
             From `get`: fewer than `num` sources succeeded; `__cause__` is the first failure.
+        RuntimeError
+            `op` is a function, and the cluster was made with ``workers=0``.
 
         Notes
         -----
@@ -326,7 +341,7 @@ class CollectiveCalls:
 
         Raises
         ------
-        ValueError, ReduceError
+        ValueError, ReduceError, RuntimeError
             As for `reduce`.
 
         Notes

@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, ReduceError
 from tests.collectives.helpers import Gate, after, fail
 
@@ -69,6 +71,28 @@ def test_the_first_to_be_ready_are_folded(cluster: Cluster, tmp_path: Path) -> N
     assert whole.contributors is None
     gate.open()
     assert cluster.get([first, whole], timeout=30) == [[0], [0, 1, 2]]
+
+
+def test_fold_that_begins_late_takes_the_refs_that_were_ready_at_the_call(tmp_path: Path) -> None:
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as alone:
+        gate = Gate(tmp_path)
+        busy = alone.submit(after, gate, {1})
+        refs = [busy, alone.put({7}), alone.put({8})]
+        limited = alone.reduce(refs, op=operator.or_, deadline=0.05)
+        first = alone.reduce(refs, op=operator.or_, num=1)
+        none = alone.reduce([busy], op=operator.or_, deadline=0.05)
+        time.sleep(0.1)
+        gate.open()
+        assert alone.get([limited, first, none], timeout=30) == [{7, 8}, {7}, {1}]
+        assert limited.contributors == (1, 2)
+
+
+def test_fold_without_workers_is_an_error_that_names_reduce() -> None:
+    with hoplite_mp.Cluster(workers=0, memory="64MiB") as alone:
+        refs = [alone.put({1}), alone.put({2})]
+        for call in (alone.reduce, alone.allreduce):
+            with pytest.raises(RuntimeError, match=r"reduce by a function .* has no workers"):
+                call(refs, op=operator.or_)
 
 
 def test_failed_sources_are_skipped_while_enough_are_left(cluster: Cluster) -> None:
