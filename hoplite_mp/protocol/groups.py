@@ -113,7 +113,8 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
     `founders`: for a group that is made from another one, whose generation is `parent`: the process
     that gets each rank, as (rank in the other group, node, client, client_generation). The group
     waits for no other processes, nor for a founder that has left the other group.
-    `team`: the id of the `spmd` call whose peer the caller is; NO_TASK if it is none.
+    `team`: the id of the `spmd` call whose peer the caller is, if the group has a rank for each of
+    its peers; else NO_TASK. The peers may use the name of a smaller group for several groups.
     """
 
     request: int

@@ -75,7 +75,8 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
     in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
     long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
-    call whose peers the workers run; NO_OBJECT for other pools. Answered by FarPoolOpened."""
+    call whose peers the workers run; NO_OBJECT for other pools. `team_size`: how many peers that
+    call has. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -86,6 +87,7 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     demand: Wanted = ()
     at_once: bool = False
     team: bytes = NO_OBJECT
+    team_size: int = 0
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -96,6 +98,7 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
         if len(self.team) != ID_BYTES:
             raise ValueError(f"team must be {ID_BYTES} bytes, not {self.team!r}")
+        between("team_size", self.team_size, 0, _U16_MAX)
         amounts("demand", self.demand)
 
 

@@ -263,3 +263,27 @@ def test_others_that_use_the_name_again_find_it(cluster: Cluster, tmp_path: Path
     gate.open()
     second = [(0, False), (1, True), (2, False)]
     assert [future.result(30) for future in futures] == [second] * 3
+
+
+def pair_in_turn(rank: int, gates: list[Gate]) -> Any:
+    """Peer 0 gives the pair up; then peers 1 and 2 use its name, as ranks 1 and 0."""
+    if rank:
+        gates[rank - 1].wait()
+    with hoplite_mp.current().group("pair in turn", 2, rank % 2, timeout=20) as g:
+        return g.allgather(rank) if rank else None
+
+
+def test_name_of_a_smaller_group_is_used_again_by_other_peers_of_the_call(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    gates = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        gates.append(Gate(tmp_path / name))
+    futures = cluster.spmd(pair_in_turn, 3, gates)
+    assert futures[0].result(30) is None
+    gates[0].open()
+    with pytest.raises(TimeoutError):
+        futures[1].result(0.5)  # it waits for peer 2
+    gates[1].open()
+    assert [one.result(30) for one in futures[1:]] == [[2, 1]] * 2

@@ -49,7 +49,7 @@ class World:
         )
         above: Any = SimpleNamespace(
             task_of=lambda slot, call: (b"", 0),
-            team_of=lambda slot: b"",
+            team_of=lambda slot, size: b"",
             runs_again=self.again.__contains__,
         )
         self.groups = Groups(host, mock.Mock(), mock.Mock(), above)

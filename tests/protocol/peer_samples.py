@@ -38,7 +38,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.AddWorkers(2),
     p.WorkersNow(2),
     p.OpenFarPool(1, 2, 0, ID, 7),
-    p.OpenFarPool(1, 2, 0, ID, 7, (("A", "1"), ("B", None)), (("gpu", 10_000),), True),
+    p.OpenFarPool(1, 2, 0, ID, 7, (("A", "1"), ("B", None)), (("gpu", 10_000),), True, ID, 5),
     p.OpenFarRound(1),
     p.FarRoundOpened(1, 3, 2),
     p.EndFarRound(1, 3),

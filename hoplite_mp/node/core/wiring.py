@@ -288,8 +288,10 @@ class Upward:
         task = self.target_of(oid) or rooms.imports.public(oid)
         return task, rooms.host.client.inspect(oid)["tries"]
 
-    def team_of(self, slot: int) -> bytes:
+    def team_of(self, slot: int, size: int) -> bytes:
         workers = self.rooms.workers
         worker = workers.all.get(slot)
         pool = None if worker is None else workers.pools.get(worker.pool)
-        return NO_TASK if pool is None or pool.team == NO_OBJECT else pool.team
+        if pool is None or pool.team == NO_OBJECT or pool.team_size != size:
+            return NO_TASK
+        return pool.team

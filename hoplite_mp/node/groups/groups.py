@@ -56,8 +56,9 @@ class Above(Protocol):
         """The task that runs in the process of that slot, by its cluster-wide id, and the number of
         earlier tries; b"" if none runs. call: its local id if several may run there; else 0."""
 
-    def team_of(self, slot: int) -> bytes:
-        """The id of the `spmd` call whose peer runs in that slot; b"" if none does."""
+    def team_of(self, slot: int, size: int) -> bytes:
+        """The id of the `spmd` call with `size` peers, one of which runs in that slot; b"" if none
+        does."""
 
 
 class Groups:
@@ -101,7 +102,7 @@ class Groups:
         asked = GroupJoinRequested(
             request, self.client.number, slot, generation, ask.name, ask.size, ask.rank,
             members_max, task, ask.parent, tuple(ask.founders), tries,
-            self.above.team_of(slot),
+            self.above.team_of(slot, ask.size),
         )  # fmt: skip
         self.joining[request] = number, asked
         self.send(asked)

@@ -85,8 +85,9 @@ class FarWorkers:
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
         """The request for so many workers, but for its number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
-        about = pool.max_tasks, setup, pool.audience, pool.env, pool.demand, at_once, pool.team
-        return lambda number: OpenFarPool(number, count, *about)
+        about = pool.max_tasks, setup, pool.audience, pool.env, pool.demand, at_once
+        team = pool.team, pool.team_size
+        return lambda number: OpenFarPool(number, count, *about, *team)
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: FarPoolOpened) -> str:
         """A host has answered; returns why it cannot start them, or ""."""

@@ -118,6 +118,7 @@ class PoolRequests:
         if pool.peers:
             self._teams += 1
             pool.team = ids.pack_id(self.client.host_id, self._teams)
+            pool.team_size = ask.workers + sum(count for _, count in ask.far)
         if not workers.open(pool, self.requests.given):
             self.reply(slot, Reply(request.number, None, workers.why_none))
             return
@@ -246,7 +247,7 @@ class PoolRequests:
             audience = self.guests.audience_here(host_id, message.audience)
             about = audience, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
-            opened.team = message.team
+            opened.team, opened.team_size = message.team, message.team_size
             pool = opened.number if self.workers.open(opened) else None
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
                 self.workers.close(pool, True)  # they would wait for resources

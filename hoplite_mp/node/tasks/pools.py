@@ -68,6 +68,7 @@ class Pool:
     peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
     anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
     team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
+    team_size: int = 0  # how many peers that call has, on all hosts
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""  # why no worker will be started any more
