@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 FREE_THREADED = "import sys; sys._is_gil_enabled = lambda: False\n"
 GIL_FORCED_OFF = """
@@ -41,6 +45,17 @@ def test_import_with_the_gil_forced_off_is_refused() -> None:
     done = run(FREE_THREADED + GIL_FORCED_OFF + "import hoplite_mp")
     assert done.returncode == 1
     assert "ImportError: hoplite_mp cannot run without the GIL" in done.stderr
+
+
+@pytest.mark.parametrize("build", [FREE_THREADED, FREE_THREADED + GIL_FORCED_OFF])
+def test_entry_point_of_torch_loads_on_a_free_threaded_build(build: str) -> None:
+    """torch loads it whenever it is imported, and then fails itself if that raises."""
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    value = project["entry-points"]["torch.backends"]["hoplite"]
+    point = f"EntryPoint('hoplite', {value!r}, 'torch.backends')"
+    load = f"import warnings; warnings.simplefilter('error'); {point}.load()"
+    done = run(f"{build}from importlib.metadata import EntryPoint; {load}")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("options", [[], ["-W", "error"]])

@@ -52,7 +52,9 @@ def tested(python: str, sdist: Path, folders: list[str], place: Path) -> bool:
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(place / "dist"), str(sdist)], check=True)
     (wheel,) = (place / "dist").glob("*.whl")
     subprocess.run([*pip, "install", str(wheel)], check=True)
-    subprocess.run([own, "-c", "import hoplite_mp._pages"], check=True, cwd=place)
+    subprocess.run(
+        [own, "-c", "import _hoplite_mp_torch, hoplite_mp._pages"], check=True, cwd=place
+    )
     subprocess.run([*pip, "install", *NEEDED], check=True)
     for folder in COPIED:
         left_out = shutil.ignore_patterns("__pycache__", "_build")

@@ -16,7 +16,7 @@ except ImportError as error:
         "hoplite_mp.integrations.torch needs torch: pip install 'hoplite-mp[torch]'"
     ) from error
 
-from hoplite_mp.integrations._torch_entry import register
+from _hoplite_mp_torch import register
 from hoplite_mp.integrations.torch.process_group import ProcessGroup
 
 if TYPE_CHECKING:

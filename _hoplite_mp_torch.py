@@ -1,7 +1,9 @@
 """The entry point `torch.backends`: torch calls `register` whenever it is imported.
 
-So `dist.init_process_group("hoplite")` needs no import of this package. `register` starts nothing
-and never raises: an exception would make every `import torch` of this environment fail.
+So `dist.init_process_group("hoplite")` needs no import of hoplite_mp. `register` starts nothing and
+never raises: an exception would make every `import torch` of this environment fail. This module is
+outside the package, because importing the package warns or raises on builds of Python without a
+GIL. It imports the package when the backend is used.
 """
 
 from __future__ import annotations
