@@ -88,7 +88,8 @@ class NotAnArray:
     ref as a scalar, and `np.sum(ref)` would return the ref.
 
     An array of dtype object can hold it, and compares it with `==` and `!=`. Every other use as an
-    array or a number raises TypeError. `HOW`: how a user gets the value.
+    array or a number raises TypeError. So do functions that copy it into such an array without
+    naming the dtype to it (np.full, np.append, np.where). `HOW`: how a user gets the value.
     """
 
     __slots__ = ()
@@ -97,8 +98,8 @@ class NotAnArray:
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         kind = type(self).__name__
         raise TypeError(
-            f"this {kind} is not the value that it stands for: use {self.HOW}. An array can hold "
-            "it if its dtype is object"
+            f"this {kind} is not the value that it stands for: use {self.HOW}. To fill an array "
+            "with it: a = np.empty(n, object); a[:] = ref"
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

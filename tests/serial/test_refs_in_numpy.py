@@ -101,3 +101,22 @@ def test_refs_are_held_by_pandas(c: Cluster) -> None:
         frame.loc[0, "ref"] = b
         assert frame.assign(other=a).ref.tolist() == [b, b]
         assert pd.concat([series, series]).tolist() == [a, b, a, b]
+
+
+@pytest.mark.parametrize("kind", ["ref", "future"])
+def test_error_of_a_function_that_names_no_dtype_says_how_to_fill_an_array(
+    c: Cluster, kind: str
+) -> None:
+    ref = c.put(1) if kind == "ref" else c.submit(int)
+    objects = np.empty(2, object)
+    uses: list[Callable[[], Any]] = [
+        lambda: np.full(2, ref, dtype=object),
+        lambda: np.append(objects, ref),
+        lambda: np.where([True, False], objects, ref),
+    ]
+    for use in uses:
+        with pytest.raises(TypeError, match=r"a = np\.empty\(n, object\); a\[:\] = ref"):
+            use()
+    objects[:] = ref
+    assert objects[0] is ref
+    assert objects[1] is ref
