@@ -5,15 +5,15 @@ announcements would cost as many messages as the cluster has pairs. So announcem
 once only as long as few were sent just before; the joins after that are announced together, at most
 ANNOUNCE_S later.
 
-A node is never sent another message of the planner before the joins that came first: `before` puts
-them in front. So no message names a node that its receiver does not know.
+A member is never sent another message of the planner before the joins that came first: `before`
+puts them in front. So no message names a node that its receiver does not know.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import MembersChanged
+from hoplite_mp.protocol.messages import GivenUp, MembersChanged, NodeAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,9 @@ __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 # The longest delay of an announcement. Higher: fewer messages while many join;
 # lower: nodes know each other sooner then.
 ANNOUNCE_S = 0.25
-# How many messages within ANNOUNCE_S announce joins without delay. Higher: more nodes join at the
-# same time without delay (eleven now); lower: fewer messages.
+# How many messages within ANNOUNCE_S announce joins without delay; with 64, the first eleven nodes
+# of a new cluster are announced at once. Higher: more nodes join without delay; lower: fewer
+# messages.
 AT_ONCE_MAX = 64
 
 
@@ -65,12 +66,17 @@ class Announcements:
         return self._announce(nodes)
 
     def before(self, sends: list[Send]) -> list[Send]:
-        """The same messages; each node first gets the joins that it does not know."""
+        """The same messages; each node first gets the joins that it does not know. Not before
+        NodeAdmitted, which has all members and comes first, nor before GivenUp, after which a node
+        takes part no more."""
         if not self._came:
             return sends
         found: list[Send] = []
         for node, message in sends:
-            found += self._missing(node)
+            if isinstance(message, NodeAdmitted):
+                self.knows_all(node)
+            elif not isinstance(message, GivenUp):
+                found += self._missing(node)
             found.append((node, message))
         return found
 

@@ -164,3 +164,23 @@ def test_turn_visits_only_links_with_something_to_do(
     loop.turn()
     assert CountedStream.visits == 2, "the others' ends were read"
     assert len(loop._links) == len(links) - 4
+
+
+def test_duplicate_join_during_a_delay_is_answered_by_node_admitted_first() -> None:
+    nodes = Nodes()
+    nodes.join(AT_ONCE + 3)
+    node = AT_ONCE  # two others joined after it, and it was not told
+    plan = nodes.planner.step(m.NodeJoined(FIRST_HOST + node, 1, 1), 0.0)
+    kinds = [type(message) for to, message in nodes.take(plan) if to == node]
+    assert kinds == [m.NodeAdmitted]
+    assert nodes.knows[node] == set(nodes.planner.membership.nodes)
+    nodes.take(nodes.planner.tick(ANNOUNCE_S))
+    assert nodes.all_known()
+
+
+def test_node_that_is_given_up_during_a_delay_is_told_no_joins() -> None:
+    nodes = Nodes()
+    nodes.join(AT_ONCE + 3)
+    node = AT_ONCE + 1
+    sends = nodes.take(nodes.planner.step(m.PeerLost(0, node), 0.0))
+    assert [type(message) for to, message in sends if to == node] == [m.GivenUp]
