@@ -159,7 +159,7 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
     return 0;
 }
 /* How many workers of the pool's own number wait inside tasks, and how many other stand-ins may
- * begin tasks: all of them for slot CLIENTS; else those that run a task, and those in lower slots. */
+ * begin tasks. */
 typedef struct {
     unsigned waiting, others;
 } stand_in_counts;
@@ -168,6 +168,8 @@ static inline int is_worker_of(char *c, unsigned pool, unsigned slot) {
     return LOAD(&w->state) == CLIENT_LIVE && LOAD(&w->kind) == CLIENT_WORKER &&
            LOAD(&w->pool) == pool && !(LOAD(&w->retire) & RETIRE_ENDS);
 }
+/* `slot`: the stand-in that asks. Then `others` counts only those stand-ins that run a task or are
+ * in lower slots. CLIENTS: all are counted. */
 SELDOM static stand_in_counts count_stand_ins(char *c, unsigned pool, unsigned slot) {
     stand_in_counts found = {0, 0};
     for (unsigned i = 0; i < CLIENTS; i++) {
@@ -311,9 +313,9 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
             return 1;
     return 0;
 }
-/* Drops ids that are done, from the end, until at most `most` are left, or more than `most` pending
- * ids are found; returns how many are left. A wait for all of many ids, or for one of them when
- * some are done, checks one id each time. */
+/* Drops ids that are done, from the end; returns how many are left. Stops as soon as the answer to
+ * "are more than `most` pending?" is known. A wait for all of many ids, or for one of them when some
+ * are done, checks one id each time. */
 static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     int pending = 0;
     for (int i = n; i-- > 0 && pending <= most && n > most;) {
@@ -327,8 +329,8 @@ static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     }
     return n;
 }
-/* For who asks what hangs. Of several threads the latest one says it; if two say it at the same
- * moment, the words may be of both. */
+/* For `dump`. The latest thread that waits is shown. If two threads write at once, the fields may
+ * mix. */
 static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_t now) {
     if (LOAD(&me->waiting_last) != id) {
         STORE(&me->waiting_last, id);

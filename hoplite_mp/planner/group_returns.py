@@ -51,12 +51,12 @@ def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
     """The error text for the members of a Group that can never be whole. ranks: those whose members
     came and will not come again."""
     some = ", ".join(map(str, ranks))
-    who, have, tasks = ("rank", "has", "task is")
+    who, have, tasks = ("rank", "has", "its task has ended, so it")
     if len(ranks) > 1:
-        who, have, tasks = ("ranks", "have", "tasks are")
+        who, have, tasks = ("ranks", "have", "their tasks have ended, so they")
     return (
         f"group {name!r} can never have all its {size} members: {who} {some} {have} left or died "
-        f"before the others had joined, and the {tasks} over"
+        f"before the others had joined, and {tasks} cannot join again"
     )
 
 

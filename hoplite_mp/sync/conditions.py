@@ -33,7 +33,7 @@ class Condition(Handle):
     """A condition variable for processes of all hosts; `with condition:`, `async with condition:`.
 
     It has the methods of `multiprocessing.Condition`. A call that is interrupted, or whose process
-    dies while it waits, takes no notification along: another call is notified in its place. When a
+    dies while it waits, does not consume a notification; another waiter is notified instead. When a
     process dies that holds the lock, the lock is released.
 
     Parameters
@@ -321,7 +321,7 @@ class Barrier(Handle):
     When as many calls of `wait` have come as there are parties, all of them return, and the next
     ones begin a new round. If a call times out, or its process or host dies while it waits, the
     barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. A call that
-    is interrupted or cancelled just leaves: the others wait for another one.
+    is interrupted or cancelled leaves the round; the others wait for another call in its place.
 
     Parameters
     ----------

@@ -9,8 +9,7 @@ It must never know: processes, promises, how a death is learned, what an item is
 Invariants of a queue: no call waits for an item while there is one that is not set aside for a
 getter that was woken; no call waits for room while there is some. An item leaves the table only as
 the answer to a call (or with `end(at_once=True)`), so no death takes along an item of the table.
-While the newest item that was taken may come back, because its call can be cancelled before it
-returns, no other call takes a later one.
+While a cancellable call may still return its item, no other call takes a later item.
 Invariant of permits: free + held = the permits at the beginning + those released beyond them.
 """
 
@@ -198,8 +197,8 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        """Also while an item may come back: the getters that are woken then are busy for a limited
-        time, but would wait here until the call that may give the item back goes on."""
+        """Getters are woken even while an item may come back. They then wait at most
+        UNCERTAIN_S."""
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
             self.called.add(ticket)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOTS = 256  # of a node: the node itself, programs and workers
-WORDS = r"node h0 has as many processes as a node can have, 256 with the node and programs, 253"
+WORDS = r"node h0 has reached its limit of 256 processes .*; 253 are actors"
 
 
 class Small:

@@ -1,10 +1,9 @@
 """Delays between the tries of a task (`options(retry_delay=)`).
 
-Why it exists: a task that failed because some service is overloaded would fail again at once.
-During its delay a task is WAITING, as one whose arguments are missing, so it occupies no worker and
-no resources, no hint names it, and cancelling it takes effect at once. The node of its submitter
-keeps the time, so that the end of any other host ends no delay.
-It must never know: why the last try has ended, how a task is run.
+A task that failed because some service is overloaded would fail again at once. During its delay a
+task is WAITING, as one whose arguments are missing, so it occupies no worker and no resources, no
+hint names it, and cancelling it takes effect at once. The node of its submitter keeps the time, so
+losing another host does not affect the delay.
 """
 
 from __future__ import annotations

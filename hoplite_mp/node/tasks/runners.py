@@ -3,8 +3,6 @@
 Two heaps have an entry for each state that a runner was in; an entry whose runner has changed since
 is dropped when it comes to the top. So a choice and a change cost a few steps, however many
 runners there are.
-
-This module must never know tasks, nor how a runner is reached.
 """
 
 from __future__ import annotations
@@ -137,13 +135,13 @@ class Runners:
         """The runner of that heap to which a task goes: first by the bytes of its arguments that
         are there (`near`, by node number), then by room; then the one whose last task ended first,
         because results of tasks that have just ended may still be using the links of the others."""
-        room = 0 if heap is self._roomy else None
+        queues_ahead = heap is self._roomy
         at = [
             one
             for number, nbytes in near.items()
             if nbytes
             for one in self._all.get(number, ())
-            if (one.free if room is None else one.room) > 0
+            if (one.room if queues_ahead else one.free) > 0
         ]
         self.visits += len(at)
         if at:

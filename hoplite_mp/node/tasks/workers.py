@@ -217,8 +217,8 @@ class Workers(hints.Hints):
                 f"{POOLS_MAX - 1} besides the common one, {actors} of them actors: {FEWER}"
             )
         return (
-            f"node h{self.client.number} has as many processes as a node can have, {SLOTS_MAX} "
-            f"with the node and programs, {actors} of them actors: {FEWER}"
+            f"node h{self.client.number} has reached its limit of {SLOTS_MAX} processes (workers, "
+            f"actors, programs and the node itself); {actors} are actors: {FEWER}"
         )
 
     def _next_number(self) -> int | None:
