@@ -73,6 +73,7 @@ class Calling(Member):
         self._result: Any = None  # holds the result of a call that this member has led
         self._lends = True  # arrays that this rank gives may be read where they lie
         self._gets = True  # this rank gets new arrays, because the call has no `out`
+        self._failed_call = -1  # the latest call whose error all ranks raise
         self._led = -1  # the latest call that this member has committed itself, as an object
         self._leading = Leading(runtime, name)
         self._small = BoardCalls(runtime, self._board, self._generation, self.rank, size)
@@ -399,6 +400,8 @@ class Calling(Member):
             assert self.calls is not None
             return self._take_here(kind, root, self.calls - 1, out)
         if failed:
+            assert self.calls is not None
+            self._failed_call = self.calls - 1
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
         if self._hosts is not None:

@@ -20,6 +20,7 @@ from hoplite_mp.contributions import into
 from hoplite_mp.errors import PeerLostError, StoreFullError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.messaging import Messages
+from hoplite_mp.part_writer import is_node_lost
 from hoplite_mp.protocol.local import RESULT_TAG
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectFolds"]
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
+LET_FOLD_TRIES = 5
 NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
 
 
@@ -65,18 +67,45 @@ class ObjectFolds(Messages):
     def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
         ended = self._ended_members()
+        call = self._begin(calls=True)
+        self._last_mask = 0  # until the contributors of this call are known
+        try:
+            found = self._committed_fold(call, kind, op, root, x, deadline, ended)
+        except BaseException:  # the other ranks may be waiting for this rank's message
+            if self._owes_fold(call):
+                self._let_fold(call)
+            raise
+        return found if found is None or out is None else into(found, out)
+
+    def _committed_fold(
+        self,
+        call: int,
+        kind: str,
+        op: Any,
+        root: int,
+        x: Any,
+        deadline: int,
+        ended: tuple[int, ...],
+    ) -> Any:
+        """This rank's result. An error of all ranks makes `call` the `_failed_call`."""
         name = f"{kind} by {function_name(op)}"
         parcels = self._call("allgather", name, root, Packed(x), None)
-        assert self.calls is not None
-        call, ranks = self.calls - 1, self.contributors
+        ranks = self.contributors
         if kind == "reduce" and root not in ranks:
+            self._failed_call = call
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
         fold = lambda: self._results(kind, op, operator.index(root), parcels, ranks)  # noqa: E731
         if self.rank == ranks[0]:
-            found = self._lead_fold(call, fold, ranks)
-        else:
-            found = self._led_fold(call, ranks[0], deadline, ended, fold)
-        return found if found is None or out is None else into(found, out)
+            return self._lead_fold(call, fold, ranks)
+        return self._led_fold(call, ranks[0], deadline, ended, fold)
+
+    def _owes_fold(self, call: int) -> bool:
+        """Must this rank, whose call has raised an error, still tell the others to fold? Only after
+        the commit, if it leads and the others do not have the error. A rank that does not know the
+        contributors may be the leader."""
+        if self.calls != call + 1 or self._failed_call == call:
+            return False
+        return not self._last_mask or self.rank == self.contributors[0]
 
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
@@ -106,26 +135,20 @@ class ObjectFolds(Messages):
 
     def _lead_fold(self, call: int, fold: Callable[[], Iterator[Any]], ranks: Sequence[int]) -> Any:
         """Folds, sends every other rank its result or the error, and returns this rank's."""
+        ready = []
         try:
-            ready = []
             for some, value in fold():
                 encoded = serial.encode((call, RESULT, value))
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
             self._send_error(call, ranks, error)
-            raise
-        except BaseException:  # of a signal handler: the other ranks go on without this rank
-            self._let_fold(call, ranks)
+            self._failed_call = call
             raise
         own = None
-        try:
-            for some, encoded, ref in ready:
-                self._send_result(some, encoded, ref)
-                if self.rank in some:
-                    own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
-        except BaseException:  # a rank that has its result already ignores the second message
-            self._let_fold(call, ranks)
-            raise
+        for some, encoded, ref in ready:
+            self._send_result(some, encoded, ref)
+            if self.rank in some:
+                own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
         return own
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
@@ -138,10 +161,23 @@ class ObjectFolds(Messages):
             ref = self._memory.put_encoded(failed)
         self._send_result(ranks, failed, ref)
 
-    def _let_fold(self, call: int, ranks: Sequence[int]) -> None:
-        """Tells the others to go on without this rank."""
-        alone = serial.encode((call, FOLD_YOURSELF, None))
-        self._send_result(ranks, alone, self._memory.put_encoded(alone))
+    def _let_fold(self, call: int) -> None:
+        """Tells the others to go on without this rank. A rank that has its result ignores it."""
+        raised: BaseException | None = None
+        try:
+            for _ in range(LET_FOLD_TRIES):  # the first ones may be interrupted
+                try:
+                    alone = serial.encode((call, FOLD_YOURSELF, None))
+                    self._send_result(range(self.size), alone, self._memory.put_encoded(alone))
+                    break
+                except BaseException as error:
+                    raised = error
+                    if is_node_lost(error):
+                        break
+            if raised is not None:
+                raise raised
+        finally:
+            raised = None  # no reference cycle through its traceback
 
     def _send_result(
         self, ranks: Sequence[int], encoded: serial.Encoded, ref: ObjectRef[Any]
@@ -192,12 +228,19 @@ class ObjectFolds(Messages):
         self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
     ) -> tuple[str, Any]:
         late = f"call {call} is over, but rank {leader} has not folded the values yet"
+
+        def arrives() -> bool:
+            has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent before
+            return self._arrives(receive) or has_gone_on
+
         while True:
             receive = Receive(leader, RESULT_TAG, deadline, self._timeout)
             try:
                 self._inbox.post(receive)
                 receive.ended = ended
-                self._wait(lambda: self._arrives(receive), deadline, lambda: late, calls=True)  # noqa: B023
+                self._wait(arrives, deadline, lambda: late, calls=True)
+                if receive.found is None:
+                    return FOLD_YOURSELF, None
                 receive.deadline = FOREVER_NS if deadline < clock.monotonic_ns() else deadline
                 number, state, value = self._inbox.take(receive)
             finally:

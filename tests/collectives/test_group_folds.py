@@ -16,6 +16,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, PeerLostError
+from hoplite_mp.inbox import Receive
+from hoplite_mp.protocol.local import RESULT_TAG
 from tests.collectives.helpers import Gate, eventually
 from tests.collectives.test_group_calls import in_threads
 
@@ -230,6 +232,103 @@ def test_leader_that_is_interrupted_while_it_sends_results_lets_the_others_fold(
     later = [0, "next", 1, "next", 2, "next"]
     found = in_threads(cluster, f"interrupted sending {op.__name__}", 3, body)
     assert found == [(None, later, 2), ([0, 1, 2], later, 2), ([0, 1, 2], later, 2)]
+
+
+def once(interrupt: Callable[[], Any], step: Callable[..., Any], before: bool) -> Any:
+    """A function that does what `step` does, and is interrupted the first time."""
+    calls = itertools.count()
+
+    def stepped(*args: Any) -> Any:
+        first = next(calls) == 0
+        if first and before:
+            interrupt()
+        found = step(*args)
+        if first:
+            interrupt()
+        return found
+
+    return stepped
+
+
+def interrupt() -> None:
+    raise Interruption
+
+
+LEADER_STEPS = {
+    "after the commit": [("_call", False)],
+    "before it reads the values": [("_take", True)],
+    "while it sends": [("_lead_fold", True), ("_send_result", True)],
+    "twice": [("_call", False), ("_send_result", True)],
+}
+
+
+@pytest.mark.parametrize("when", LEADER_STEPS)
+def test_leader_that_is_interrupted_after_the_commit_lets_the_others_fold(
+    cluster: Cluster, when: str
+) -> None:
+    folded = threading.Event()
+
+    def body(g: Group) -> Any:
+        if g.rank:
+            found = g.allreduce([g.rank], op=operator.add)
+            folded.set()
+        else:
+            for name, before in LEADER_STEPS[when]:
+                setattr(g, name, once(interrupt, getattr(g, name), before))
+            with pytest.raises(Interruption):
+                g.allreduce([g.rank], op=operator.add)
+            assert folded.wait(15), "the other rank waits for the leader"
+            found = None
+        return found, g.allreduce([g.rank, "next"], op=operator.add), g.calls
+
+    later = [0, "next", 1, "next"]
+    found = in_threads(cluster, f"interrupted leader {when}", 2, body)
+    assert found == [(None, later, 2), ([0, 1], later, 2)]
+
+
+def test_leader_that_is_interrupted_while_it_sends_an_error_lets_the_others_fold(
+    cluster: Cluster,
+) -> None:
+    raised = threading.Event()
+
+    def body(g: Group) -> Any:
+        if g.rank == 0:
+            g._send_error = once(interrupt, g._send_error, True)  # type: ignore[method-assign]
+        with pytest.raises(SpecialError if g.rank else Interruption):
+            g.allreduce([g.rank], op=_raise)
+        if g.rank:
+            raised.set()
+        assert raised.wait(15), "the other rank waits for the leader"
+        return g.allreduce([g.rank], op=operator.add)
+
+    assert in_threads(cluster, "interrupted error", 2, body) == [[0, 1]] * 2
+
+
+def test_leader_that_makes_its_next_call_lets_the_others_fold(cluster: Cluster) -> None:
+    def body(g: Group) -> Any:
+        g._timeout = 20
+        if g.rank:
+            return g.allreduce([g.rank], op=operator.add), g.allgather(g.rank)
+        g._call, call = once(interrupt, g._call, False), g._call  # type: ignore[method-assign]
+        g._let_fold = lambda _: None  # type: ignore[method-assign]
+        with pytest.raises(Interruption):
+            g.allreduce([g.rank], op=operator.add)
+        g._call = call  # type: ignore[method-assign]
+        return None, g.allgather(g.rank)
+
+    assert in_threads(cluster, "leader goes on", 2, body) == [(None, [0, 1]), ([0, 1], [0, 1])]
+
+
+def test_an_error_of_all_ranks_leaves_no_message(cluster: Cluster) -> None:
+    def body(g: Group) -> Any:
+        with pytest.raises(ValueError, match="different calls"):
+            g.allreduce(1, op=max if g.rank else min)
+        with pytest.raises(SpecialError):
+            g.allreduce([g.rank], op=_raise)
+        g.barrier()
+        return g._inbox.first(Receive(None, RESULT_TAG, 0))
+
+    assert in_threads(cluster, "no message left", 2, body) == [None, None]
 
 
 def dying_leader(rank: int, name: str, folder: Path, strict: bool) -> Any:
