@@ -19,6 +19,7 @@ from hoplite_mp.collectives import function_name, is_function
 from hoplite_mp.contributions import into
 from hoplite_mp.errors import PeerLostError, StoreFullError
 from hoplite_mp.inbox import Receive
+from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.messaging import Messages
 from hoplite_mp.part_writer import is_node_lost
 from hoplite_mp.protocol.local import RESULT_TAG
@@ -141,6 +142,8 @@ class ObjectFolds(Messages):
                 encoded = serial.encode((call, RESULT, value))
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
+            if is_interruption(error):
+                raise
             self._send_error(call, ranks, error)
             self._failed_call = call
             raise

@@ -6,6 +6,7 @@ import itertools
 import operator
 import os
 import signal
+import sys
 import threading
 import time
 from decimal import Decimal
@@ -302,6 +303,26 @@ def test_leader_that_is_interrupted_while_it_sends_an_error_lets_the_others_fold
         return g.allreduce([g.rank], op=operator.add)
 
     assert in_threads(cluster, "interrupted error", 2, body) == [[0, 1]] * 2
+
+
+def test_exception_of_a_signal_handler_in_a_fold_stays_on_the_leader(cluster: Cluster) -> None:
+    def handler(signum: int, frame: Any) -> None:
+        raise TimeoutError
+
+    def body(g: Group) -> Any:
+        def add(a: Any, b: Any) -> Any:
+            if g.rank == 0:
+                handler(signal.SIGALRM, sys._getframe())
+            return a + b
+
+        try:
+            first: Any = g.allreduce([g.rank], op=add)
+        except TimeoutError:
+            first = "interrupted"
+        return first, g.allreduce([g.rank], op=operator.add)
+
+    found = in_threads(cluster, "handler in a fold", 2, body)
+    assert found == [("interrupted", [0, 1]), ([0, 1], [0, 1])]
 
 
 def test_leader_that_makes_its_next_call_lets_the_others_fold(cluster: Cluster) -> None:
