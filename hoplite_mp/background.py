@@ -258,7 +258,7 @@ class Background:
         with self._leaving:
             future.withdrawn = False
             has_left = future.left
-        if has_left:
+        if has_left and not self._ending:
             self.begin(call, *args, plain=True)
 
     def patience_s(self, since: float) -> float | None:

@@ -68,6 +68,10 @@ class Member:
             "actor that needs it for all its calls makes it in its constructor"
         )
 
+    def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
+        """Ends the membership; see `Group`."""
+        raise NotImplementedError
+
     def _is_withdrawn(self) -> bool:
         """Whether the call that the Group's thread makes is to end instead of waiting."""
         return False

@@ -61,8 +61,11 @@ class Group(PeerCalls):
         `strict`: a rank left or died before all had joined, and its task is over.
     HopliteTimeoutError
         The call took longer than `timeout` seconds, or the Group did not fill within
-        `Config.group_wait_s`. It is to be made again. In the background: only the wait for the
-        Future has ended, and the call goes on.
+        `Config.group_wait_s`. Make the call again. In the background: only the wait for the
+        Future has ended, and the call goes on. If a reduction by a function times out while the
+        leading rank folds, this rank has left the Group; see `allreduce`.
+    ClosedError
+        This rank has left the Group.
 
     Examples
     --------
@@ -228,16 +231,16 @@ class Group(PeerCalls):
         """
         self._leave(False)
 
-    def _leave(self, failed: bool, with_task: bool = False) -> None:
+    def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
         """Leaves the Group, after the calls that were begun in the background. `failed`: the task
         has raised an exception, so those calls are given up: the other ranks may wait for what this
         one would have done next, and these calls for the other ranks. with_task: the task has
-        ended."""
+        ended. why: the reason that later calls name."""
         if self._left:
             return
         self._ended_with_task = with_task
         if failed:
-            self._give_up()
+            self._give_up(why)
         if self._background is not None:  # not waited for by one of its own calls' done-callbacks
             self._background.end(self._give_up, wait=not self._background.is_here())
         self._closed = True

@@ -3,7 +3,9 @@
 The call itself is an allgather of the pickled values. Its contributors are those of the reduction.
 The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
 and sends each rank its result by a message with a tag that no user has. If the leader dies before
-its message has arrived, each rank folds the values itself; it has them from the allgather.
+its message has arrived, or is interrupted, each rank folds the values itself; it has them from the
+allgather. A rank whose timeout passes before it has its result leaves the Group: the call is over,
+so if it were made again, it would be matched with the next call of the other ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.collectives import function_name, is_function
 from hoplite_mp.contributions import into
-from hoplite_mp.errors import PeerLostError, StoreFullError
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.messaging import Messages
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["ObjectFolds"]
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
+TIMED_OUT = (
+    ", because a reduction by a function timed out while the leading rank folded the values; join "
+    "the Group again with the same name and rank"
+)
 LET_FOLD_TRIES = 5
 NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
 
@@ -213,6 +219,9 @@ class ObjectFolds(Messages):
             if self.strict:
                 raise
             state, value = FOLD_YOURSELF, None
+        except HopliteTimeoutError:  # the call is over, so it cannot be made again
+            self._leave(True, why=TIMED_OUT)
+            raise
         if state == ERROR and isinstance(value, str):
             raise StoreFullError(
                 f"call {call}: folding the values failed at rank {leader}, whose store has no room "
@@ -230,7 +239,12 @@ class ObjectFolds(Messages):
     def _receive_result(
         self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
     ) -> tuple[str, Any]:
-        late = f"call {call} is over, but rank {leader} has not folded the values yet"
+        limit = "" if self._timeout is None else f" within {self._timeout:g} s"
+        late = (
+            f"call {call}: rank {leader} has not folded the values{limit}. The call is over, and "
+            "this rank has left the Group. To go on, join the Group again with the same name and "
+            "rank"
+        )
 
         def arrives() -> bool:
             has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent before

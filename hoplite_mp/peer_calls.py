@@ -87,7 +87,8 @@ class PeerCalls(ObjectFolds):
             values from left to right in the order of ranks, at the lowest living rank. If it
             raises, every rank raises that exception. It must have the same module and qualified
             name on every rank. If the folding rank dies meanwhile, the others fold the values
-            themselves, so the function should give equal results for equal values. Default: "sum".
+            themselves, so the function should give equal results for equal values. A rank whose
+            timeout passes during the fold leaves the Group. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import HopliteTimeoutError, PeerLostError
+from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.protocol.local import RESULT_TAG
 from tests.collectives.helpers import Gate, eventually
@@ -184,25 +184,46 @@ def test_refs_inside_the_values_stay_alive(cluster: Cluster) -> None:
     assert in_threads(cluster, "fold refs", 2, body) == [[0, 1]] * 2
 
 
-def test_a_timeout_while_the_leader_folds(cluster: Cluster, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_timeout_while_the_leader_folds_ends_membership(
+    cluster: Cluster, tmp_path: Path, in_background: bool
+) -> None:
+    name = f"slow fold {in_background}"
+    gate, alone = Gate(tmp_path), Gate(tmp_path, "alone")
 
     def slow(a: Any, b: Any) -> Any:
         gate.wait()
         return a + b
 
+    def late(g: Group) -> Any:
+        if in_background:
+            g.barrier_async().result()
+            assert g._background is not None
+            g._background._timeout = 0.2
+        g._timeout = 0.2
+        with pytest.raises(HopliteTimeoutError, match="rank 0 has not folded"):
+            g.allreduce([g.rank], op=slow)
+        for call in (g.barrier, g.barrier_async, g.recv):
+            with pytest.raises(ClosedError, match="timed out while the leading rank folded"):
+                call()
+        gate.open()
+        alone.wait()
+        with cluster.group(name, 2, 1, timeout=20) as again:
+            return again.allgather(again.rank)
+
     def body(g: Group) -> Any:
         if g.rank:
-            g._timeout = 0.2
-            with pytest.raises(HopliteTimeoutError, match="rank 0 has not folded"):
-                g.allreduce([g.rank], op=slow)
-            gate.open()
-            g._timeout = 20
-        else:
-            assert g.allreduce([g.rank], op=slow) == [0, 1]
-        return g.allreduce([g.rank, "next"], op=operator.add)
+            return late(g)
+        if in_background:
+            g.barrier()
+        assert g.allreduce([g.rank], op=slow) == [0, 1]
+        assert g.allreduce([g.rank], op=operator.add) == [0]
+        alone.open()
+        while None in (found := g.allgather(g.rank)):
+            time.sleep(0.01)
+        return found
 
-    assert in_threads(cluster, "slow fold", 2, body) == [[0, "next", 1, "next"]] * 2
+    assert in_threads(cluster, name, 2, body) == [[0, 1]] * 2
 
 
 class Interruption(BaseException):
