@@ -142,9 +142,10 @@ class BoardCalls:
         return base + (2 * self._rank + (call & 1)) * each
 
     def leave(self) -> None:
-        """This member writes to its buffers no more, once this has returned."""
+        """After this returns, the member no longer writes to its buffers."""
         self._board.leave_store()
-        while self._board.giving:  # another thread copies a part at this moment
+        # Another thread copies a part at this moment. A forked child does not have that thread.
+        while self._board.giving and self._memory.client.usable:
             clock.sleep(GIVING_LOOK_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:

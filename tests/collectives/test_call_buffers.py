@@ -561,3 +561,27 @@ def test_calls_need_no_buffers(limit: str, monkeypatch: pytest.MonkeyPatch) -> N
 
         wanted = [x for turn in range(4) for x in (2.0 * turn + 1, turn + 1.0)]
         assert [one.result(timeout=60) for one in cluster.spmd(peer, 2)] == [wanted, wanted]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_forked_child_closes_a_group_whose_thread_was_copying(cluster: Cluster) -> None:
+    status = None
+    x = np.ones(8 << 17)
+    with cluster.group("forked while it copies", 1) as g:
+        while status in (None, 7):
+            later = g.allgather_async(x)
+            board = g._small._board
+            while not (board.giving or later.done()):
+                pass
+            pid = os.fork()
+            if pid == 0:
+                if not board.giving:
+                    os._exit(7)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(3)
+                g.close()
+                os._exit(0)
+            _, waited = os.waitpid(pid, 0)
+            status = os.waitstatus_to_exitcode(waited)
+            assert len(later.result(20)) == 1
+    assert status == 0
