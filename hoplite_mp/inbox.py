@@ -17,6 +17,8 @@ from hoplite_mp.protocol.local import RESULT_TAG, GroupInbox, GroupReceived
 
 if TYPE_CHECKING:
     import concurrent.futures
+    import weakref
+    from collections.abc import Callable
 
     from hoplite_mp import _tasks
     from hoplite_mp.client.runtime import Runtime
@@ -73,13 +75,22 @@ class Inbox:
     """The inbox of one member. Any thread of its process may use it."""
 
     def __init__(
-        self, runtime: Runtime, generation: int, rank: int, size: int, board: _tasks.Board
+        self,
+        runtime: Runtime,
+        generation: int,
+        rank: int,
+        size: int,
+        board: _tasks.Board,
+        check: weakref.WeakMethod[Callable[[], int]],
     ) -> None:
+        """check: raises the error of a member that was given up. Weak, because the member refers to
+        this object."""
         self._memory = runtime.memory
         self._channel = runtime.channel
         self._generation = generation
         self._rank = rank
         self._board = board
+        self._check = check
         self._everybody = (1 << size) - 1
         self._lock = _locks.lock("group.inbox")
         # One request at a time, so that replies stay in order.
@@ -151,14 +162,21 @@ class Inbox:
     # -- the node ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetches the list of new messages, if there are any."""
+        """Fetches the list of new messages, if there are any. PeerLostError: the node no longer has
+        this member."""
         while self._board.news(self._rank) != self._news:
             with self._asking:
                 news = self._board.news(self._rank)  # before the request, so nothing is missed
                 if news == self._news:
                     return
                 ask = GroupInbox(self._generation, self._rank, self._seen)
-                arrived, ended, gone, more = self._channel.call(ask).value
+                found = self._channel.call(ask).value
+                if found is None:
+                    check = self._check()
+                    if check is not None:
+                        check()
+                    raise PeerLostError("this member was given up")
+                arrived, ended, gone, more = found
                 with self._lock:
                     for one in arrived:  # if Ctrl-C interrupts this, they are listed again
                         self._arrived[one[0]] = Arrived(*one)

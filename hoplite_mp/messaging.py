@@ -9,6 +9,7 @@ It must never know: how nodes pass a message on, which nodes there are.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, clock, serial
@@ -41,7 +42,8 @@ class Messages(Calling):
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
-        self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board)
+        admitted = weakref.WeakMethod(self._admitted)
+        self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board, admitted)
         self._later: list[Receive] = []  # what the thread waits for, in order
         self._later_lock = _locks.lock("group.receives")
         self._later_thread: threading.Thread | None = None
@@ -91,6 +93,7 @@ class Messages(Calling):
         ref = self._memory.put_encoded(encoded)
         why = self._send_encoded(encoded, ref, target, tag)
         if why:
+            self._admitted()  # raises if this member was given up
             raise PeerLostError(f"group {self.name!r}: {why}")
 
     def _send_encoded(self, encoded: serial.Encoded, ref: Any, target: int, tag: int) -> str:

@@ -104,7 +104,8 @@ class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True)
     """Asks for the messages to this member after the one with the number `seen`. Reply: ([(number,
     source, tag, object)], for each rank how many of its members have ended and had all their
     messages named, the ranks from which no more messages will come as bits, are there more
-    messages?). The node holds the messages until GroupReceived."""
+    messages?); None: this is no longer a member. The node holds the messages until
+    GroupReceived."""
 
     generation: int
     rank: int

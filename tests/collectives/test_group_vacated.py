@@ -168,3 +168,37 @@ def test_tasks_that_share_a_process_are_distinguished(cluster: Cluster, tmp_path
             time.sleep(0.3)  # the manager would know by then that the first task is over
             comes.open()
             assert [one.result(20) for one in (*waits, second)] == [["task", 1, 2]] * 3
+
+
+@pytest.mark.parametrize("call", ["fold", "recv_async", "recv", "probe", "send"])
+def test_member_given_up_before_its_first_call_gets_the_reason_from_any_call(
+    cluster: Cluster, tmp_path: Path, call: str
+) -> None:
+    name = f"given up {call}"
+    left = Gate(tmp_path, "left")
+
+    def late(rank: int) -> Any:
+        if rank == 0:
+            hoplite_mp.current().group(name, 3, rank).close()
+            return None
+        left.wait()
+        calls = {
+            "fold": lambda: g.allreduce(1, op=max),
+            "recv_async": lambda: g.recv_async(0).result(20),
+            "recv": lambda: g.recv(0),
+            "probe": lambda: g.probe(0),
+            "send": lambda: g.send(1, to=0),
+        }
+        try:
+            g = hoplite_mp.current().group(name, 3, rank)
+            time.sleep(0.5)  # it is given up meanwhile
+            calls[call]()
+        except PeerLostError as error:
+            return str(error)
+        return "no error"
+
+    futures = cluster.options(retries=0).spmd(late, 3)
+    futures[0].result(20)
+    left.open()
+    for future in futures[1:]:
+        assert "can never have all its 3 members" in future.result(30)

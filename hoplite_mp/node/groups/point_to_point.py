@@ -50,6 +50,7 @@ PENDING_GROUPS_MAX = 64
 # ones wait until the receiver fetches them. Connections between nodes have no flow control, and one
 # on which too much waits is given up. Higher: fewer fetches. Lower: other packets wait for less.
 INLINE_AHEAD_BYTES_MAX = 8 << 20
+NO_MEMBER = "this member was given up"
 
 
 class Sent(NamedTuple):
@@ -205,8 +206,8 @@ class PointToPoint:
         group = self._group_of(slot, ask.generation, ask.rank)
         reply = self.replier(slot)
         line = self.clients.get(slot)
-        why = self._why_not(group, ask.to)
-        if why:
+        why = NO_MEMBER if group is None else self._why_not(group, ask.to)
+        if group is None or why:
             reply(Reply(request.number, why))
             return
         hold = self.client.hold(ask.oid)
@@ -234,10 +235,11 @@ class PointToPoint:
             raise ValueError("the message is not there any more")
         return serial.read_refs(memoryview(got))
 
-    def _group_of(self, slot: int, generation: int, rank: int) -> Between:
+    def _group_of(self, slot: int, generation: int, rank: int) -> Between | None:
+        """The group; None if that client is no longer its member of that rank."""
         group = self.groups.get(generation)
         if group is None or group.known.here.get(rank, (-1,))[0] != slot:
-            raise ValueError(f"rank {rank} is no member of that group")
+            return None
         return group
 
     def _why_not(self, group: Between, to: int) -> str:
@@ -282,9 +284,12 @@ class PointToPoint:
             group.arrived(number)
 
     def inbox(self, slot: int, request: Request) -> None:
-        """Replies with the messages that have come for a member."""
+        """Replies with the messages that have come for a member; None: it is no longer a member."""
         ask: GroupInbox = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
+        if group is None:
+            self.reply(slot, Reply(request.number, None))
+            return
         box = group.boxes.get(ask.rank)
         found = ([], [0] * group.members.size, 0, False) if box is None else box.named(ask.seen)
         self.reply(slot, Reply(request.number, found))
