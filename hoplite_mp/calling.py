@@ -242,12 +242,12 @@ class Calling(Member):
         stored = [(in_place(v, lends) or v) if is_plain_array(v) else put(v) for v in values]
         return kind, op, root, stored
 
-    def _read(self, value: Any, out: Array | None = None) -> Any:
-        """The caller's own copy of one value of a part that `_stored` has made."""
+    def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
+        """The caller's own copy of one value of that rank's part, which `_stored` has made."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
             array = serial.payload_kind(mem) == serial.ARRAY
-            value = serial.decode(mem, make_ref=self._memory.make_ref, writable=not array)
+            value = self._memory.decode_value(mem, f"the value of rank {rank}", not array)
             if out is None and not array:
                 return value
         return self._own(value, out)
@@ -418,7 +418,7 @@ class Calling(Member):
             return self._own(np.array_split(total, self.size)[self.rank], out)
         if kind in ("broadcast", "scatter"):
             values = read(local(data), FOREVER_NS, False)[3]
-            return self._read(values[self.rank if kind == "scatter" else 0], out)
+            return self._read(values[self.rank if kind == "scatter" else 0], root, out)
         if kind in PREFIXES:
             below = [rank for rank in sorted(data) if rank < self.rank + (kind == "scan")]
             arrays = [self._seen(read(local(data[r]), FOREVER_NS, False)[3][0]) for r in below]
@@ -427,7 +427,8 @@ class Calling(Member):
         gathered: list[Any] = [None] * self.size
         for rank, ref in data.items():
             values = read(local(ref), FOREVER_NS, False)[3]
-            gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
+            value = values[self.rank if kind in TARGETED else 0]
+            gathered[rank] = self._read(value, rank, outs[rank])
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, out: Any) -> Any:

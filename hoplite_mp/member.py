@@ -270,7 +270,7 @@ class HostsMember:
         if kind == "reduce_scatter":
             if isinstance(data, dict):
                 return self._taken(data[self.rank], out)
-            total = serial.decode(memoryview(data[0]), make_ref=self._memory.make_ref)
+            total = self._memory.decode_value(memoryview(data[0]), "the result")
             return into(np.array_split(total, self.size)[self.rank], out)
         own, self._own = self._own, None
         if kind in ("broadcast", "scatter"):
@@ -281,7 +281,7 @@ class HostsMember:
                 self._large_roots.add(root)
             if own is not None:
                 return self._mine(own, data.get((root, target)), out)
-            return self._taken(data[root, target], out)
+            return self._taken(data[root, target], out, f"the value of rank {root}")
         if kind in PREFIXES:
             return self._folded(kind, op, own, data, out)
         target = self.rank if kind == "alltoall" else -1
@@ -293,7 +293,8 @@ class HostsMember:
             if source == self.rank and own is not None:
                 gathered[source] = self._mine(own, data.get((source, target)), outs[source])
             elif (source, target) in data:
-                gathered[source] = self._taken(data[source, target], outs[source])
+                given, what = data[source, target], f"the value of rank {source}"
+                gathered[source] = self._taken(given, outs[source], what)
         return gathered
 
     def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
@@ -331,7 +332,7 @@ class HostsMember:
             mem = memoryview(given)
         else:
             mem = memory.payload(memory.local_id(given), FOREVER_NS)
-        return np.asarray(serial.decode(mem, make_ref=memory.make_ref))
+        return np.asarray(memory.decode_value(mem, "the value of another rank"))
 
     def _adopt(self, given: tuple[int, int, int]) -> Any:
         """A block of the result, which the node has leased to this rank's process; it is freed with
@@ -350,31 +351,30 @@ class HostsMember:
                 self._adopt(one)
         self._adopted.clear()
 
-    def _taken(self, given: Any, out: Array | None) -> Any:
+    def _taken(self, given: Any, out: Array | None, what: str = "the result") -> Any:
         """A value of this process's own, or `out` filled: from a payload, from an object that
         several members on this host read, or from a block that is this process's own from now
-        on."""
+        on. what: names it in errors."""
         if isinstance(given, bytes):
-            return self._decoded(memoryview(given), out)
+            return self._decoded(memoryview(given), out, what)
         if not isinstance(given, tuple):
-            return self._decoded(
-                self._memory.payload(self._memory.local_id(given), FOREVER_NS), out
-            )
+            mem = self._memory.payload(self._memory.local_id(given), FOREVER_NS)
+            return self._decoded(mem, out, what)
         block, payload = self._adopt(given), given[0]
         info = serial.describe_array(memoryview(block)) if out is None else None
         if info is None or serial.payload_kind(memoryview(block)) != serial.ARRAY:
-            return self._decoded(memoryview(block), out)
+            return self._decoded(memoryview(block), out, what)
         block.prefix = info.offset
         self._memory.results.add(payload)
         dtype = serial.named_dtype(info.dtype_name)
         order: Any = info.order
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
-    def _decoded(self, mem: memoryview, out: Array | None) -> Any:
+    def _decoded(self, mem: memoryview, out: Array | None, what: str) -> Any:
         """A value from its bytes. `into` copies an array; the buffers of anything else are copied
         while it is decoded."""
         array = serial.payload_kind(mem) == serial.ARRAY
-        value = serial.decode(mem, make_ref=self._memory.make_ref, writable=not array)
+        value = self._memory.decode_value(mem, what, not array)
         return into(value, out) if array or out is not None else value
 
 

@@ -19,7 +19,7 @@ from hoplite_mp import clock, serial
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.collectives import function_name, is_function
 from hoplite_mp.contributions import into
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError, TaskError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.messaging import Messages
@@ -29,6 +29,7 @@ from hoplite_mp.protocol.local import RESULT_TAG
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["ObjectFolds"]
@@ -49,8 +50,9 @@ class Parcel:
         self._payload = payload
         self._refs = refs  # keeps the objects inside the value alive
 
-    def open(self, make_ref: Any) -> Any:
-        return serial.decode(memoryview(self._payload), make_ref=make_ref, writable=True)
+    def open(self, memory: Memory, rank: int) -> Any:
+        """The value, which that rank has given."""
+        return memory.decode_value(memoryview(self._payload), f"the value of rank {rank}", True)
 
 
 class Packed:
@@ -119,12 +121,11 @@ class ObjectFolds(Messages):
     ) -> Iterator[tuple[Sequence[int], Any]]:
         """What ranks get: (ranks, result). A result is to be copied before the next one is made,
         because `op` may change its first argument."""
-        make_ref = self._memory.make_ref
         total = None
         for place, rank in enumerate(ranks):
             if kind == "exscan":
                 yield (rank,), total
-            value = parcels[rank].open(make_ref)
+            value = parcels[rank].open(self._memory, rank)
             total = value if place == 0 else op(total, value)
             if kind == "scan":
                 yield (rank,), total
@@ -162,6 +163,8 @@ class ObjectFolds(Messages):
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
         """Sends the error to the others; without room for it, only the name of its class."""
+        if type(error) is TaskError and isinstance(error.__cause__, serial.EXITS):
+            error = TaskError(str(error))  # with that cause it would travel as an exit
         failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
         try:
             ref = self._memory.put_error(failed)
@@ -228,7 +231,7 @@ class ObjectFolds(Messages):
                 f"for more than the class of the error, {value}; raise memory="
             )
         if state == ERROR:
-            raise serial.decode_error(memoryview(value), self._memory.make_ref)
+            raise self._memory.failure(memoryview(value))
         if state == RESULT:
             return value
         for some, own in fold():

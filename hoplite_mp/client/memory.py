@@ -508,8 +508,10 @@ class Memory:
             raise self.failure(mem)
         return self.decode_value(mem, lambda: f"the value of {self._named(oid)}", writable)
 
-    def decode_value(self, mem: memoryview, what: Callable[[], str], writable: bool = True) -> Any:
-        """The value of a payload. An error of the value's own code says `what` was loaded."""
+    def decode_value(
+        self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
+    ) -> Any:
+        """As `serial.decode`. what: names the value if its own code fails while it is loaded."""
         try:
             return serial.decode(mem, make_ref=self.make_ref, writable=writable)
         except (KeyboardInterrupt, MemoryError):
@@ -517,7 +519,7 @@ class Memory:
         except BaseException as error:
             if is_interruption(error):
                 raise
-            made = self.not_loaded(error, what())
+            made = self.not_loaded(error, what if isinstance(what, str) else what())
             raise made from serial.cause_of(made)
 
     def call_not_loaded(self, error: BaseException, what: str) -> BaseException:

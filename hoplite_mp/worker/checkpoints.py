@@ -75,7 +75,7 @@ class Checkpoints:
         memory, mem = self.runtime.memory, memoryview(payload)
         if failed:
             return True, serial.decode_error(mem, memory.make_ref)
-        return False, memory.decode_value(mem, lambda: "the result of a call")
+        return False, memory.decode_value(mem, "the result of a call", True)
 
     def ended(self, value: Any) -> Any:
         """The result of a call. A coroutine is run to its end, because the state must not change

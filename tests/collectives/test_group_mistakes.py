@@ -4,6 +4,7 @@ its calls in the background, its `out`, what it raises. No other member may suff
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,13 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ClosedError, PeerLostError
+from hoplite_mp import ClosedError, PeerLostError, TaskError
 from hoplite_mp.protocol.local import GroupCall, GroupJoin
 from tests.collectives.helpers import eventually
 from tests.collectives.test_group_calls import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp import Cluster, Group
 
@@ -274,3 +275,37 @@ def test_ctrl_c_right_after_a_call_was_announced(both: Cluster) -> None:
         return [int(one[-1]) for one in group.allgather(part)]
 
     assert in_threads(both, "interrupted", 2, body) == [[0, 1], [0, 1]]
+
+
+class ExitsWhenLoaded:
+    def __reduce__(self) -> Any:
+        return sys.exit, (5,)
+
+
+class RaisesWhenLoaded:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+LOADING_CALLS: dict[str, Callable[[Group, Any], Any]] = {
+    "broadcast": lambda g, x: g.broadcast(x, root=1),
+    "scatter": lambda g, x: g.scatter([x, x], root=1),
+    "allgather": lambda g, x: g.allgather(x if g.rank == 1 else 0),
+    "alltoall": lambda g, x: g.alltoall([x, x] if g.rank == 1 else [0, 0]),
+    "fold": lambda g, x: g.allreduce(x if g.rank == 1 else 0, op=max),
+}
+
+
+@pytest.mark.parametrize("value", [ExitsWhenLoaded(), RaisesWhenLoaded()], ids=["exit", "error"])
+@pytest.mark.parametrize("kind", LOADING_CALLS)
+def test_value_that_cannot_be_loaded_is_an_error_that_names_its_rank(
+    both: Cluster, kind: str, value: Any
+) -> None:
+    error = TaskError if isinstance(value, ExitsWhenLoaded) else ValueError
+
+    def body(g: Group) -> Any:
+        with pytest.raises(error, match=r"the value of rank 1 could not be loaded"):
+            LOADING_CALLS[kind](g, value)
+        return g.allgather(g.rank)
+
+    assert in_threads(both, f"loads {kind} {error}", 2, body) == [[0, 1]] * 2
