@@ -60,10 +60,16 @@ class Packed:
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self._parcel: tuple[bytes, list[ObjectRef[Any]]] | None = None
+
+    def pack(self) -> None:
+        """Pickles the value. TypeError: it cannot be pickled."""
+        encoded = _encoded(self._value, "the value given")
+        self._parcel = encoded.tobytes(), list(encoded.refs)
 
     def __reduce__(self) -> Any:
-        encoded = serial.encode(self._value)
-        return Parcel, (encoded.tobytes(), list(encoded.refs))
+        assert self._parcel is not None
+        return Parcel, self._parcel
 
 
 class ObjectFolds(Messages):
@@ -116,6 +122,11 @@ class ObjectFolds(Messages):
             return False
         return not self._last_mask or self.rank == self.contributors[0]
 
+    def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
+        if type(x) is Packed:
+            x.pack()  # here, so that its error is raised on all ranks
+        return super()._part_of(kind, op, root, x)
+
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:
@@ -146,7 +157,11 @@ class ObjectFolds(Messages):
         ready = []
         try:
             for some, value in fold():
-                encoded = serial.encode((call, RESULT, value))
+                try:
+                    encoded = serial.encode((call, RESULT, value))
+                except serial.NotPicklable:
+                    _encoded(value, "the result of op")  # raises an error that names it
+                    raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
             if is_interruption(error):
@@ -267,6 +282,17 @@ class ObjectFolds(Messages):
                 self._inbox.withdraw(receive)
             if number == call:  # otherwise the result of a call in which this rank was interrupted
                 return state, value
+
+
+def _encoded(value: Any, what: str) -> serial.Encoded:
+    """The payload of a user's value. TypeError: it cannot be pickled; `what` names it."""
+    try:
+        return serial.encode(value)
+    except serial.NotPicklable as error:
+        text = str(error).replace("cannot pickle value", f"cannot pickle {what}", 1)
+        made = type(error)(text)
+        made.place = error.place
+        raise made from error.__cause__
 
 
 def _split(total: Any, size: int) -> Sequence[Any]:

@@ -132,7 +132,19 @@ MISTAKES: dict[str, tuple[Callable[[Group], Any], type[Exception], str]] = {
         r"allreduce by builtins.max and allgather\(\)",
     ),
     "does not pickle": (
-        lambda g: g.allreduce(threading.Lock() if g.rank else 1, op=max), TypeError, "pickle",
+        lambda g: g.allreduce(threading.Lock() if g.rank else 1, op=max),
+        TypeError,
+        "cannot pickle the value given of type 'lock'",
+    ),
+    "part does not pickle": (
+        lambda g: g.allreduce({"a": threading.Lock()} if g.rank else 1, op=max),
+        TypeError,
+        "cannot pickle the value given of type 'dict': .*: item 'a' is a lock",
+    ),
+    "result does not pickle": (
+        lambda g: g.allreduce(1, op=lambda a, b: [a, threading.Lock()]),
+        TypeError,
+        "cannot pickle the result of op of type 'list': .*: item 1 is a lock",
     ),
     "ufunc": (lambda g: g.allreduce(1, op=np.subtract), ValueError, "associative and commutative"),
     "no function": (lambda g: g.allreduce(1, op=3), ValueError, "a function of two values"),
