@@ -73,6 +73,7 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(group.rank, group.size)
         self.group = group
         self._timeout_s = None if timeout is None else timeout.total_seconds()
+        self._recv_timeout_s = group._timeout  # which `monitored_barrier` changes for a while
         self._name = ""
         self._caller = Caller(f"hoplite_mp {group.name}", group.close)
         # Ends the thread of a process group that is dropped without shutdown().
@@ -339,19 +340,31 @@ class ProcessGroup(dist.ProcessGroup):
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            How long to wait; default: the timeout of the process group, whose error names the
-            missing ranks.
+            How long to wait, once the calls that were made before are over; zero does not wait.
+            Default: the timeout of the process group.
         wait_all_ranks : bool
             Accepted for Gloo's sake: the error names all missing ranks in either case.
 
         Raises
         ------
         HopliteTimeoutError
-            Some ranks did not come in time.
+            Some ranks did not come in time; it names them. This rank leaves the process group.
         PeerLostError
             A rank died.
         """
-        self.barrier().wait(timeout)
+        call = self.group.barrier if timeout is None else functools.partial(self._barrier, timeout)
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False  # this thread makes the call unless earlier ones are not over
+        self._caller.make([], call, opts).wait()
+
+    def _barrier(self, timeout: timedelta) -> None:
+        """A barrier of the Group with a timeout of its own. No other call is made meanwhile."""
+        usual = self.group._timeout
+        try:
+            self.group._timeout = timeout.total_seconds()
+            self.group.barrier()
+        finally:
+            self.group._timeout = usual
 
     # -- several tensors in one call ---------------------------------------------------------------
 
@@ -392,7 +405,7 @@ class ProcessGroup(dist.ProcessGroup):
         one, into_tensor = filled(_single(tensors))
         out = flat(one)
         work = Work(tensors)
-        coming = self.group.recv_async(source, tag, with_source=True)
+        coming = self.group.recv_async(source, tag, self._recv_timeout_s, with_source=True)
 
         def arrived() -> int:
             value, sender = coming.result()
