@@ -125,6 +125,21 @@ static inline void board_copy(void *out, const char *part, size_t nbytes) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE); /* as above */
 }
 
+/* Is this client still the member of that rank? Members wait for one that is. It is asked after
+ * what may be written again without that member was read. -1: the node is changing the members. */
+static inline int board_holds(char *c, unsigned board, unsigned rank, uint64_t client,
+                              uint64_t generation) {
+    shm_board *b = board_of(c, board);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* no load moves behind those below */
+    uint32_t epoch = LOAD(&b->epoch);
+    uint64_t members = LOAD(&b->alive) | LOAD(&b->joining);
+    if (LOAD(&b->generation) != generation || LOAD(&b->members[rank].client) != client + 1)
+        return 0;
+    if (members >> rank & 1)
+        return 1;
+    return epoch & 1 || LOAD(&b->epoch) != epoch ? -1 : 0;
+}
+
 /* Are these parts of one call? */
 static inline int forms_agree(const shm_form *one, const shm_form *other) {
     if (one->kind < BOARD_BROADCAST || other->kind < BOARD_BROADCAST)

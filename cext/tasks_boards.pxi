@@ -46,6 +46,7 @@ cdef extern from "shm_board.h" nogil:
     void board_fold(char *, char *, unsigned, uint64_t, uint64_t, const shm_form *, size_t, size_t,
                     void *)
     void board_copy(void *, const char *, size_t)
+    int board_holds(char *, unsigned, unsigned, uint64_t, uint64_t)
     int forms_agree(const shm_form *, const shm_form *)
     int part_unchanged(shm_part *, uint64_t)
     int board_lead(char *, unsigned, unsigned, uint64_t)
@@ -173,6 +174,11 @@ cdef class Board:
         cdef shm_member *m = &self.b.members[rank]
         cdef uint64_t seq = LOAD64(&m.seq)
         return (seq, LOAD64(&m.start), LOAD64(&m.contribution), <int64_t>m.client - 1)
+
+    def holds(self, unsigned rank, uint64_t client, uint64_t generation) -> int:
+        """1: that client is still the member of that rank, so the result that was read before is
+        that of its call. 0: it is not. -1: the node is changing the members, so look again."""
+        return board_holds(self.c, self.index, rank, client, generation) if rank < MEMBERS else 0
 
     def missing(self, uint64_t alive, uint64_t call) -> int:
         """Mask of the ranks among `alive` that take part in `call` and have not published it."""

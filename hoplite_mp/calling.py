@@ -432,7 +432,17 @@ class Calling(Member):
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, out: Any) -> Any:
-        """What `_take` returns of a call without objects."""
+        """What `_take` returns of a call without objects. PeerLostError: this member was given up,
+        so the others may not have waited for it to read the result."""
+        try:
+            found = self._read_here(kind, root, call, out)
+        except Exception:  # perhaps of what others have written meanwhile
+            self._check_held()
+            raise
+        self._check_held()
+        return found
+
+    def _read_here(self, kind: str, root: int, call: int, out: Any) -> Any:
         outcome = self._small.outcome()
         self._check_contributors(outcome.mask)
         if kind != "barrier" and not outcome.is_of(kind, root):
@@ -440,14 +450,18 @@ class Calling(Member):
                 f"group {self.name!r}: call {call} was interrupted, and was made again as another "
                 f"call; the others have made it as {outcome.kind}"
             )
-        found = self._small.take(outcome, kind, call, out)
-        if outcome.buffered:
-            # If the planner has taken this member out, the others have not waited for it to read.
-            _, alive, joining, *_ = self._board.look()
+        return self._small.take(outcome, kind, call, out)
+
+    def _check_held(self) -> None:
+        """PeerLostError: the planner has taken this member out."""
+        place = self.rank, self._identity[1], self._generation
+        held = self._board.holds(*place)
+        if held < 0:
+            self._wait(lambda: self._board.holds(*place) >= 0, FOREVER_NS, str)
+            held = self._board.holds(*place)
+        if held == 0:
             self._admitted()
-            if not (alive | joining) >> self.rank & 1:
-                raise PeerLostError(f"group {self.name!r}: this member was given up")
-        return found
+            raise PeerLostError(f"group {self.name!r}: this member was given up")
 
     def _take_far(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
         """The same of a Group over several hosts. The node has leased some of the blocks in `data`

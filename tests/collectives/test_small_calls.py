@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hoplite_mp
-from hoplite_mp import _tasks
+from hoplite_mp import PeerLostError, _tasks
 from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, Host
 from tests.collectives.helpers import eventually, same
+from tests.collectives.test_group_calls import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -332,3 +333,47 @@ def test_it_spins_only_if_there_is_a_core_for_each_that_it_waits_for(
         assert not host.word(OFF_SPINNERS)
     finally:
         host.close()
+
+
+@pytest.mark.parametrize("elements", [1, 40_000])
+def test_member_given_up_while_it_reads_a_result_gets_an_error(
+    cluster: Cluster, elements: int
+) -> None:
+    given_up, made = threading.Event(), threading.Event()
+
+    def body(g: Group) -> Any:
+        if g.rank == 0:
+            g.allreduce(np.ones(elements))
+            assert given_up.wait(20)
+            second = g.allreduce(np.full(elements, 5.0))
+            made.set()
+            return second[0]
+        outcome = g._small.outcome
+
+        def late() -> Any:
+            found = outcome()
+            g._board.set_masks(0b01, 0, True)
+            given_up.set()
+            assert made.wait(20)
+            return found
+
+        g._small.outcome = late  # type: ignore[method-assign]
+        with pytest.raises(PeerLostError, match="given up"):
+            g.allreduce(np.ones(elements))
+        return None
+
+    assert in_threads(cluster, f"given up late {elements}", 2, body) == [5.0, None]
+
+
+def test_member_is_held_until_the_masks_or_the_client_change(host: Host) -> None:
+    node, members = board_of(host, 2)
+    client = members[1].member(1)[3]
+    assert members[1].holds(1, client, 1) == 1
+    assert members[1].holds(1, client, 2) == 0
+    node.set_masks(0b01, 0b10, True)
+    assert members[1].holds(1, client, 1) == 1
+    node.set_client(1, client + 1)
+    assert members[1].holds(1, client, 1) == 0
+    node.set_client(1, client)
+    node.set_masks(0b01, 0, True)
+    assert members[1].holds(1, client, 1) == 0
