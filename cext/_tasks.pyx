@@ -274,7 +274,7 @@ cdef class Tasks:
         cdef shm_client *me = client_of(self.c, self.slot)
         cdef uint64_t before = me.running, timeout
         cdef shm_record *r
-        STORE64(&me.running, oid)
+        set_running(self.c, self.slot, oid)
         if oid:
             r = record_of(self.c, oid)
             r.started_ns = now_ns()
@@ -295,7 +295,7 @@ cdef class Tasks:
             STORE64(&me.deadline_ns, 0)
         trace_pop(self.c, self.slot, OUTCOME_CANCELLED if self.void_task == me.running
                   else OUTCOME_FAILED if failed else OUTCOME_DONE)
-        STORE64(&me.running, before)
+        set_running(self.c, self.slot, before)
         if failed > 0:
             me.tasks_failed += 1
         elif not failed:
@@ -337,6 +337,8 @@ cdef class Tasks:
     def set_blocked(self, bint blocked) -> None:
         """Inside a task, waiting: the node may start a replacement."""
         STORE32(&client_of(self.c, self.slot).blocked, blocked)
+        if blocked:
+            wake_declined(self.c, self.slot)
         wake_node(self.c)
 
     @property

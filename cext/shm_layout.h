@@ -243,7 +243,9 @@ static_assert(sizeof(shm_hint) == 32, "hint");
 typedef struct {
     uint32_t state;        /* 0 free, 1 open, 2 closing */
     uint32_t ranked;       /* 1: somebody has opened a bag to this pool, or to its number before */
-    uint64_t pad2[3];
+    uint32_t stand_ins;    /* how many of its workers are stand-ins; only the node changes it */
+    uint32_t declined;     /* 1: a worker of its own sleeps, because enough others run tasks */
+    uint64_t pad2[2];
     uint64_t beside[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
     uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
     uint64_t spinning[MASK_WORDS]; /* workers that look at the queues all the time */

@@ -42,7 +42,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t head, tail
         uint64_t ring[4096]
     ctypedef struct shm_pool:
-        uint32_t state
+        uint32_t state, stand_ins
         uint64_t idle[4]
         uint64_t spinning[4]
     ctypedef struct shm_member:

@@ -56,13 +56,19 @@ cdef class NodeClient(_Counting):
 
     def unregister(self, unsigned slot) -> None:
         """After the sweep: the slot may be used again."""
+        self.set_stands_in(slot, False)
         client_of(self.c, slot).tasks_done = client_of(self.c, slot).tasks_failed = 0
         STORE32(&client_of(self.c, slot).state, 0)
 
     def set_stands_in(self, unsigned slot, bint value) -> None:
         """Whether the worker in that slot is a stand-in for a worker that waits inside a task. A
         stand-in begins no task before release_stand_ins() of _tasks."""
-        STORE32(&client_of(self.c, slot).stands_in, STANDS_ASIDE if value else STANDS_NOT)
+        cdef shm_client *s = client_of(self.c, slot)
+        cdef shm_pool *p = pool_of(self.c, s.pool)
+        cdef bint before = LOAD32(&s.stands_in) != STANDS_NOT
+        STORE32(&s.stands_in, STANDS_ASIDE if value else STANDS_NOT)
+        if s.kind == CLIENT_WORKER and before != value:
+            STORE32(&p.stand_ins, p.stand_ins + 1 if value else p.stand_ins - 1)
 
     def set_retire(self, unsigned slot, uint32_t value) -> None:
         STORE32(&client_of(self.c, slot).retire, value)

@@ -211,8 +211,46 @@ static inline void release_stand_ins(char *c, unsigned pool) {
             now.others++;
         }
 }
+/* May this worker of the pool's own begin a task? After tasks have waited for nested ones,
+ * stand-ins may still run tasks although nobody waits any longer. Then a worker that is free
+ * declines until fewer tasks run than the pool has workers of its own. Of several free ones those
+ * in lower slots come first: two that decided at the same time could both begin. */
+SELDOM static int own_begins(char *c, unsigned pool, unsigned slot) {
+    unsigned own = 1, busy = 0;
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        shm_client *w = client_of(c, i);
+        int is_own = LOAD(&w->stands_in) == STANDS_NOT;
+        if (i == slot || !is_worker_of(c, pool, i))
+            continue;
+        own += is_own;
+        if (!LOAD(&w->blocked))
+            busy += LOAD(&w->running) || (is_own && i < slot);
+    }
+    return busy < own;
+}
 static inline int may_begin(char *c, unsigned pool, unsigned slot) {
-    return LOAD(&client_of(c, slot)->stands_in) == STANDS_NOT || stand_in_begins(c, pool, slot);
+    if (LOAD(&client_of(c, slot)->stands_in) != STANDS_NOT)
+        return stand_in_begins(c, pool, slot);
+    return !LOAD(&pool_of(c, pool)->stand_ins) || slot == NODE_SLOT || own_begins(c, pool, slot);
+}
+/* A worker that runs no task any longer, or waits inside one, wakes those that have declined. */
+SELDOM static void wake_all_declined(char *c, unsigned pool) {
+    for (unsigned i = 0; i < CLIENTS; i++)
+        if (is_worker_of(c, pool, i) && LOAD(&client_of(c, i)->stands_in) == STANDS_NOT)
+            wake_for_task(c, i);
+}
+static inline void wake_declined(char *c, unsigned slot) {
+    shm_client *me = client_of(c, slot);
+    shm_pool *p = pool_of(c, me->pool);
+    if (LOAD(&me->kind) != CLIENT_WORKER || !LOAD(&p->declined))
+        return;
+    STORE(&p->declined, 0); /* who is woken declines again if it has to */
+    wake_all_declined(c, me->pool);
+}
+static inline void set_running(char *c, unsigned slot, uint64_t id) {
+    STORE(&client_of(c, slot)->running, id);
+    if (!id)
+        wake_declined(c, slot);
 }
 /* The next task that this worker has claimed, or 0. Starts at another queue every time. Tasks that
  * workers have sent come first: workers wait for them, and if those who stand in took one outer
@@ -264,10 +302,15 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
     uint64_t bit = 1ULL << (slot % 64), id = queue_take(c, pool, slot, start);
     if (id || LOAD(&r->closing))
         return id;
-    if (!may_begin(c, pool, slot)) { /* the node wakes it: release_stand_ins(), wake_for_task() */
+    if (!may_begin(c, pool, slot)) {
+        /* The node wakes a stand-in: release_stand_ins(), wake_for_task(). Other workers wake one
+         * of the pool's own: wake_declined(). They read `declined` after they have ended a task or
+         * begun to wait, and this worker looks at them after it has written it. */
         uint64_t from = now_ns();
+        STORE(&p->declined, 1);
         wake_for_rest(c, pool); /* who posted may count on this worker */
-        if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) && LOAD(&p->state) < 2)
+        if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) && LOAD(&p->state) < 2 &&
+            !may_begin(c, pool, slot))
             futex_wait(&me->task, seen,
                        (int64_t)(deadline - from < SLICE_NS ? deadline - from : SLICE_NS));
         return 0;
@@ -314,8 +357,8 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
     return 0;
 }
 /* Drops ids that are done, from the end; returns how many are left. Stops as soon as the answer to
- * "are more than `most` pending?" is known. A wait for all of many ids, or for one of them when some
- * are done, checks one id each time. */
+ * "are more than `most` pending?" is known. A wait for all of many ids, or for one of them when
+ * some are done, checks one id each time. */
 static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     int pending = 0;
     for (int i = n; i-- > 0 && pending <= most && n > most;) {

@@ -65,7 +65,7 @@ cdef class Beside:
         with cython.critical_section(self.tasks):
             trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
                          else OUTCOME_FAILED if failed else OUTCOME_DONE)
-            STORE64(&me.running, running)
+            set_running(self.c, self.slot, running)
             if failed > 0:
                 me.tasks_failed += 1
             elif not failed:

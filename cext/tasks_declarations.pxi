@@ -13,6 +13,8 @@ cdef extern from "shm_tasks.h" nogil:
     int queue_open(char *, unsigned, unsigned, unsigned, int)
     void queue_close(char *, unsigned)
     void wake_for_task(char *, unsigned)
+    void wake_declined(char *, unsigned)
+    void set_running(char *, unsigned, uint64_t)
     void release_stand_ins(char *, unsigned)
     unsigned pool_idle(char *, unsigned)
     int task_claim(char *, uint64_t, unsigned)

@@ -152,3 +152,78 @@ def test_another_stand_in_begins_when_one_retires_or_ends(host: Host, pool: Pool
     host.node.set_retire(pool.stand_ins[0].slot, 0)
     pool.release()
     assert pool.begun() == [0]
+
+
+def begins(one: Party) -> bool:
+    """Does it begin a task now?"""
+    oid = one.tasks.next(POOL, 0)
+    if oid:
+        one.tasks.begin(oid)
+    return bool(oid)
+
+
+def overfull(pool: Pool) -> Party:
+    """Three tasks run, because one that waited goes on beside a stand-in. Returns the stand-in."""
+    for _ in range(6):
+        pool.sender.task()
+    assert begins(pool.own[0])
+    assert begins(pool.own[1])
+    pool.wait(0)
+    (number,) = pool.begun()
+    pool.wait(0, False)
+    return pool.stand_ins[number]
+
+
+@pytest.mark.parametrize("event", ["stand-in ends", "other ends", "other waits"])
+def test_own_worker_declines_while_enough_others_run_and_is_woken_when_fewer_do(
+    pool: Pool, play: Play, event: str
+) -> None:
+    stand_in, (free, other) = overfull(pool), pool.own
+    changes = stand_in if event == "stand-in ends" else other
+
+    def happens() -> None:
+        play.woken.clear()
+        if event == "other waits":
+            changes.tasks.set_blocked(True)
+        else:
+            changes.tasks.end(0, 0)
+
+    free.tasks.end(0, 0)
+    assert not begins(free)
+    play.meanwhile = happens
+    assert free.tasks.next(POOL, 60 * SECOND) == 0
+    (word,) = {at - free.client.control_address for at in play.slept}
+    assert word in [at - changes.client.control_address for at in play.woken]
+    assert begins(free)
+
+
+def test_own_worker_does_not_sleep_if_another_task_ends_while_it_declines(
+    pool: Pool, play: Play
+) -> None:
+    """The word has changed since it was read, so the kernel would return at once."""
+    stand_in, (free, _) = overfull(pool), pool.own
+    free.tasks.end(0, 0)
+    stand_in.tasks.end(0, 0)
+    assert begins(free)
+    assert not play.slept
+
+
+def test_own_workers_that_are_free_together_begin_one_task_beside_a_stand_in(pool: Pool) -> None:
+    stand_in = overfull(pool)
+    for one in pool.own:
+        one.tasks.end(0, 0)
+    assert [begins(one) for one in reversed(pool.own)] == [False, True]
+    assert not begins(pool.own[1])
+    stand_in.tasks.end(0, 0)
+    assert begins(pool.own[1])
+
+
+def test_own_workers_begin_tasks_as_before_when_the_stand_ins_have_ended(
+    host: Host, pool: Pool
+) -> None:
+    overfull(pool)
+    for one in pool.stand_ins:
+        host.node.unregister(one.slot)
+    for one in pool.own:
+        one.tasks.end(0, 0)
+    assert [begins(one) for one in reversed(pool.own)] == [True, True]
