@@ -273,6 +273,8 @@ cdef class Board:
         cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
         cdef char *store = self.mapped()
         cdef size_t count
+        if kernel == NULL:
+            raise ValueError(f"parts of operator {form.op} and dtype {form.dtype} cannot be folded")
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
         try:
             count = view.len // reduce_result_bytes(kernel)
@@ -310,7 +312,10 @@ cdef class Board:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         cdef shm_form *form = <shm_form *>buffered_part(
             self.c, self.mapped(), self.index, rank, call) - 1
-        return form.dtype, tuple([form.shape[i] for i in range(form.ndim)]), form.nbytes
+        cdef unsigned ndim = form.ndim  # read once: the memory may have another owner by now
+        if ndim > PART_DIMS_MAX:
+            raise ValueError(f"rank {rank}'s part of call {call} has {ndim} dimensions")
+        return form.dtype, tuple([form.shape[i] for i in range(ndim)]), form.nbytes
 
     def copy(self, unsigned rank, uint64_t call, out) -> None:
         """Fills `out`, a C-contiguous array, with a rank's part of `call` in its buffer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -377,3 +378,29 @@ def test_member_is_held_until_the_masks_or_the_client_change(host: Host) -> None
     node.set_client(1, client)
     node.set_masks(0b01, 0, True)
     assert members[1].holds(1, client, 1) == 0
+
+
+STORE_AT = 4096  # where a call buffer lies in the store
+
+
+def broadcast(host: Host, dtype: int) -> _tasks.Board:
+    """The board of a Group of one member, which has made a broadcast."""
+    _, (board,) = board_of(host, 1)
+    board.set_store(host.node.store_address, host.node)
+    kind = _tasks.BOARD_KINDS["broadcast"]
+    assert board.make(0, 0, kind, 0, 0, dtype, np.zeros(2), STORE_AT, 0, 0) == 1
+    return board
+
+
+def test_fold_without_a_kernel_is_refused(host: Host) -> None:
+    board = broadcast(host, 200)
+    with pytest.raises(ValueError, match="cannot be folded"):
+        board.fold(0, 0, np.zeros(2))
+
+
+def test_buffer_whose_memory_has_another_owner_is_refused(host: Host) -> None:
+    board = broadcast(host, _tasks.BOARD_DTYPES["float64"])
+    assert board.buffered(0, 0)[1] == (2,)
+    ctypes.memset(host.node.store_address + STORE_AT + 3, 255, 1)  # the number of dimensions
+    with pytest.raises(ValueError, match="255 dimensions"):
+        board.buffered(0, 0)
