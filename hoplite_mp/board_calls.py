@@ -1,12 +1,10 @@
 """Calls of a Group on one host that need no objects: parts lie on the board or in call buffers.
 
-Why it exists: a barrier or a reduction of a few KiB takes some microseconds on the board, because C
-folds and commits it. Larger arrays lie in call buffers in the store, from which each rank takes
-what it needs. This file decides which calls these are, and translates between NumPy's names and the
-numbers of `cext/shm_board.h`. If one rank gives something else (an object, a mistake, another
-shape), the other ranks need not know: the leader then reads all parts, wherever they lie, as in any
-other call.
-It must never know: which rank leads, when a call is over, objects of the store.
+A barrier or a reduction of a few KiB takes some microseconds on the board, because C folds and
+commits it. Larger arrays lie in call buffers in the store, from which each rank takes what it
+needs. This file decides which calls these are, and translates between NumPy's names and the numbers
+of `cext/shm_board.h`. If one rank gives something else (an object, a mistake, another shape), the
+leader reads all parts, wherever they lie, as in any other call.
 """
 
 from __future__ import annotations

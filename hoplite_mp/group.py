@@ -319,10 +319,10 @@ class GroupCalls:
     ) -> Group:
         """Becomes a member of the Group `name`.
 
-        Returns at once; the first call of the Group waits for all members. A rank that leaves or
-        dies before all have joined is awaited as long as its task may join again: until the task
-        has ended and is not tried again. Then the Group can never be whole, and the first call of
-        every other member raises PeerLostError.
+        Returns at once; the first call of the Group waits for all members. If a rank leaves or dies
+        before all have joined, the Group waits for it until its task has ended and will not be
+        retried. Then the Group can never be whole, and the first call of every other member raises
+        PeerLostError.
 
         Parameters
         ----------

@@ -1,10 +1,9 @@
 """Call buffers: memory in the store in which the members of a Group on one host give large parts.
 
-Why it exists: members write to call buffers and read from them without the node. The node frees the
-buffers of a Group when the Group has ended and every member that has asked for buffers has left or
-died, because such a member may still write. A member that only reads looks at the masks of the
-board afterwards, and those are cleared before the buffers are freed.
-It must never know: what lies in a buffer, which call a member makes.
+Members write to call buffers and read from them without the node. The node frees the buffers of a
+Group when the Group has ended and every member that has asked for buffers has left or died, because
+such a member may still write. A member that only reads looks at the masks of the board afterwards,
+and those are cleared before the buffers are freed.
 """
 
 from __future__ import annotations
