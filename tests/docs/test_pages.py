@@ -118,3 +118,13 @@ def test_files_are_found_by_words() -> None:
         ).stdout.splitlines()
         assert answer in [line.partition(": ")[0] for line in found]
         assert len(found) < 20
+
+
+def test_board_methods_that_the_page_on_the_gil_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    code = (ROOT / "cext" / "tasks_boards.pxi").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| Group boards")]
+    assert rows
+    for row in rows:
+        for name in re.findall(r"`(\w+)`", row[2]):
+            assert f"def {name}(" in code, name
