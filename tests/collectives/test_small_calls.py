@@ -343,9 +343,10 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
     given_up, made = threading.Event(), threading.Event()
 
     def body(g: Group) -> Any:
+        g.barrier()
         if g.rank == 0:
-            g.allreduce(np.ones(elements))
-            assert given_up.wait(20)
+            while not given_up.is_set():  # a call that is slow may be made with objects
+                g.allreduce(np.ones(elements))
             second = g.allreduce(np.full(elements, 5.0))
             made.set()
             return second[0]
@@ -359,11 +360,13 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
             return found
 
         g._small.outcome = late  # type: ignore[method-assign]
-        with pytest.raises(PeerLostError, match="given up"):
-            g.allreduce(np.ones(elements))
-        return None
+        try:
+            while True:
+                g.allreduce(np.ones(elements))
+        except PeerLostError as error:
+            return "given up" in str(error)
 
-    assert in_threads(cluster, f"given up late {elements}", 2, body) == [5.0, None]
+    assert in_threads(cluster, f"given up late {elements}", 2, body) == [5.0, True]
 
 
 def test_member_is_held_until_the_masks_or_the_client_change(host: Host) -> None:
