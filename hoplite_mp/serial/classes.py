@@ -271,14 +271,19 @@ def load_enum(
     by_value: dict[Any, Any] = {}
     type.__setattr__(cls, "_member_map_", by_name)
     type.__setattr__(cls, "_value2member_map_", by_value)
+    unhashable: dict[str, list[Any]] = {}
+    type.__setattr__(cls, "_unhashable_values_map_", unhashable)  # since Python 3.13
     base = _builtin_base(cls)
     for member_name, arguments, value in members:
         member = base.__new__(cls, *arguments)
         vars(member)["_value_"] = value
         if member_name is not None:
             by_name[member_name] = member
-        with contextlib.suppress(TypeError):  # not hashable; it is found by comparison
+        try:
             by_value[value] = member
+        except TypeError:  # not hashable; it is found by comparison
+            if member_name is not None:
+                unhashable.setdefault(member_name, []).append(value)
     by_name.update({alias: by_name[one] for alias, one in aliases.items() if one in by_name})
     made: type = cloudpickle._lookup_class_or_track(tracker_id, cls)
     return made
