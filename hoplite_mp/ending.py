@@ -53,7 +53,9 @@ class Ending:
         outlives the Cluster that the program holds, and ends the cluster when the program has
         dropped that."""
         keeper = _Keeper.__new__(_Keeper)
-        keeper.__dict__ = self.__dict__
+        # A dictionary of its own: Python 3.13.0 collects values that only `self.__dict__` holds, if
+        # `self` is garbage, although another object has that dictionary, too.
+        keeper.__dict__ = self.__dict__ = dict(vars(self))
         _open.add(keeper)
         weakref.finalize(self, _drop, keeper).atexit = False  # at exit _close_all ends it
 
