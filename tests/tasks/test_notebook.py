@@ -24,6 +24,12 @@ CELLS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def kernel_that_may_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings about the kernel's own code are not errors of the notebook."""
+    monkeypatch.setenv("PYTHONWARNINGS", "")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_cells_define_what_tasks_run_and_can_be_interrupted() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
