@@ -89,6 +89,11 @@ class Actor:
         about: About = _about_of(self)
         if name in about.methods:
             return methods.setdefault(name, ActorMethod(_identity_of(self), about, name))
+        if name in ("close", "kill", "restarts"):
+            raise AttributeError(
+                f"{about.class_name} has no method {name!r}: call "
+                f"hoplite_mp.Actor.{name}(handle) for the actor itself"
+            )
         raise AttributeError(
             f"{about.class_name} has no method {name!r}: a handle of an actor has its methods, "
             "not its data; write a method that returns them"

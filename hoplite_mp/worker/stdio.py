@@ -23,7 +23,8 @@ __all__ = ["note_prints", "without_stdin"]
 DEBUGGERS = ("bdb", "pdb", "IPython.core.debugger", "pdbpp", "ipdb.__main__")
 NO_STDIN = (
     "a task has no stdin, so {name} cannot read commands; run the program with "
-    "hoplite_mp.Cluster(debug=True), which runs tasks in the calling process"
+    "hoplite_mp.Cluster(debug=True), which runs the tasks of submit and map in the calling process "
+    "(actors, spmd and executors keep their processes)"
 )
 
 

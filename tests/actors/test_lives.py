@@ -271,6 +271,14 @@ def test_an_identity_that_nobody_became_is_no_actor(c: hoplite_mp.Cluster) -> No
     assert c._runtime.actors._known(nobody._hold) is None
 
 
+@pytest.mark.parametrize("name", ["close", "kill", "restarts"])
+def test_handle_without_a_method_of_actor_names_it(c: hoplite_mp.Cluster, name: str) -> None:
+    handle = c.actor(type("Kind", (), {"five": lambda self: 5}))
+    with pytest.raises(AttributeError, match=rf"call hoplite_mp\.Actor\.{name}\(handle\)"):
+        getattr(handle, name)
+    Actor.close(handle)
+
+
 def test_a_class_with_a_long_name(c: hoplite_mp.Cluster) -> None:
     kind = type("K" * 5000, (), {"five": lambda self: 5})
     actor = c.options(restarts=1).actor(kind)
