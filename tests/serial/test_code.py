@@ -18,7 +18,7 @@ import pytest
 
 from hoplite_mp import serial
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import code
+from hoplite_mp.serial import code, imports
 from tests.serial.code_helpers import function_trip, run_python
 from tests.serial.helpers import round_trip
 
@@ -162,6 +162,7 @@ class TestByValue:
             "OFFSET = 2\nclass Thing:\n    def f(self): return g(1)\ndef g(x): return x + OFFSET\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(imports, "_path", None)  # perhaps that of workers of an earlier test
         import byvalue  # type: ignore[import-not-found]
 
         assert round_trip([byvalue.g])[0] is byvalue.g
