@@ -233,7 +233,7 @@ static inline int may_begin(char *c, unsigned pool, unsigned slot) {
         return stand_in_begins(c, pool, slot);
     return !LOAD(&pool_of(c, pool)->stand_ins) || slot == NODE_SLOT || own_begins(c, pool, slot);
 }
-/* A worker that runs no task any longer, or waits inside one, wakes those that have declined. */
+/* Wakes the workers that have declined; called when a worker ends a task or blocks inside one. */
 SELDOM static void wake_all_declined(char *c, unsigned pool) {
     for (unsigned i = 0; i < CLIENTS; i++)
         if (is_worker_of(c, pool, i) && LOAD(&client_of(c, i)->stands_in) == STANDS_NOT)

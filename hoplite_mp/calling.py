@@ -436,7 +436,7 @@ class Calling(Member):
         so the others may not have waited for it to read the result."""
         try:
             found = self._read_here(kind, root, call, out)
-        except Exception:  # perhaps of what others have written meanwhile
+        except Exception:  # perhaps caused by bytes that other ranks have overwritten
             self._check_held()
             raise
         self._check_held()

@@ -4,8 +4,8 @@ The call itself is an allgather of the pickled values. Its contributors are thos
 The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
 and sends each rank its result by a message with a tag that no user has. If the leader dies before
 its message has arrived, or is interrupted, each rank folds the values itself; it has them from the
-allgather. A rank whose timeout passes before it has its result leaves the Group: the call is over,
-so if it were made again, it would be matched with the next call of the other ranks.
+allgather. A rank whose timeout passes before it has its result leaves the Group: the call
+has committed, so a retry would be matched with the next call of the other ranks.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class ObjectFolds(Messages):
             if self.strict:
                 raise
             state, value = FOLD_YOURSELF, None
-        except HopliteTimeoutError:  # the call is over, so it cannot be made again
+        except HopliteTimeoutError:  # the call has committed, so a retry would be another call
             self._leave(True, why=TIMED_OUT)
             raise
         if state == ERROR and isinstance(value, str):

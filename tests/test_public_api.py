@@ -1,4 +1,4 @@
-"""Public names, signatures, summaries, `repr` and pickles are those of the record.
+"""The public API matches its record: names, signatures, summaries, `repr` and pickles.
 
 `python -m tests.test_public_api` records them anew, after a change that is meant.
 """

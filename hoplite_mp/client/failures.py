@@ -1,5 +1,5 @@
-"""Failed tasks whose errors no code has read are reported once, when the cluster ends. Those that a
-task has submitted are reported when its worker ends.
+"""Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
+of nested tasks are reported when the worker of the submitting task ends.
 
 A program that drops a Future, or never asks for its result, would otherwise not notice that the
 task has failed. Reading is `result`, `exception`, `await`, `get`, or the use as an argument. A
