@@ -21,7 +21,6 @@ from hoplite_mp.board_calls import UNDECIDED, BoardCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.client.in_place import InPlace, own_copy
 from hoplite_mp.client.memory import whole
-from hoplite_mp.collectives import operation_name
 from hoplite_mp.contributions import (
     PREFIXES,
     REDUCTIONS,
@@ -37,6 +36,7 @@ from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.leading import MISTAKE, Leading, mistake_words
 from hoplite_mp.member import HostsMember
+from hoplite_mp.operators import operation_name
 from hoplite_mp.protocol.group_calls import error_kind, error_of
 from hoplite_mp.protocol.local import GroupAdmit
 from hoplite_mp.reduction import prefix

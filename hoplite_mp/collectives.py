@@ -8,136 +8,38 @@ It must never know: how a reduction is executed.
 from __future__ import annotations
 
 import numbers
-import reprlib
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import clock
-from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.nesting import as_refs
 from hoplite_mp.nodes import node_numbers, other_places
+from hoplite_mp.operators import is_function, operation_name
 from hoplite_mp.ref import ObjectRef, by_ref
 from hoplite_mp.ref_folds import fold_refs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = [
-    "OPS",
     "CollectiveCalls",
-    "as_items",
-    "as_refs",
-    "function_name",
-    "is_function",
     "keep_copies",
-    "operation_name",
     "place_copies",
 ]
 
-OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of protocol/fields.py holds it and a kind of call
 NO_FOLDS = (
     "reduce by a function folds the values in a task, and this cluster has no workers: fold them "
     "here, with functools.reduce(op, c.get(refs, copy=True)), or make the cluster with workers"
 )
 DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
-_KERNELS = {
-    "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
-}  # fmt: skip
-# Associative and commutative, as far as floating-point numbers allow it.
-_UFUNCS = frozenset(
-    {
-        "fmax", "fmin", "gcd", "lcm", "hypot", "logaddexp", "logaddexp2", "logical_and",
-        "logical_or", "logical_xor",
-    }
-)  # fmt: skip
-
-
-def operation_name(op: str | Callable[..., Any]) -> str:
-    """The name of a reduction's operator; ValueError for one that is unknown or unsuitable."""
-    if isinstance(op, str):
-        if op not in OPS:
-            raise ValueError(f"unknown op {op!r}: use one of {', '.join(OPS)}, or a numpy ufunc")
-        return op
-    if isinstance(op, np.ufunc):
-        name = op.__name__
-        if getattr(np, name, None) is op:
-            if name in _KERNELS:
-                return _KERNELS[name]
-            if name in _UFUNCS:
-                return name
-        raise ValueError(
-            f"{op!r} cannot reduce: an associative and commutative binary ufunc of numpy can"
-        )
-    if callable(op):
-        raise ValueError(
-            f"op={op!r}: this call takes a name or a numpy ufunc, and no other function"
-        )
-    raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
-
-
-def is_function(op: Any) -> bool:
-    """Is this operator a function of the user, which folds values of any kind?"""
-    return callable(op) and not isinstance(op, np.ufunc)
-
-
-def function_name(op: Callable[..., Any]) -> str:
-    """The module and the qualified name of such a function, by which ranks agree on it."""
-    named = op if hasattr(op, "__qualname__") else type(op)
-    name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
-    return name[-FUNCTION_NAME_CHARS_MAX:]
-
-
-def as_items(refs: Any) -> list[Any]:
-    """One ref or Future, or an iterable of them, as a list; what is in it is not checked."""
-    if isinstance(refs, (ObjectRef, Future)):
-        return [refs]
-    if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
-        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
-    if isinstance(refs, np.ndarray) and refs.dtype != object:
-        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
-    return list(refs)
-
-
-def as_refs(refs: Any) -> list[ObjectRef[Any]]:
-    """One ref or Future, or an iterable of them, as a list of refs."""
-    found = as_items(refs)
-    for i, one in enumerate(found):
-        if isinstance(one, Future):
-            found[i] = one.ref
-        elif not isinstance(one, ObjectRef):
-            raise _not_a_ref("a ref or a Future", one)
-    return found
-
-
-def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """An error that describes the wrong value in one line, however large it is, and says how a
-    value can be there although the caller has given a ref."""
-    hint = (
-        "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
-        "the ref itself, and put(value) makes a ref of a value"
-    )
-    return TypeError(f"expected {wanted}, not {_in_words(got)}. {hint}")
-
-
-def _in_words(value: Any) -> str:
-    kind = type(value)
-    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    name = f"{home}{kind.__qualname__}"
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None:
-        return f"{name} of {dtype}, shape {shape}"
-    if kind in (bool, int, float, complex, str, bytes, bytearray, type(None)):
-        return f"{name} {reprlib.repr(value)}"
-    if kind in (list, tuple, dict, set, frozenset):
-        return f"{name} of {len(value)} items"
-    return name
 
 
 def _reduce(

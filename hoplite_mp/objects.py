@@ -15,10 +15,10 @@ import numpy as np
 from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
-from hoplite_mp.collectives import as_items, as_refs, keep_copies
+from hoplite_mp.collectives import keep_copies
 from hoplite_mp.errors import HopliteError, HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import VALUED
-from hoplite_mp.nesting import NESTS, as_ref, in_nest
+from hoplite_mp.nesting import NESTS, as_items, as_ref, as_refs, in_nest
 from hoplite_mp.nodes import node_id, other_places
 from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef

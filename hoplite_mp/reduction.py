@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _reduce, serial
+from hoplite_mp import _reduce
+from hoplite_mp.serial.dtypes import dtype_name, named_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,10 +73,10 @@ def result_dtype(op: str, name: str) -> str:
     if kernel is not None:
         other = _reduce.result_dtype(op, kernel)
         return name if other == kernel else np.dtype(other).str
-    one = serial.named_dtype(name)
+    one = named_dtype(name)
     if one.kind in "SU":
         raise TypeError("text is joined, not reduced")
-    found = serial.dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
+    found = dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
     if found is None:
         raise TypeError(f"the result of {op!r} on {name} has no plain dtype")
     return found
@@ -83,7 +84,7 @@ def result_dtype(op: str, name: str) -> str:
 
 def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) -> None:
     """Fills `out` with the reduction of arrays of one shape and dtype, all C-contiguous."""
-    name = serial.dtype_name(arrays[0].dtype)
+    name = dtype_name(arrays[0].dtype)
     kernel = None if name is None else has_kernel(op, name)
     if kernel is None:
         out[...] = fold(op, arrays)
@@ -95,8 +96,8 @@ def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) ->
 
 def prefix(op: str, arrays: Sequence[Array], threads: int) -> Array:
     """A new array: the reduction, from left to right, of arrays of one shape and dtype."""
-    name = serial.dtype_name(arrays[0].dtype)
+    name = dtype_name(arrays[0].dtype)
     assert name is not None, "others are refused where they are given"
-    total = np.empty(arrays[0].shape, serial.named_dtype(result_dtype(op, name)))
+    total = np.empty(arrays[0].shape, named_dtype(result_dtype(op, name)))
     reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], total, threads)
     return total

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import whole
 from hoplite_mp.cluster import current
-from hoplite_mp.collectives import is_function, operation_name
 from hoplite_mp.errors import HopliteError, NodeLostError, ObjectLostError, ReduceError
+from hoplite_mp.operators import is_function, operation_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
