@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from svg import COLOURS, EDGE, GREY, INK, Drawing
 
-from hoplite_mp.simulation.node import Wanted
-from hoplite_mp.simulation.streams import Stream
-from hoplite_mp.simulation.world import World
+from hoplite_mp._simulation.scale.node import Wanted
+from hoplite_mp._simulation.scale.streams import Stream
+from hoplite_mp._simulation.scale.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

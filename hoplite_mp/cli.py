@@ -91,7 +91,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
         return bench(arguments)
     if arguments.command == "simulate":
-        from hoplite_mp.simulation.main import simulate
+        from hoplite_mp._simulation.main import simulate
 
         return simulate(arguments)
     if arguments.command == "promote":

@@ -71,7 +71,7 @@ def output(*words: str) -> str:
 
 def play(first: int) -> dict[str, Any]:
     """One part; in a process of its own, which does nothing else."""
-    from hoplite_mp.simulation.cluster.runs import run_seed
+    from hoplite_mp._simulation.runs import run_seed
 
     logging.disable(logging.CRITICAL)
     with cores.on_one_core():

@@ -48,7 +48,7 @@ FLOORS = [
     {"cluster"},
     {"sync"},
     {
-        *("connecting", "drop_in", "hosting", "looking", "doctor", "bench", "simulation"),
+        *("connecting", "drop_in", "hosting", "looking", "doctor", "bench", "_simulation"),
         "integrations",
     },
     {"__main__", "cli", "demo"},
@@ -63,7 +63,7 @@ FACE = "__init__"
 
 PURE_ROOM = "planner"
 IMPURE = {"time", "socket", "threading", "random", "os", "numpy"}
-SIMULATED_WITH = {"simulation", "planner", "protocol", "rule", *FLOORS[0]}
+SIMULATED_WITH = {"_simulation", "planner", "protocol", "rule", *FLOORS[0]}
 UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "asyncio", "threading", "subprocess"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -125,7 +125,7 @@ def imports(tree: ast.AST, module: str, is_package: bool = False) -> Iterator[tu
 
 def imports_of(path: Path) -> list[tuple[int, str]]:
     tree = ast.parse(path.read_text(), str(path))
-    return list(imports(tree, dotted(path), path.name == "__init__.py"))
+    return list(imports(tree, dotted(path), path.name == "__init__/__init__.py"))
 
 
 def own_imports_of(path: Path) -> list[tuple[int, str]]:
@@ -158,7 +158,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 def test_no_import_cycle() -> None:
     """Over modules, the packages' own __init__ left out: they only re-export."""
-    paths = {dotted(path): path for path in MODULES if path.name != "__init__.py"}
+    paths = {dotted(path): path for path in MODULES if path.name != "__init__/__init__.py"}
     graph = {name: {other for _, other in own_imports_of(paths[name])} for name in paths}
     finished: set[str] = set()
 
@@ -183,8 +183,8 @@ def test_the_planner_is_pure() -> None:
 
 def test_the_simulation_of_many_nodes_plays_without_what_it_imitates() -> None:
     """Its nodes and sockets are its own; planner, messages and rule are the real ones. In
-    simulation/cluster/ nearly all is real."""
-    for path in sorted((PACKAGE / "simulation").glob("*.py")):
+    _simulation/virtual/ nearly all is real."""
+    for path in sorted((PACKAGE / "_simulation" / "scale").rglob("*.py")):
         for line, name in own_imports_of(path):
             where = f"{path.relative_to(ROOT)}:{line}"
             assert room_of(name) in SIMULATED_WITH, f"{where}: the simulation imports {name}"

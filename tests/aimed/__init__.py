@@ -16,8 +16,8 @@ from tests.aimed.aim import Aim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.simulation.cluster.runs import Outcome
-    from hoplite_mp.simulation.cluster.workload import Workload
+    from hoplite_mp._simulation.runs import Outcome
+    from hoplite_mp._simulation.workloads.workload import Workload
 
 __all__ = ["ALL", "run_aimed"]
 
@@ -36,7 +36,7 @@ WITH_STANDBY = {"back", "bound"}
 def run_aimed(name: str, seed: int) -> Outcome:
     """Plays one of them. The seed draws the network, the hosts, and what the program leaves
     open."""
-    from hoplite_mp.simulation.cluster.runs import run_seed
+    from hoplite_mp._simulation.runs import run_seed
 
     aims: list[Aim] = []
 

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import make
+from hoplite_mp._simulation.workloads.programs import HANGS_S
 from hoplite_mp.errors import ActorLostError, HopliteTimeoutError
 from hoplite_mp.node.recovery import holdings
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import make
 from hoplite_mp.sync.locks import Lock
 from tests.aimed.aim import BIG
 

@@ -15,15 +15,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.traps import Trap
-from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import Leaf
+from hoplite_mp._simulation.faults.message_faults import Trap
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import Leaf
+from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
     from random import Random
 
-    from hoplite_mp.simulation.cluster.workload import Workload
+    from hoplite_mp._simulation.workloads.workload import Workload
 
 __all__ = ["BIG", "Aim", "with_resource"]
 
@@ -216,5 +216,5 @@ class Aim:
 
 
 def with_resource(a: Aim) -> list[Any]:
-    """The hosts that have the resource of scarce.py."""
+    """The hosts that have the resource of resource.py."""
     return [h for h in a.hosts if h.config.resources]

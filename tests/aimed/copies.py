@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, StoreFullError
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import (
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import (
     Leaf,
     make_once_more,
 )
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, StoreFullError
 from tests.aimed.aim import BIG, Aim
 
 __all__ = [

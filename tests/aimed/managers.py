@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
-from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import (
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import (
     WrongBytes,
 )
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.values import make_once_more
+from hoplite_mp._simulation.oracle.values import make_once_more
+from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.scarce import RESOURCE
-from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp._simulation.workloads.resource import RESOURCE
 from tests.aimed.aim import Aim, with_resource
 
 __all__ = [

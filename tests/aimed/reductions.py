@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.errors import ReduceError
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.scarce import RESOURCE
-from hoplite_mp.simulation.cluster.truth import Operation
-from hoplite_mp.simulation.cluster.values import (
+from hoplite_mp._simulation.oracle.oracle import Operation
+from hoplite_mp._simulation.oracle.values import (
     Leaf,
     WrongBytes,
     contributors_in,
     make_once_more,
 )
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp.errors import ReduceError
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [

@@ -6,10 +6,8 @@ import time
 from functools import partial
 from typing import Any
 
-from hoplite_mp.simulation.cluster.programs import HANGS_S
-from hoplite_mp.simulation.cluster.scarce import RESOURCE
-from hoplite_mp.simulation.cluster.truth import WrongEnd
-from hoplite_mp.simulation.cluster.values import (
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import (
     Leaf,
     make,
     make_once_more,
@@ -19,6 +17,8 @@ from hoplite_mp.simulation.cluster.values import (
     runs,
     scaled,
 )
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp._simulation.workloads.resource import RESOURCE
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [

@@ -329,7 +329,7 @@ SOURCES: dict[str, str] = {
     "serial/streams.py": "payloads; calls",
     "serial/tensors.py": "payloads",
     "serial/values.py": "payloads",
-    "simulation/cluster/channel.py": OWN,
+    "_simulation/virtual/channel.py": OWN,
     "supervisor/boot.py": "local: Start",
     "supervisor/fresh.py": "local: Start",
     "supervisor/main.py": "local: ToSupervisor",

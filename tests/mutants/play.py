@@ -83,7 +83,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def failure_of(run: Run) -> str:
     """Plays a seed, or an aimed run ("name seed", tests/aimed)."""
-    from hoplite_mp.simulation.cluster.runs import run_seed
+    from hoplite_mp._simulation.runs import run_seed
 
     if isinstance(run, int):
         return run_seed(run).failure

@@ -115,7 +115,7 @@ def _play(seeds: range) -> dict[int, list[str]]:
     logging.disable(logging.CRITICAL)
     sys.modules[NOTE] = cast("Any", _seen)
     sys.meta_path.insert(0, _Finder())
-    from hoplite_mp.simulation.cluster.runs import run_seed
+    from hoplite_mp._simulation.runs import run_seed
 
     found = {}
     with cores.on_one_core():

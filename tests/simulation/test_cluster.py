@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.simulation.cluster.runs import COLLECTED_FROM
+from hoplite_mp._simulation.runs import COLLECTED_FROM
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ REPLAYED = (7, 25, 700039, 700042, 7000152)
 SECONDS_MAX = 280.0
 PLAY = """
 import dataclasses, json, logging
-from hoplite_mp.simulation.cluster.runs import run_seed
+from hoplite_mp._simulation.runs import run_seed
 logging.disable(logging.CRITICAL)
 outcomes = [run_seed(seed) for seed in {seeds}]
 print(json.dumps([dataclasses.asdict(one) for one in outcomes]))

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hoplite_mp._simulation import runs
 from hoplite_mp.config import Config
 from hoplite_mp.contributions import early_shares, section_bounds
 from hoplite_mp.node.membership.meter import Meter
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.protocol.fields import SHARES
-from hoplite_mp.simulation.cluster import runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.simulation.cluster.workload import Workload
+    from hoplite_mp._simulation.workloads.workload import Workload
 
 RATE = 125e6  # bytes per second of each link
 NBYTES = 16 << 20

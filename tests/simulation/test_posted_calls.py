@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hoplite_mp._simulation.workloads.workload import Workload
     from hoplite_mp.node.collectives.plan_execution import PlanExecution
     from hoplite_mp.protocol.group_calls import Plan
-    from hoplite_mp.simulation.cluster.workload import Workload
 
 MEMBERS = 3
 ITEMS = 40_000

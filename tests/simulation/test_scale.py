@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._simulation.scale import executions
+from hoplite_mp._simulation.scale.oracle import WrongEnd
+from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, measure
+from hoplite_mp._simulation.scale.streams import WrongBytes
 from hoplite_mp.planner.program import Cell, program_of
-from hoplite_mp.simulation import executions
-from hoplite_mp.simulation.scale import OPERATIONS, Size, measure
-from hoplite_mp.simulation.streams import WrongBytes
-from hoplite_mp.simulation.truth import WrongEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

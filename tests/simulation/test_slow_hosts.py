@@ -19,7 +19,7 @@ from hoplite_mp.planner.slow_owners import SLOW_GATHER_S
 from tests.simulation import test_latecomers as latecomers
 
 if TYPE_CHECKING:
-    from hoplite_mp.simulation.cluster.workload import Workload
+    from hoplite_mp._simulation.workloads.workload import Workload
 
 RATE = latecomers.RATE  # bytes per second of each link
 MEMBERS = 4

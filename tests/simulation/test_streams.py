@@ -12,9 +12,9 @@ import random
 import pytest
 
 from hoplite_mp import rule
-from hoplite_mp.simulation.network import Network
-from hoplite_mp.simulation.streams import Cell, Engine, WrongBytes
-from hoplite_mp.simulation.timeline import Timeline
+from hoplite_mp._simulation.network import Network
+from hoplite_mp._simulation.scale.streams import Cell, Engine, WrongBytes
+from hoplite_mp._simulation.timeline import Timeline
 
 EVENTS_MAX = 100_000
 SEEDS = range(120)

@@ -1,0 +1,15 @@
+"""The real planner and the real programs on a virtual network, in virtual time.
+
+    timeline   virtual time: a queue of events
+    network    links with rates and delays
+    scale/     one operation on many simulated nodes, with the real planner
+    virtual/   the environment of real nodes, managers and clients in one process
+    workloads/ what the programs of a run do
+    faults/    deaths, cuts and restarts; faults that strike at a message
+    oracle/    the invariants that are checked during a run and after it
+    runs       one seed: a cluster, its work, its faults, and the verdict
+    main       the command `hoplite-mp simulate`
+
+A run is deterministic: nothing in it reads a clock or a random source of the system, except to
+measure the time that the planner takes, which has no influence on the run.
+"""

@@ -1,0 +1,282 @@
+"""The faults of a run, drawn at random.
+
+Why it exists: hosts die, stop for a while or for good, are cut off, become slow, join, join again,
+and leave in order; connections between living hosts are reset; workers and programs are killed; the
+manager dies and is started again. Often a fault strikes during the repair of another one.
+It must never know: what the programs do meanwhile.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hoplite_mp._simulation.faults.message_faults import MESSAGES, Trap
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.world import World
+
+__all__ = ["Faults"]
+
+# Faults at the first manager's host, in runs with a standby.
+FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
+# Faults at any host. Each is drawn as often as it is listed.
+KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
+         "leave", "manager", "manager")  # fmt: skip
+KINDS_FEW = 2  # half of all runs draw only from two of these entries
+# Most runs have few faults, so that what survives is worth checking.
+COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
+# Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
+# every HUNT_LOOK_S), and strike within STRIKE_S_MAX of it.
+HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
+# Four in ten wait for the n-th message of some kind, for at most TRAP_S_MAX, and strike at once or
+# shortly after it.
+TRAP_S_MAX = 2.0
+TRAPPED = 1, 1, 1, 2, 3, 6
+STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
+           "reset", "cut", "stop receiver", "kill")  # fmt: skip
+# A quarter of faults of these kinds are followed by another one, at one of the next messages,
+# because most of those are about the repair of the first fault.
+FOLLOWED = "die", "manager", "reset", "stop", "cut"
+FOLLOWING = 1, 2, 3, 5, 8, 13, 20, 30
+STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
+SILENCES_S = 2.0  # a host that is stopped for longer is given up
+FOR_GOOD_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
+# The same for the hosts of the first manager and of the standby. While the other one of them is
+# lost, too, programs wait for an operator, for longer than for anything else. An operator powers
+# the stopped host off, and then the standby may be promoted, or nobody waits for it any more.
+FENCED_S = 30.0
+GIVEN_UP_S = 10.0  # by then the manager has given up a host that is stopped
+STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
+RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
+CUTS_S = (0.01, 0.5, 3.0, 8.0)
+
+
+class Faults:
+    """The faults of one run."""
+
+    def __init__(self, world: World, span_s: float) -> None:
+        """span_s: the time within which faults are scheduled."""
+        self.world = world
+        self.chance = world.timeline.chance
+        self.span_s = span_s
+        self.happened: list[str] = []
+        self.begun_at = 0.0
+        self._kinds: Sequence[str] = KINDS
+        self._calls = 0  # number of Groups' calls when last looked at
+        self.pending = 0  # faults that are scheduled, or will end by themselves
+
+    def begin(self) -> None:
+        """Schedules the faults."""
+        self.begun_at = self.world.timeline.now
+        if self.chance.random() < 0.5:  # swarm testing, as in workload.py
+            self._kinds = self.chance.sample(KINDS, KINDS_FEW)
+        if self.world.around.standby_at and self.chance.random() < 0.8:
+            self._later(self.chance.random() * self.span_s, self._first)
+        at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
+        if len(at) > 1 and self.chance.random() < 0.5:
+            at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first fault
+        for when in at:
+            draw = self.chance.random()
+            if draw < 0.3:
+                self._later(when, self._hunt, when + HUNT_S_MAX)
+            elif draw < 0.7:
+                self._later(0.5 * when, self._lay)
+            else:
+                self._later(when, self._one)
+
+    def _later(self, seconds: float, what: object, *arguments: object) -> None:
+        self.pending += 1
+
+        def do() -> None:
+            self.pending -= 1
+            what(*arguments)  # type: ignore[operator]
+
+        self.world.timeline.after(seconds, do)
+
+    def _hunt(self, until: float) -> None:
+        """Strikes as soon as bytes are on their way somewhere, or a member of a Group begins a
+        call."""
+        world = self.world
+        calls, self._calls = self._calls, world.calls_begun
+        busy = any(host.engine.is_busy for host in world.hosts if host.alive)
+        busy = busy or calls < self._calls
+        if busy or world.timeline.now - self.begun_at > until:
+            self._later(self.chance.random() * STRIKE_S_MAX, self._one)
+        else:
+            self._later(HUNT_LOOK_S, self._hunt, until)
+
+    def _lay(self) -> None:
+        """Sets a trap for a message of some kind. If none is sent in time, any fault strikes."""
+        chance = self.chance
+        arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
+        strike = partial(self._sprung, chance.choice(STRIKES), delay)
+        trap = Trap(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
+        self._set(trap)
+
+    def _follow(self) -> None:
+        """Sets a trap for one of the next messages of any kind."""
+        chance = self.chance
+        strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
+        self._set(Trap("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
+
+    def _set(self, trap: Trap) -> None:
+        self.world.around.descriptors.traps.append(trap)
+        self._later(TRAP_S_MAX, self._take_up, trap)
+
+    def _take_up(self, trap: Trap) -> None:
+        traps = self.world.around.descriptors.traps
+        if trap in traps:
+            traps.remove(trap)
+            self._one()
+
+    def _sprung(self, strike: str, delay: float, sender: int, receiver: int) -> None:
+        if delay:
+            self._later(delay, self._strike, strike, sender, receiver)
+        else:
+            self._strike(strike, sender, receiver)
+
+    def _strike(self, strike: str, sender: int, receiver: int) -> None:
+        """Strikes at the sender or receiver of a message, or between them. Both may be one host."""
+        kind, _, whom = strike.partition(" ")
+        place = sender if whom == "sender" else receiver
+        if place >= len(self.world.hosts):  # a host that is just being made sends its first message
+            self._later(STRIKES_S[3], self._strike, strike, sender, receiver)
+            return
+        if kind in ("die", "stop") and not (place or self.world.around.standby_at):
+            kind = "manager"  # that host must not be lost
+        if kind in ("reset", "cut") and sender == receiver:
+            kind = "kill"
+        if kind == "reset":
+            self.happened.append(kind)
+            self.world.reset(sender, receiver)
+        elif kind == "cut":
+            self.happened.append(kind)
+            self.world.cut({sender}, {receiver})
+            self._later(self.chance.choice(CUTS_S), self.world.heal, {sender}, {receiver})
+        else:
+            self._do(kind, place)
+
+    def _one(self) -> None:
+        kind = self.chance.choice(self._kinds)
+        place = self._some_place()
+        if kind not in ("join", "manager", "kill") and place is None:
+            return
+        self._do(kind, place or 0)
+
+    def _do(self, kind: str, place: int) -> None:
+        self.happened.append(kind)
+        self.world.timeline.note(f"fault: {kind} {place}")
+        getattr(self, f"_{kind}")(place)
+        if kind in FOLLOWED and self.chance.random() < 0.25:
+            self._follow()
+
+    def _some_place(self) -> int | None:
+        """A machine whose host may be lost; None if there is none."""
+        hosts = self.world.hosts if self.world.around.standby_at else self.world.hosts[1:]
+        places = [host.place for host in hosts if host.alive and host.number >= 0]
+        return self.chance.choice(places) if places else None
+
+    def _first(self) -> None:
+        """Strikes at the host that has the manager at the beginning."""
+        kind = self.chance.choice(FIRST)
+        if kind == "split":  # cut off from its standby alone
+            self.happened.append("cut")
+            self.world.cut({0}, {1})
+            self._later(self.chance.choice(CUTS_S), self.world.heal, {0}, {1})
+        elif self.world.hosts[0].alive:
+            self._do(kind, 0)
+
+    def _soon(self) -> float:
+        return self.chance.choice([0.001, 0.05, 0.5]) * self.chance.random()
+
+    def _die(self, place: int) -> None:
+        self.world.end(self.world.hosts[place], "it dies")
+        if self.chance.random() < 0.4:
+            self._later(self._soon(), self.world.rejoin, place)
+
+    def _stop(self, place: int) -> None:
+        """Stops a host for long enough to be given up. Some of these hosts never continue, and are
+        switched off in the end."""
+        self.world.stop(place)
+        if self.chance.random() < 0.15:
+            self._later(GIVEN_UP_S, self._check_given_up, self.world.hosts[place], self.world.stops)
+            fenced = place in self.world.around.managers
+            self._later(FENCED_S if fenced else FOR_GOOD_S, self._switch_off, place)
+            return
+        longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
+        self._later(SILENCES_S + longer + self._soon(), self._back, place)
+
+    def _check_given_up(self, host: Host, stops: int) -> None:
+        """Checks that the manager has given up a stopped host, if no other was stopped since."""
+        world = self.world
+        manager = world.manager
+        if manager is None or world.struck & world.around.managers or not manager.decides:
+            return
+        stands = host.alive and host.place in world.network.stopped and world.stops == stops
+        if stands and manager.planner.membership.is_living(host.number):
+            raise WrongEnd(f"host {host.place} has been stopped, and is not given up")
+
+    def _switch_off(self, place: int) -> None:
+        host = self.world.hosts[place]
+        self.world.end(host, "it was never to go on")
+        self.world.go_on(place)
+
+    def _pause(self, place: int) -> None:
+        """Stops a host so briefly that it is not given up."""
+        self.world.stop(place)
+        self._later(self.chance.random() * 1.2, self.world.go_on, place)
+
+    def _back(self, place: int) -> None:
+        self.world.go_on(place)
+        if self.chance.random() < 0.6:
+            self._later(0.3, self.world.rejoin, place)
+
+    def _crawl(self, place: int) -> None:
+        self.world.crawls += 1
+        factor = self.chance.choice([0.05, 0.1, 0.3])
+        port = self.world.network.ports[place]
+        port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)
+
+    def _cut(self, place: int) -> None:
+        """Cuts some hosts off from the others, or two from each other."""
+        others = [host.place for host in self.world.hosts if host.place != place]
+        some = {place}
+        if self.chance.random() < 0.3:
+            some.add(self.chance.choice(others))
+        rest = set(others) - some
+        if not rest:
+            return
+        if self.chance.random() < 0.4:
+            rest = {self.chance.choice(sorted(rest))}
+        self.world.cut(some, rest)
+        self._later(self.chance.choice(CUTS_S), self.world.heal, some, rest)
+
+    def _join(self, place: int) -> None:
+        port = self.world.network.ports[0]
+        self.world.add_host(port.up, port.down)
+
+    def _reset(self, place: int) -> None:
+        others = [host.place for host in self.world.hosts if host.place != place and host.alive]
+        if others:
+            self.world.reset(place, self.chance.choice(others))
+
+    def _leave(self, place: int) -> None:
+        """A node leaves in order, after handing over what others need."""
+        self.world.leave(place)
+
+    def _kill(self, place: int) -> None:
+        """Kills a worker or a program of some host."""
+        self.world.kill_one(self.chance)
+
+    def _manager(self, place: int) -> None:
+        away_s = self.chance.choice([0.0, 0.02, 0.5])
+        if self.world.standby is not None and self.chance.random() < 0.3:
+            self.world.lose_standby(away_s)
+        else:
+            self.world.lose_manager(away_s)

@@ -1,0 +1,260 @@
+"""`hoplite-mp simulate` from its options to its exit code.
+
+Why it exists: one host is enough to find out how long a plan takes on a thousand hosts, and whether
+faults can break the library.
+It must never know: how anything is simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, coarseness, measure
+from hoplite_mp._version import __version__
+from hoplite_mp.config import parse_size
+from hoplite_mp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from hoplite_mp._simulation.runs import Outcome
+    from hoplite_mp._simulation.scale.scale import Row
+
+__all__ = ["DEFAULT_NODES", "simulate"]
+
+DEFAULT_NODES = "8"
+DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
+DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
+# Limited, because a plan's streams take some hundred megabytes for each thousand nodes.
+SCALE_NODES_MAX = 20_000
+NODES_MIN = 2
+# For runs with faults, whose nodes are real ones.
+FAULTS_NODES_MAX = 32
+BYTES_LEAST = 64
+INTERRUPTED = 130  # the exit code that shells use
+
+_RATE = re.compile(r"([0-9.]+) ?([kKMG]?)bit(?:/s)?")
+_SECONDS = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)?")
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """Simulates what the arguments ask for, and shows it. Returns the exit code."""
+    try:
+        if arguments.faults == "random":
+            return _faults(arguments)
+        return _scale(arguments)
+    except KeyboardInterrupt:
+        print("hoplite-mp simulate: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (ConfigError, OSError) as error:
+        print(f"hoplite-mp simulate: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+# ---- many seeds with faults
+
+
+def _faults(arguments: argparse.Namespace) -> int:
+    """Plays real nodes under faults, and judges them as the tests do, for any number of seeds."""
+    # Imported only here, because it imports all code of real nodes.
+    from hoplite_mp._simulation.runs import run_seed
+
+    for name in ("operations", "bytes", "rate", "latency", "block", "json"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name} does not go with --faults random: each seed draws its own")
+    nodes = None
+    if arguments.nodes is not None:
+        (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
+        if more:
+            raise ConfigError("--faults random takes one --nodes, or none: each seed draws its own")
+    outcomes: list[Outcome] = []
+    failed = 0
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        outcome = run_seed(seed, nodes=nodes)
+        outcomes.append(dataclasses.replace(outcome, tail=()))
+        if outcome.failure:
+            failed += 1
+            for line in outcome.tail if failed == 1 else ():
+                print(line, file=sys.stderr)
+            again = f"--seed {seed}" + (f" --nodes {nodes}" if nodes else "")
+            print(f"FAILED  {again}: {outcome.failure}")
+    print(_tally(outcomes))
+    return 1 if failed else 0
+
+
+def _tally(outcomes: Sequence[Outcome]) -> str:
+    faults = Counter(kind for outcome in outcomes for kind in outcome.faults)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
+    if len(outcomes) == 1:
+        (one,) = outcomes
+        counted += f"\nits log is {one.digest}"
+    return (
+        f"{len(outcomes)} runs of {min(one.nodes for one in outcomes)} to "
+        f"{max(one.nodes for one in outcomes)} nodes, "
+        f"{sum(bool(one.failure) for one in outcomes)} failed\n"
+        f"{sum(one.programs for one in outcomes)} programs, which were told "
+        f"{sum(one.errors for one in outcomes)} errors that a fault explains; "
+        f"{sum(one.reads for one in outcomes)} values looked at to the byte\n"
+        f"{sum(faults.values())} faults: {counted or 'none'}"
+    )
+
+
+# ---- operations one after the other, without faults
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    operations = _operations(arguments.operations or DEFAULT_OPERATIONS)
+    nbytes = _bytes("bytes", arguments.bytes or DEFAULT_BYTES, BYTES_LEAST) // 4 * 4
+    rate = _rate(arguments.rate or DEFAULT_RATE)
+    latency_s = _seconds(arguments.latency or DEFAULT_LATENCY)
+    sizes = []
+    for nodes in _nodes(arguments.nodes or DEFAULT_NODES, NODES_MIN, SCALE_NODES_MAX):
+        least = coarseness(nodes)
+        if arguments.block is not None:
+            least = _bytes("block", arguments.block, 1)
+        sizes.append(Size(nodes, nbytes, rate, latency_s, least))
+    if arguments.seeds != 1:
+        raise ConfigError("--seeds goes with --faults random: without faults all seeds are alike")
+    if arguments.json is not None:
+        arguments.json.touch()  # fails before the simulation if it cannot be written, not after
+    rows: list[Row] = []
+    try:
+        for operation in operations:
+            for size in sizes:
+                rows.append(measure(operation, size))
+                print(f"simulated: {operation} on {size.nodes} nodes", file=sys.stderr)
+    finally:  # after Ctrl-C, too, show the rows that are complete
+        if rows:
+            print(
+                f"{arguments.bytes or DEFAULT_BYTES} a source, {arguments.rate or DEFAULT_RATE}/s "
+                f"each way, {arguments.latency or DEFAULT_LATENCY} between any two hosts"
+            )
+            print(show(rows))
+        if rows and arguments.json is not None:
+            about = {"hoplite_mp": __version__, "rate": rate, "latency_s": latency_s}
+            listed = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
+            content = json.dumps({**about, "rows": listed}, indent=2)
+            arguments.json.write_text(content + "\n", encoding="utf-8")
+    return 0
+
+
+HEAD = (
+    "operation", "nodes", "time", "bound", "times", "messages", "plans", "planner", "longest",
+    "forest",
+)  # fmt: skip
+UNDER = ("", "", "", "", "bound", "a node", "a node", "a message", "message", "")
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The rows as a table."""
+    cells: list[tuple[str, ...]] = [HEAD, UNDER]
+    for row in rows:
+        cells.append(
+            (
+                row.operation,
+                str(row.nodes),
+                _time(row.seconds),
+                _time(row.bound_s),
+                f"{row.ratio:.2f}",
+                f"{row.messages_a_node:.1f}",
+                _size(row.bytes_a_node),
+                _time(row.step_s),
+                _time(row.step_s_max),
+                row.forest,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    left = (True, *(False,) * 8, True)
+    lines = []
+    for line in cells:
+        columns = zip(line, widths, left, strict=True)
+        lines.append("  ".join(c.ljust(w) if side else c.rjust(w) for c, w, side in columns))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _time(seconds: float) -> str:
+    for name, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        value = seconds * factor
+        if value >= 1 or name == "µs":
+            return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+    raise AssertionError
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes:.0f} B" if nbytes < 1000 else f"{nbytes / 1000:.3g} kB"
+
+
+# ---- options
+
+
+def _nodes(text: str, least: int, most: int) -> list[int]:
+    found = []
+    for word in text.split(","):
+        if not word.strip().isdecimal() or not least <= int(word) <= most:
+            raise ConfigError(
+                f"--nodes={text!r} is not allowed: whole numbers from {least} to {most}, "
+                "with commas between"
+            )
+        found.append(int(word))
+    return found
+
+
+def _operations(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",")]
+    for word in found:
+        if word not in OPERATIONS:
+            raise ConfigError(
+                f"--operations={text!r} is not allowed: {word!r} is none of {', '.join(OPERATIONS)}"
+            )
+    return found
+
+
+def _bytes(name: str, text: str, least: int) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"--{name}: {error}") from None
+    if nbytes < least:
+        raise ConfigError(f"--{name}={text!r} is not allowed: at least {least} bytes")
+    return nbytes
+
+
+def _rate(text: str) -> float:
+    """The rate in bytes per second."""
+    match = _RATE.fullmatch(text.strip())
+    rate = math.nan
+    if match is not None:
+        number, unit = match.groups()
+        rate = _number(number) * 1000 ** " KMG".index(unit.upper() or " ") / 8
+    if not 1 <= rate < math.inf:
+        raise ConfigError(
+            f'--rate={text!r} is not allowed: bits a second with a unit, as "100Mbit" or "10Gbit"'
+        )
+    return rate
+
+
+def _seconds(text: str) -> float:
+    match = _SECONDS.fullmatch(text.strip())
+    seconds = math.nan
+    if match is not None:
+        number, unit = match.groups()
+        seconds = _number(number) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
+    if not 0 <= seconds <= 60:
+        raise ConfigError(
+            f'--latency={text!r} is not allowed: up to a minute, as "100us", "1ms" or "0.05s"'
+        )
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

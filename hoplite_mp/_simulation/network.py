@@ -1,0 +1,221 @@
+"""Hosts on a switch: rates and delays of their links, stopped hosts, cuts.
+
+Why it exists: a block leaves its host at the host's up rate, one after the other, and arrives at
+the receiver's down rate, queued behind earlier blocks; both overlap, as with packets. Streams that
+have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is
+held up holds up no other. Messages have priority over blocks and are ordered within a connection;
+they delay the next block by the time that their bytes need. Messages of different connections may
+overtake each other.
+
+What is sent to a host that is stopped or cut off waits; when a connection ends, what is on the way
+is lost.
+It must never know: what blocks and messages are about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._simulation.timeline import Timeline
+
+__all__ = ["Channel", "Network", "Port", "Sending"]
+
+# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. If
+# it were 1, a link would be idle while the last byte of a block arrives.
+WINDOW_BLOCKS = 2
+# Delay between processes of one host.
+NEAR_S = 20e-6
+
+
+class Sending(Protocol):
+    """A stream that has a block ready."""
+
+    to: int
+
+    def take(self) -> tuple[int, int] | None:
+        """The next block, which is sent now; None if it is not wanted any more."""
+
+    def arrive(self, begin: int, end: int) -> None:
+        """Called when that block has arrived."""
+
+
+class Port:
+    """A host's connection to the switch."""
+
+    __slots__ = ("control_free", "debt_s", "down", "down_free", "host", "ready", "sending", "up")
+
+    def __init__(self, host: int, up: float, down: float) -> None:
+        self.host = host
+        self.up = up
+        self.down = down
+        self.ready: deque[Sending] = deque()
+        self.sending = False
+        self.down_free = 0.0  # when everything on its way here has arrived
+        self.control_free = 0.0  # when all queued messages have left
+        self.debt_s = 0.0  # time that messages have taken from the next block
+
+
+class Network:
+    """Hosts by number, and the network between them."""
+
+    def __init__(self, timeline: Timeline, latency_s: float, jitter_s: float) -> None:
+        self.timeline = timeline
+        self.latency_s = latency_s
+        self.jitter_s = jitter_s
+        self.ports: list[Port] = []
+        self.stopped: set[int] = set()
+        self.cut: set[tuple[int, int]] = set()  # pairs in both directions
+        # Sender and receiver -> bytes per second, and when all blocks have passed this path.
+        self.narrow: dict[tuple[int, int], tuple[float, float]] = {}
+        self.blocks = 0  # number of blocks sent
+        self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
+
+    def add(self, up: float, down: float) -> int:
+        """Adds a host; returns its number."""
+        self.ports.append(Port(len(self.ports), up, down))
+        return len(self.ports) - 1
+
+    def delay(self, one: int, other: int) -> float:
+        """The delay of one packet, in seconds."""
+        if one == other:
+            return NEAR_S
+        if not self.jitter_s:
+            return self.latency_s
+        return self.latency_s + self.jitter_s * self.timeline.chance.random()
+
+    # ---- blocks
+
+    def offer(self, host: int, stream: Sending) -> None:
+        """The stream has a block ready and waits for its turn."""
+        port = self.ports[host]
+        port.ready.append(stream)
+        if not port.sending:
+            self._turn(port)
+
+    def _turn(self, port: Port) -> None:
+        port.sending = False
+        if port.host in self.stopped:
+            return
+        ready, timeline = port.ready, self.timeline
+        port.sending = True  # set now, because the stream may offer its next block in `take`
+        while ready:
+            stream = ready.popleft()
+            block = stream.take()
+            if block is None:
+                continue
+            begin, end = block
+            there = self.ports[stream.to]
+            now, nbytes = timeline.now, end - begin
+            left = now + nbytes / port.up + port.debt_s
+            port.debt_s = 0.0
+            first = max(now + self.latency_s, there.down_free)
+            come = max(first + nbytes / there.down, left + self.latency_s)
+            there.down_free = come
+            if (path := (port.host, stream.to)) in self.narrow:
+                rate, free = self.narrow[path]
+                free = max(now, free) + nbytes / rate
+                self.narrow[path] = rate, free
+                come = max(come, free + self.latency_s)
+            self.blocks += 1
+            timeline.at(left, self._turn, port)
+            timeline.at(come, stream.arrive, begin, end)
+            return
+        port.sending = False
+
+    # ---- messages
+
+    def leaves_at(self, host: int, to: int, nbytes: int) -> float:
+        """Sends a message of that size; returns when its last byte leaves."""
+        now = self.timeline.now
+        if host == to:
+            return now
+        port = self.ports[host]
+        seconds = nbytes / port.up
+        port.debt_s += seconds
+        port.control_free = max(now, port.control_free) + seconds
+        return port.control_free
+
+    # ---- obstacles
+
+    def is_blocked(self, one: int, other: int) -> bool:
+        """Is `other` stopped, or cut off from `one`?"""
+        return other in self.stopped or (one, other) in self.cut
+
+    def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
+        """Delivers at `other` what `one` has sent, as soon as that path is not blocked."""
+        if self.is_blocked(one, other):
+            self._held.setdefault((one, other), []).append((call, arguments))
+        else:
+            call(*arguments)
+
+    def stop(self, host: int) -> None:
+        """The host neither sends nor receives from now on."""
+        self.stopped.add(host)
+
+    def go_on(self, host: int) -> None:
+        """A stopped host continues."""
+        self.stopped.discard(host)
+        if not self.ports[host].sending:
+            self._turn(self.ports[host])
+        self._release()
+
+    def separate(self, some: set[int], others: set[int]) -> None:
+        """Cuts all traffic between `some` and `others`."""
+        for one in some:
+            for other in others:
+                self.cut |= {(one, other), (other, one)}
+
+    def join(self, some: set[int], others: set[int]) -> None:
+        """Ends a cut that `separate` has made."""
+        for one in some:
+            for other in others:
+                self.cut -= {(one, other), (other, one)}
+        self._release()
+
+    def narrow_path(self, sender: int, receiver: int, rate: float) -> None:
+        """From now on this path carries at most `rate`, even if both links are faster."""
+        self.narrow[sender, receiver] = rate, 0.0
+
+    def _release(self) -> None:
+        for pair in [pair for pair in self._held if not self.is_blocked(*pair)]:
+            for call, arguments in self._held.pop(pair):
+                self.pass_on(*pair, call, *arguments)
+
+
+class Channel:
+    """Messages in one direction between two processes, in order."""
+
+    __slots__ = ("_last", "ends", "is_open", "network", "receive")
+
+    def __init__(
+        self, network: Network, ends: tuple[int, int], receive: Callable[[Any], object]
+    ) -> None:
+        self.network = network
+        self.ends = ends
+        self.receive = receive
+        self.is_open = True
+        self._last = 0.0
+
+    def send(self, message: Any, nbytes: int) -> None:
+        """Sends a message, which arrives after earlier ones unless the channel has been closed by
+        then."""
+        network, (here, there) = self.network, self.ends
+        at = network.leaves_at(here, there, nbytes) + network.delay(here, there)
+        self._last = max(self._last, at)
+        network.timeline.at(self._last, self._arrive, message)
+
+    def _arrive(self, message: Any) -> None:
+        if self.is_open:
+            self.network.pass_on(*self.ends, self._hand_over, message)
+
+    def _hand_over(self, message: Any) -> None:
+        if self.is_open:
+            self.receive(message)
+
+    def close(self) -> None:
+        """Closes the channel; messages on the way are lost."""
+        self.is_open = False

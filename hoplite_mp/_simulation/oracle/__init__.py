@@ -1,0 +1,1 @@
+"""What must hold in a run: the invariants of all data that its processes read, and of its end."""

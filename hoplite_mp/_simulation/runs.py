@@ -1,0 +1,262 @@
+"""Runs one seed: a cluster, its work, its faults, and the verdict.
+
+Why it exists: a seed describes a run completely, so a failing one is a test as it stands.
+It must never know: how anything is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import traceback
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hoplite_mp._simulation.faults.faults import Faults
+from hoplite_mp._simulation.network import Network
+from hoplite_mp._simulation.oracle.leftovers import left_over
+from hoplite_mp._simulation.oracle.oracle import Truth, WrongEnd
+from hoplite_mp._simulation.timeline import Timeline
+from hoplite_mp._simulation.virtual.clock import virtual_time
+from hoplite_mp._simulation.virtual.environment import Sizes, Surroundings
+from hoplite_mp._simulation.virtual.locks import virtual_locks
+from hoplite_mp._simulation.virtual.world import World
+from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp._simulation.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+__all__ = ["Outcome", "run_seed"]
+
+NODES_MIN, NODES_MAX = 2, 32
+# Most runs have few hosts, because many bugs need only two, and show sooner there.
+SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
+EVENTS_MAX = 3_000_000
+JOINED_S = 0.3  # time for all hosts to join
+LOOK_S = 0.25
+# Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
+STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
+DISKS = 1 << 30, 1 << 30, 2 << 20
+# Link rates in bytes per second, for runs with equal and with unequal links. On slow ones most
+# faults strike during a transfer.
+RATES = 125e6, 125e6, 125e6, 20e6, 4e6
+UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
+# Share of runs in which some paths are narrower than the sender's link; share of paths that are
+# narrow in these runs; the least rate of a sender's link that has narrow paths; and the rates of
+# these, as parts of that rate.
+NARROW_RUNS, NARROW_PATHS, NARROW_RATE_MIN = 0.3, 0.3, 20e6
+NARROW = 0.25, 0.1, 0.05
+# Share of those runs in which the manager knows these paths from the beginning, because few runs
+# move as many bytes as it takes to measure them.
+KNOWN_RUNS = 0.7
+# Share of runs that have a standby.
+SHARED = 0.35
+# Share of runs in which processes have collector threads, as all that ship have. Seeds below that
+# number are without them, because tests keep what these have found once.
+COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
+COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
+SECONDS_MAX = 600.0  # a run that is longer, in virtual time, counts as endless
+# Time after the end of the last program until every node knows of every death and has cleaned up. A
+# manager that was restarted shortly before still waits for nodes that do not return.
+SETTLE_S, SETTLES_MAX = 3.0, 15
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one run. `failure`: which promise was broken, or ""."""
+
+    seed: int
+    nodes: int
+    digest: str
+    events: int
+    programs: int
+    errors: int
+    faults: tuple[str, ...]
+    reads: int
+    groups: int
+    managers: int  # how many managers have died
+    taken_over: int  # how often a standby has won
+    failure: str = ""
+    tail: tuple[str, ...] = ()
+
+
+def run_seed(
+    seed: int,
+    *,
+    nodes: int | None = None,
+    faults: bool = True,
+    prepare: Callable[[World], None] = lambda world: None,
+    begin: Callable[[Workload], None] = Workload.begin,
+    store: int | None = None,
+    standby: bool | None = None,
+    collectors: bool | None = None,
+) -> Outcome:
+    """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
+    programs; store: bytes of each store; standby: whether there is one; collectors: whether
+    processes have collector threads; None: as the seed draws it."""
+    timeline = Timeline(seed)
+    chance = timeline.chance
+    latency_s = chance.choice([20e-6, 100e-6, 1e-3])
+    network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
+    sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
+    if store is not None:
+        sizes = replace(sizes, store=store)
+    shared = faults and random.Random(f"standby {seed}").random() < SHARED
+    if standby is not None:
+        shared = standby
+    place = 1 if shared else None
+    if collectors is None:
+        drawn = random.Random(f"collectors {seed}").random() < COLLECTED
+        collectors = seed >= COLLECTED_FROM and drawn
+    around = Surroundings(
+        timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2",
+        collectors=collectors,
+    )  # fmt: skip
+    world = World(around)
+    prepare(world)
+    count = nodes or chance.choice(SIZES)
+    truth = Truth(world)
+    truth.tight = sizes.store < STORES[0]
+    failure = ""
+    span_s = chance.choice([0.02, 0.2, 1.0])
+    work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
+    locks = virtual_locks(world.processes) if collectors else contextlib.nullcontext()
+    with virtual_time(world.processes), locks, _no_collector():
+        try:
+            rates = _rates(chance, count)
+            paths = random.Random(f"paths {seed}")
+            _play(world, work, partial(begin, work), trouble if faults else None, rates, paths)
+        except Exception as error:  # also raised by a node, whose process it would have ended
+            failure = f"{type(error).__name__}: {error}"
+            timeline.tail.extend(traceback.format_exc().splitlines())
+    world.close()
+    return Outcome(
+        seed,
+        count,
+        timeline.digest,
+        timeline.events,
+        work.begun,
+        len(truth.errors),
+        tuple(trouble.happened),
+        truth.reads,
+        work.groups,
+        world.managers,
+        world.taken_over,
+        failure,
+        tuple(timeline.tail) if failure else (),
+    )
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Switches automatic garbage collection off, because it frees refs, which is part of a run, at
+    arbitrary times. Objects that existed before are not scanned by the explicit collections."""
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _runs.append(None)
+        if len(_runs) == COLLECT_RUNS:  # each run leaves many reference cycles
+            _runs.clear()
+            gc.collect()
+        if enabled:
+            gc.enable()
+
+
+_runs: list[None] = []
+
+
+def _rates(chance: random.Random, count: int) -> Iterator[float]:
+    equal = chance.random() < 0.5
+    usual = chance.choice(RATES)
+    for _ in range(count):
+        yield usual if equal else chance.choice(UNEQUAL)
+
+
+def _play(
+    world: World,
+    work: Workload,
+    begin: Callable[[], None],
+    trouble: Faults | None,
+    rates: Iterator[float],
+    paths: random.Random,
+) -> None:
+    timeline = world.timeline
+    for rate in rates:  # drawn one by one, because making a host draws from the same chance
+        world.add_host(rate, rate)
+    narrow = _narrow(world.network, paths)
+    timeline.run(EVENTS_MAX, JOINED_S)
+    if narrow and paths.random() < KNOWN_RUNS:
+        _make_known(world, narrow)
+    begin()
+    if trouble is not None:
+        trouble.begin()
+    until, looks = JOINED_S + work.span_s * 1.5, 0
+    while True:
+        timeline.run(EVENTS_MAX, until)
+        looks += 1
+        if looks & (looks - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... look
+            gc.collect()  # at fixed times, because other processes notice what it frees
+        _check_processes(world)
+        if not (work.open or (trouble is not None and trouble.pending)):
+            break
+        until += LOOK_S
+        if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
+            raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
+    work.truth.check_runs()
+    work.truth.check_members()
+    left = ""
+    for _ in range(SETTLES_MAX):
+        until += SETTLE_S
+        timeline.run(EVENTS_MAX, until)
+        _check_processes(world)
+        left = left_over(world) or work.truth.check_let_in()
+        if not left:
+            work.truth.check_agreed()  # only now, because a host that was cut off has ended by now
+            return
+        gc.collect()
+    raise WrongEnd(left)
+
+
+def _narrow(network: Network, chance: random.Random) -> dict[tuple[int, int], float]:
+    """Makes some paths narrow. Returns (place of the sender, of the receiver) -> rate."""
+    narrow: dict[tuple[int, int], float] = {}
+    if chance.random() >= NARROW_RUNS:
+        return narrow
+    for sender in network.ports:
+        for receiver in network.ports:
+            if sender is not receiver and chance.random() < NARROW_PATHS:
+                rate = sender.up * chance.choice(NARROW)
+                if sender.up >= NARROW_RATE_MIN:
+                    narrow[sender.host, receiver.host] = rate
+                    network.narrow_path(sender.host, receiver.host, rate)
+    return narrow
+
+
+def _make_known(world: World, narrow: dict[tuple[int, int], float]) -> None:
+    """Lets the receivers report their narrow paths to the manager."""
+    for (place, to), rate in narrow.items():
+        sender, receiver = world.hosts[place], world.hosts[to]
+        lan = receiver.lan
+        number = None if lan is None else lan.host.roster.number_of(sender.host_id)
+        if number is not None and lan is not None:
+            tell = lan.plan_executor.cells.pairs.tell
+            receiver.loop.run(partial(tell, number, rate))
+
+
+def _check_processes(world: World) -> None:
+    """Checks that no process has ended by an error."""
+    for process in world.processes.all:
+        error = process.failure
+        if isinstance(error, AssertionError):
+            raise error
+        if error is not None:
+            what = f"{process.name} on host {process.host}"
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""One operation on very many simulated nodes: the real planner, and imitations of all the rest."""

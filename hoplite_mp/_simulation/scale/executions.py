@@ -1,0 +1,265 @@
+"""One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
+
+Why it exists: it sends the planner the same messages as node/collectives/ at the same points, and
+turns programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
+float32. If a program has two names for the same bytes, both mean one cell, as they do there.
+It must never know: how a plan was decided, what becomes of results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hoplite_mp._simulation.scale.oracle import WrongEnd
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import (
+    Distribute,
+    ExecuteReduce,
+    FetchComplete,
+    FetchRequested,
+    StripesComplete,
+)
+from hoplite_mp.protocol.stripes import copy_offset
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.scale.host import Host
+    from hoplite_mp._simulation.scale.streams import Cell, Content, Key
+    from hoplite_mp.planner.program import Cell as Name
+    from hoplite_mp.planner.program import Program
+    from hoplite_mp.protocol.messages import Commit
+
+__all__ = ["Executions"]
+
+ITEM_BYTES = 4
+# Interval at which a cell is advanced that is served while another plan still receives its bytes
+# (see node/collectives/plan_cells.py).
+WINDOW_S = 0.004
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One plan, as far as this host takes part."""
+
+    plan: Distribute | ExecuteReduce
+    program: Program
+    bounds: list[tuple[int, int]]  # (begin, end) of each stripe, in bytes of the whole object
+    cells: list[Cell] = field(default_factory=list)
+    made: dict[Name, Cell] = field(default_factory=dict)  # by their names in the program
+    missing: set[Name] = field(default_factory=set)
+    running: set[Name] = field(default_factory=set)
+    queue: list[Name] = field(default_factory=list)  # cells that are pulled later
+    # Cells served while another plan receives their bytes.
+    growing: list[Cell] = field(default_factory=list)
+
+    def key(self, name: Name) -> Key:
+        """The key by which hosts ask each other for that cell."""
+        return self.plan.operation, self.plan.epoch, name.stripe, name.part
+
+    def object(self, stripe: int) -> bytes:
+        """The object that this stripe copies. Only for plans that copy."""
+        plan = self.plan
+        return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
+
+    def reach(self, begin: int, end: int) -> int:
+        """How many bytes from `begin` on have arrived, up to `end`."""
+        at = begin
+        for first, last in sorted((cell.begin, cell.begin + cell.watermark) for cell in self.cells):
+            if first <= at < last:
+                at = last
+        return min(at, end) - begin
+
+
+class Executions:
+    """All plans that one host executes."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.copying: dict[int, Part] = {}  # plans that copy one object, by epoch
+        self.parts: dict[int, Part] = {}  # plans with several sources, by operation
+        # Plans by which an object is being received, by object.
+        self._receiving: dict[bytes, Part] = {}
+
+    # ---- what the manager sends
+
+    def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
+        """Asks the manager for a copy that a process wants."""
+        host, nbytes = self.host, self.host.truth.sizes[object_id]
+        host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
+
+    def distribute(self, plan: Distribute) -> None:
+        """Begins this host's part in copying one object."""
+        part = self.copying[plan.epoch] = self._part(plan)
+        here, older = plan.object in self.host.holds, self._receiving.get(plan.object)
+        if here or older:
+            if part.program.pulls:
+                raise WrongEnd(f"{plan} brings what host {self.host.number} has, or receives")
+        elif not part.program.pulls:
+            raise WrongEnd(f"{plan} takes from host {self.host.number} what it has not got")
+        else:
+            self._receiving[plan.object] = part
+        self._make(part, older)
+        self._pull_more(part)
+        if part.growing:
+            self.host.timeline.after(0.0, self._grow, part)
+
+    def withdraw(self, epoch: int) -> None:
+        """Ends this host's part in copying one object, and closes its cells."""
+        part = self.copying.pop(epoch, None)
+        if part is not None:
+            self._close(part)
+
+    def execute(self, plan: ExecuteReduce) -> None:
+        """Begins this host's part in a collective of several sources."""
+        part = self._part(plan)
+        at = dict(zip(plan.members, plan.objects, strict=True))
+        gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
+        if gone or plan.operation in self.parts:
+            raise WrongEnd(f"{plan} on host {self.host.number}, which has not got {gone}")
+        if part.program.is_empty:
+            return
+        self.parts[plan.operation] = part
+        self._make(part, None)
+        self._pull_more(part)
+        self._look(part)
+
+    def commit(self, message: Commit) -> None:
+        """The operation is complete everywhere: checks the results, and closes all cells."""
+        part = self.parts.pop(message.operation, None)
+        if part is None:
+            return
+        plan, result = part.plan, part.program.result
+        assert isinstance(plan, ExecuteReduce)
+        if plan.kind == "reduce_scatter":
+            for name in result:
+                bounds = part.bounds[name.stripe]
+                self.host.truth.check_result(plan, message, [part.made[name]], *bounds)
+        elif plan.kind in FOLDING and self.host.number in plan.destinations:
+            cells = [part.made[name] for name in result]
+            self.host.truth.check_result(plan, message, cells, 0, plan.nbytes)
+        self._close(part)
+
+    # ---- cells
+
+    def _part(self, plan: Distribute | ExecuteReduce) -> Part:
+        return Part(plan, program_of(plan, self.host.number), _bounds_of(plan))
+
+    def _make(self, part: Part, older: Part | None) -> None:
+        """Makes all cells of a plan. older: the plan that is still receiving what this one
+        serves."""
+        program, made = part.program, part.made
+        pulled = {pull.cell for pull in program.pulls}
+        served = {serve.cell for serve in program.serves}
+        result, members = set(program.result), dict(program.given)
+        # A fold with one source is that source under a second name.
+        single = {fold.cell: fold.sources[0] for fold in program.folds if len(fold.sources) == 1}
+        second = {source: name for name, source in single.items() if source in pulled}
+
+        def make(name: Name, content: Content = None) -> Cell:
+            begin, end = part.bounds[name.stripe]
+            watermark = 0 if content is None else end - begin
+            if older:
+                watermark = older.reach(begin, end)
+            key = part.key(name) if name in served else None
+            made[name] = self.host.engine.cell(key, begin, end - begin, content, watermark)
+            part.cells.append(made[name])
+            return made[name]
+
+        for pull in program.pulls:
+            made[pull.cell] = make(second.get(pull.cell, pull.cell))
+            self._expect(part, pull.cell)
+            part.queue.append(pull.cell)
+        for fold in program.folds:
+            name, first = fold.cell, fold.sources[0]
+            if name in made:
+                continue
+            if name in single and first in members and name not in result:
+                make(name, members[first])
+                continue
+            cell = make(name)
+            sources = [made.get(one) or make(one, members[one]) for one in fold.sources]
+            if cell.nbytes:
+                self._expect(part, name)
+                self.host.engine.fold(cell, sources)
+        for serve in program.serves:
+            if serve.cell not in made:  # an object that other hosts copy from this one
+                cell = make(serve.cell, part.object(serve.cell.stripe))
+                part.growing += [cell] if older else []
+
+    def _grow(self, part: Part) -> None:
+        """Advances cells that are served while another plan receives their bytes; repeats on a
+        timer."""
+        source = self._receiving.get(part.object(0))
+        for cell in part.growing:
+            come = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
+            if come > cell.watermark:
+                self.host.engine.raise_to(cell, come)
+        if source:
+            self.host.timeline.after(WINDOW_S, self._grow, part)
+
+    def _close(self, part: Part) -> None:
+        for cell in part.cells:
+            self.host.engine.close(cell)
+
+    # ---- completion
+
+    def _expect(self, part: Part, name: Name) -> None:
+        part.missing.add(name)
+        part.made[name].filled = partial(self._filled, part, name)
+
+    def _pull_more(self, part: Part) -> None:
+        most = part.program.inbound_max or len(part.queue)
+        while part.queue and len(part.running) < most:
+            name = part.queue.pop(0)
+            part.running.add(name)
+            server = self.host.hosts[name.node].engine
+            self.host.engine.pull(part.made[name], server, part.key(name))
+
+    def _filled(self, part: Part, name: Name) -> None:
+        part.missing.remove(name)
+        part.running.discard(name)
+        if isinstance(part.plan, Distribute):
+            if not part.missing:
+                self._copied(part.plan, part)
+            return
+        if part.plan.kind not in FOLDING:
+            object_id = part.object(name.stripe)
+            self.host.truth.check_copy(object_id, [part.made[name]])
+            self.host.put(object_id)
+        self._pull_more(part)
+        self._look(part)
+
+    def _copied(self, plan: Distribute, part: Part) -> None:
+        del self._receiving[plan.object]
+        self.host.truth.check_copy(plan.object, part.cells)
+        if not part.program.serves:
+            self.withdraw(plan.epoch)
+        self.host.put(plan.object)
+        self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
+
+    def _look(self, part: Part) -> None:
+        if not part.missing and part.program.reports:
+            plan, number = part.plan, self.host.number
+            self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))
+
+
+def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
+    """(begin, end) of each stripe, in bytes of the whole object."""
+    if isinstance(plan, Distribute):
+        return [
+            (copy_offset(plan.nbytes, one.begin_share), copy_offset(plan.nbytes, one.end_share))
+            for one in plan.stripes
+        ]
+    if plan.kind not in FOLDING:
+        return [(0, nbytes) for nbytes in plan.sizes]
+    count = plan.nbytes // ITEM_BYTES
+    if plan.kind == "reduce_scatter":  # as numpy.array_split
+        size, longer = divmod(count, len(plan.results))
+        edges = [size * k + min(k, longer) for k in range(len(plan.results) + 1)]
+        cut = list(pairwise(edges))
+    else:
+        cut = [(count * s.begin_share >> 20, count * s.end_share >> 20) for s in plan.stripes]
+    return [(begin * ITEM_BYTES, end * ITEM_BYTES) for begin, end in cut]

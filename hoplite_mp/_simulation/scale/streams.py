@@ -1,0 +1,228 @@
+"""The cells of one node: pulls, serves and folds, by the rule of `rule.py`.
+
+Why it exists: it is the compiled engine without bytes. Where blocks end, and when one may move, is
+decided by `rule.serve_goal` and `rule.fold_goal`, which tests compare with the engine; this file
+adds when things happen, because requests take time and blocks wait for their links. Nothing fails
+here. As in the engine, a request for a key that no cell has yet waits for one.
+
+Instead of bytes a cell has a place in a whole object, and a content, which tells what each of its
+bytes is made of. Each pull and each fold passes both on, so a cell that is filled from a wrong one
+is noticed.
+It must never know: plans, what a key means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.network import WINDOW_BLOCKS
+from hoplite_mp.rule import block_bytes_for, fold_goal, serve_goal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._simulation.network import Network
+
+__all__ = ["Cell", "Content", "Engine", "Key", "Stream", "WrongBytes"]
+
+Key = tuple[int, int, int, int]
+# The name of an object, the index of a member, or a tuple of contents that were added in this
+# order, because in another order floating-point sums have other bits.
+Content = Any
+
+# The first request between two hosts arrives after this many one-way delays, because TCP, TLS and
+# the handshake come before it.
+CONNECT_WAYS = 6
+
+
+class WrongBytes(AssertionError):
+    """Bytes are where they must not be."""
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """Bytes [0, watermark) are valid and final; the first is byte `begin` of the whole."""
+
+    key: Key | None
+    begin: int
+    nbytes: int
+    watermark: int
+    content: Content  # None: no byte has arrived
+    block: int
+    filled: Callable[[], None] | None = None  # called once, when all bytes are there
+    serves: dict[Stream, None] = field(default_factory=dict)
+    feeds: list[Fold] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Fold:
+    """A fold whose next step goes to byte `goal`; `behind` sources have not got that far."""
+
+    cell: Cell
+    sources: Sequence[Cell]
+    goal: int = 0
+    behind: int = 0
+
+    def aim(self) -> bool:
+        """Computes the next step's goal. Can that step be taken?"""
+        cell = self.cell
+        self.goal = end = fold_goal(cell.nbytes, cell.watermark, cell.block)
+        self.behind = sum(source.watermark < end for source in self.sources)
+        return not self.behind
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One pull, seen from both sides."""
+
+    cell: Cell
+    puller: Engine
+    server: Engine
+    key: Key
+    to: int  # the puller's host
+    next: int = 0
+    source: Cell | None = None  # the server's cell
+    flying: int = 0
+    queued: bool = False
+
+    def look(self) -> None:
+        """Queues the stream at the network if its next block is ready."""
+        source, end = self.source, self.cell.nbytes
+        if self.queued or source is None or self.next >= end:
+            return
+        if self.flying < WINDOW_BLOCKS and source.watermark >= serve_goal(
+            source.nbytes, self.next, source.block, end
+        ):
+            self.queued = True
+            self.server.network.offer(self.server.host, self)
+
+    def take(self) -> tuple[int, int]:
+        """The next block, which leaves now."""
+        assert self.source is not None
+        self.queued = False
+        begin, source = self.next, self.source
+        self.next = end = serve_goal(source.nbytes, begin, source.block, self.cell.nbytes)
+        self.flying += 1
+        self.look()
+        return begin, end
+
+    def arrive(self, begin: int, end: int) -> None:
+        """That block has arrived at the puller."""
+        cell, source = self.cell, self.source
+        assert source is not None
+        if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
+            raise WrongBytes(f"byte {begin} of {source} comes to {cell}")
+        cell.content = source.content
+        self.flying -= 1
+        if end == cell.nbytes:
+            del source.serves[self]
+        else:
+            self.look()
+        self.puller.raise_to(cell, end)
+
+
+class Engine:
+    """All cells of one node."""
+
+    def __init__(self, network: Network, host: int, block_bytes: int, least: int = 0) -> None:
+        """least: no block is shorter than this (coarser, but faster to simulate)."""
+        self.network = network
+        self.host = host
+        self.block_bytes = block_bytes
+        self.least = least
+        self.keys: dict[Key, Cell] = {}
+        self.waiting: dict[Key, list[Stream]] = {}
+        self.links: set[Engine] = set()
+        self.cells: set[Cell] = set()  # open cells
+
+    def cell(
+        self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
+    ) -> Cell:
+        """Makes a cell; streams that have waited for its key begin."""
+        block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
+        cell = Cell(key, begin, nbytes, watermark, content, block)
+        self.cells.add(cell)
+        if key is not None:
+            if key in self.keys:
+                raise WrongBytes(f"a second cell for the key {key}")
+            self.keys[key] = cell
+            for stream in self.waiting.pop(key, ()):
+                self._attach(stream, cell)
+        return cell
+
+    def raise_to(self, cell: Cell, watermark: int) -> None:
+        """Advances a cell's watermark."""
+        before = cell.watermark
+        cell.watermark = watermark
+        for stream in cell.serves:
+            stream.look()
+        for fold in cell.feeds:
+            if before < fold.goal <= watermark:
+                fold.behind -= 1
+                if not fold.behind:
+                    self.network.timeline.after(0.0, self._step, fold)
+        if watermark == cell.nbytes and cell.filled is not None:
+            cell.filled()
+
+    def close(self, cell: Cell) -> None:
+        """Closes a cell that is full and that no stream reads any more."""
+        if cell.watermark < cell.nbytes or cell.serves:
+            raise WrongBytes(f"the cell {cell.key} is closed at byte {cell.watermark}")
+        self.cells.remove(cell)
+        if cell.key is not None:
+            del self.keys[cell.key]
+
+    # ---- pulls
+
+    def pull(self, cell: Cell, server: Engine, key: Key) -> None:
+        """Fills the cell from another node."""
+        timeline = self.network.timeline
+        if not cell.nbytes:
+            timeline.after(0.0, self.raise_to, cell, 0)
+            return
+        ways = 1
+        if server not in self.links:
+            ways = CONNECT_WAYS
+            self.links.add(server)
+            server.links.add(self)
+        delay = ways * self.network.delay(self.host, server.host)
+        timeline.after(delay, server.requested, Stream(cell, self, server, key, self.host))
+
+    def requested(self, stream: Stream) -> None:
+        """Another node asks for a cell of this one."""
+        cell = self.keys.get(stream.key)
+        if cell is not None:
+            self._attach(stream, cell)
+        else:
+            self.waiting.setdefault(stream.key, []).append(stream)
+
+    def _attach(self, stream: Stream, cell: Cell) -> None:
+        if stream.cell.nbytes > cell.nbytes:
+            raise WrongBytes(f"{stream.cell} is pulled from {cell}, which is shorter")
+        stream.source = cell
+        cell.serves[stream] = None
+        stream.look()
+
+    # ---- folds
+
+    def fold(self, cell: Cell, sources: Sequence[Cell]) -> None:
+        """Fills the cell by a left fold over cells of this node."""
+        places = {(source.begin, source.nbytes) for source in (cell, *sources)}
+        if len(places) > 1:
+            raise WrongBytes(f"a fold adds bytes of different places, {places}")
+        fold = Fold(cell, sources)
+        for source in sources:
+            source.feeds.append(fold)
+        if fold.aim():
+            self.network.timeline.after(0.0, self._step, fold)
+
+    def _step(self, fold: Fold) -> None:
+        cell, end = fold.cell, fold.goal
+        if any(source.watermark < end for source in fold.sources):
+            raise WrongBytes(f"{cell} is folded to byte {end} of {fold.sources}")
+        if cell.content is None:
+            cell.content = tuple(source.content for source in fold.sources)
+        self.raise_to(cell, end)
+        if end < cell.nbytes and fold.aim():
+            self.network.timeline.after(0.0, self._step, fold)

@@ -1,0 +1,128 @@
+"""Virtual time for all code of a run that reads a clock, and pids for simulated processes.
+
+Why it exists: client code computes deadlines with `hoplite_mp.clock`, programs with `time`, and
+the compiled modules with the system's monotonic clock. During a run all of them get the
+timeline's time, and `time.sleep` makes the calling simulated process wait.
+It must never know: what is simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from hoplite_mp import _shm, _tasks, clock
+from hoplite_mp._simulation.virtual.loop import EPOCH_S
+from hoplite_mp.client import runtime as client
+from hoplite_mp.node.objects import store
+from hoplite_mp.node.tasks import sweeper
+from hoplite_mp.store import limits
+from hoplite_mp.worker import actor, checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._simulation.virtual.processes import Processes
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["virtual_time"]
+
+# What each host reads as its total and its free memory, because a run must not depend on those of
+# this machine.
+TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
+CLOCKS: tuple[Any, ...] = (time, clock)
+ASK_FOR_MEMORY: tuple[Any, ...] = (store, sweeper)  # errors say how much is in use
+
+
+class Stacks:
+    """Replaces `_stack` in client/runtime.py: the open clusters of the process that is running."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._of: dict[object, list[Runtime]] = {}
+
+    @property
+    def _own(self) -> list[Runtime]:
+        running = self._processes.running
+        return self._of.setdefault(running and running.main, [])
+
+    def append(self, runtime: Runtime) -> None:
+        self._own.append(runtime)
+
+    def remove(self, runtime: Runtime) -> None:
+        self._own.remove(runtime)
+
+    def __contains__(self, runtime: Runtime) -> bool:
+        return runtime in self._own
+
+    def __iter__(self) -> Iterator[Runtime]:
+        return iter(self._own)
+
+    def __reversed__(self) -> Iterator[Runtime]:
+        return reversed(self._own)
+
+
+@contextlib.contextmanager
+def virtual_time(processes: Processes) -> Iterator[None]:
+    """Surrounds a run. Threads that do not belong to it keep the real time."""
+    timeline = processes.timeline
+    real = [(module.monotonic, module.monotonic_ns, module.sleep) for module in CLOCKS]
+    real_monotonic, real_monotonic_ns, real_sleep = real[0]
+    real_getpid = os.getpid
+    now_ns = 0
+    available, total = limits.available_bytes, limits.total_bytes
+
+    def sleep(seconds: float | SupportsIndex) -> None:
+        if processes.running is None or not processes.is_ours():
+            real_sleep(seconds)
+        else:
+            processes.running.wait(None, float(seconds))
+
+    def monotonic() -> float:
+        return EPOCH_S + timeline.now if processes.is_ours() else real_monotonic()
+
+    def monotonic_ns() -> int:
+        """No two calls return the same, as in the compiled modules, whose clock counts its
+        readings: a loop whose deadline is past for that clock alone would never end."""
+        nonlocal now_ns
+        if not processes.is_ours():
+            return int(real_monotonic_ns())
+        now_ns += 1
+        return now_ns
+
+    def getpid() -> int:
+        running = processes.running
+        return running.pid if running is not None and processes.is_ours() else real_getpid()
+
+    def passed() -> None:
+        nonlocal now_ns
+        now_ns = int((EPOCH_S + timeline.now) * 1e9)
+        _shm.play_at(now_ns)
+        _tasks.play_at(now_ns)
+
+    stack = client._stack
+    processes.play()
+    client._stack = Stacks(processes)  # type: ignore[assignment]
+    for module in CLOCKS:
+        module.monotonic, module.monotonic_ns, module.sleep = monotonic, monotonic_ns, sleep
+    os.getpid = getpid
+    for module in ASK_FOR_MEMORY:
+        module.available_bytes = lambda: AVAILABLE_BYTES
+        module.total_bytes = lambda: TOTAL_BYTES
+    timeline.passed = passed
+    passed()
+    try:
+        yield
+    finally:
+        processes.finish()
+        for module, functions in zip(CLOCKS, real, strict=True):
+            module.monotonic, module.monotonic_ns, module.sleep = functions
+        os.getpid = real_getpid
+        for module in ASK_FOR_MEMORY:
+            module.available_bytes, module.total_bytes = available, total
+        client._stack = stack
+        for process in processes.all:  # state of a process, kept by pid, ends with the process
+            actor._made.pop(process.pid, None)
+            checkpoints._checkpoints.pop(process.pid, None)

@@ -1,0 +1,315 @@
+"""Connection attempts between simulated hosts, and the listeners at which they arrive.
+
+Why it exists: it implements the port Connections (node/ports.py). An attempt takes as long as its
+packets do. It is refused at an address where no process listens, and gets no answer across a cut or
+from a host that is stopped. No tokens are exchanged, because other tests cover strangers.
+It must never know: what a connection is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.virtual.streams import connect
+from hoplite_mp.errors import ManagerLostError
+from hoplite_mp.transport.conversation import Admission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.virtual.loop import Descriptors
+    from hoplite_mp._simulation.virtual.streams import VirtualStream
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.transport.addresses import Address, Endpoint
+
+__all__ = ["Listener", "Switchboard", "VirtualConnections"]
+
+# As in transport/caller.py.
+ARRIVE_S = 2.0
+ROUND_PAUSE_S = 0.2
+HANDSHAKE_S = 5.0
+ACCEPT_S = 0.005  # how often an attempt that waits to be accepted is retried
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A process that accepts connections. admit: called with each connection, in a turn of that
+    process."""
+
+    host: int
+    loop: Any
+    host_id: int
+    cluster: bytes
+    introduction: Introduction
+    admit: Callable[[Admission], None]
+    refuses: Callable[[str], bool] = lambda role: False  # whether a role is not served at present
+
+
+class Switchboard:
+    """All listeners and all connections of a run."""
+
+    def __init__(self, network: Network, descriptors: Descriptors) -> None:
+        self.network = network
+        self.descriptors = descriptors
+        self.listeners: dict[tuple[str, int], Listener] = {}
+        self.streams: dict[VirtualStream, None] = {}  # one end of each connection that was made
+        # Addresses at which a supervisor keeps the listening socket open while it starts another
+        # manager, so that attempts wait there.
+        self.kept_open: set[tuple[str, int]] = set()
+
+    def connect(self, loop: Any, host: int, to: Listener) -> tuple[VirtualStream, VirtualStream]:
+        """Makes a connection from that process to a listener."""
+        ends = connect(self.network, self.descriptors, (loop, host), (to.loop, to.host))
+        self.streams[ends[0]] = None
+        return ends
+
+    def close_all(self, loop: Any) -> list[VirtualStream]:
+        """Closes the connections of a process that has ended. Returns the other ends of those to
+        other hosts, which are still to be reset."""
+        found = []
+        for stream in list(self.streams):
+            for end in (stream, stream.peer):
+                if end.loop is loop and end.host == end.peer.host:
+                    end.close()  # no reset, because all it has sent within its host arrives
+                    self.streams.pop(stream, None)
+                elif end.loop is loop:
+                    end.is_closed = True
+                    end.out.close()
+                    end.peer.out.close()
+                    found.append(end.peer)
+                    self.streams.pop(stream, None)
+        self.listeners = {at: one for at, one in self.listeners.items() if one.loop is not loop}
+        return found
+
+    def between(self, one: int, other: int) -> list[VirtualStream]:
+        """Living connections between these hosts, each by one of its ends."""
+        alive = [s for s in self.streams if not (s.is_closed or s.peer.is_closed or s.failure)]
+        return [stream for stream in alive if {stream.host, stream.peer.host} == {one, other}]
+
+
+class VirtualCalling:
+    """One connection attempt; see `Calling` in node/ports.py."""
+
+    starved = False
+
+    def __init__(
+        self,
+        board: Switchboard,
+        loop: Any,
+        host: int,
+        endpoints: Sequence[Endpoint],
+        role: str,
+        mine: Introduction,
+        timeout_s: float,
+        host_id: int | None,
+        rounds_max: int,
+    ) -> None:
+        self._board = board
+        self._loop = loop
+        self._host = host
+        self._endpoints = [(str(end.sockaddr[0]), int(end.sockaddr[1])) for end in endpoints]
+        self._role = role
+        self._mine = mine
+        now: float = loop.now()
+        self._ends = now + timeout_s
+        self._host_id = host_id
+        self._rounds_max = rounds_max
+        self._rounds_lost = 0
+        self._arrived = False  # something answered in this round
+        self._next = 0
+        self._attempt = 0
+        self._attempt_ends = now
+        self._again_at: float | None = now
+        self._outcome: Admission | str | None = None
+        self._fd = board.descriptors.add(self)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._outcome is not None
+
+    @property
+    def deadline(self) -> float:
+        return min(self._attempt_ends if self._again_at is None else self._again_at, self._ends)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def wait(self) -> Admission:
+        """Connects at once, because a simulated process cannot block here."""
+        for at in self._endpoints:
+            listener = self._board.listeners.get(at)
+            blocked = self._board.network.is_blocked
+            if listener is None or listener.refuses(self._role):
+                continue
+            if not blocked(self._host, listener.host):
+                return self._make(listener)
+        raise ManagerLostError("nobody is there")
+
+    def turn(self, now: float) -> Admission | None:
+        while True:
+            found, self._outcome = self._outcome, None
+            if isinstance(found, Admission):
+                return found
+            if now >= self._ends:
+                self._attempt += 1
+                raise self._lost("no answer in time")
+            if found is None and self._again_at is None:
+                if now < self._attempt_ends:
+                    return None
+                found = "no answer"
+            if found is not None:
+                self._fail(found, now)
+            if self._again_at is not None and now < self._again_at:
+                return None
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._again_at = None
+        self._attempt_ends = now + ARRIVE_S
+        self._attempt += 1
+        listener = self._board.listeners.get(self._endpoints[self._next])
+        network = self._board.network
+        there = self._host_at(self._endpoints[self._next]) if listener is None else listener.host
+        network.timeline.after(network.delay(self._host, there), self._reach, self._attempt, there)
+
+    def _host_at(self, at: tuple[str, int]) -> int:
+        """The host at that address, which refuses attempts if no process listens there."""
+        return int(at[0].rpartition(".")[2]) - 1
+
+    def _reach(self, attempt: int, there: int) -> None:
+        """The first packet has reached the other host."""
+        network = self._board.network
+        if attempt != self._attempt or network.is_blocked(self._host, there):
+            return  # the packet is lost, or nobody answers
+        at = self._endpoints[self._next]
+        listener = self._board.listeners.get(at)
+        if listener is None and at in self._board.kept_open:
+            if not self._arrived:
+                self._arrived = True
+                self._attempt_ends = self._loop.now() + HANDSHAKE_S
+            network.timeline.after(ACCEPT_S, self._reach, attempt, there)
+        elif listener is None:
+            network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
+        elif self._host_id is not None and listener.host_id != self._host_id:
+            why = "another host answers there"
+            network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
+        elif listener.refuses(self._role):
+            why = "it does not serve that at present"
+            network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
+        else:
+            seconds = 2 * network.delay(there, self._host)  # for the handshake
+            network.timeline.after(seconds, self._agree, attempt, listener)
+
+    def _agree(self, attempt: int, listener: Listener) -> None:
+        network = self._board.network
+        current = self._board.listeners.get(self._endpoints[self._next])
+        if attempt != self._attempt or network.is_blocked(self._host, listener.host):
+            return
+        outcome: Admission | str = "the process that had accepted it has died"
+        if current is listener:
+            outcome = self._make(listener)
+        network.timeline.after(
+            network.delay(listener.host, self._host), self._end, attempt, outcome
+        )
+
+    def _make(self, listener: Listener) -> Admission:
+        ours, theirs = self._board.connect(self._loop, self._host, listener)
+        theirs_is: Any = theirs
+        ours_is: Any = ours
+        admission = Admission(theirs_is, self._role, listener.cluster, self._mine, "")
+        listener.loop.run_soon(lambda: listener.admit(admission))
+        return Admission(ours_is, self._role, listener.cluster, listener.introduction, "")
+
+    def _end(self, attempt: int, outcome: Admission | str) -> None:
+        if attempt == self._attempt and not self._loop.over:
+            self._arrived = self._arrived or not isinstance(outcome, str) or outcome != "refused"
+            self._outcome = outcome
+            self._loop.notice(self._fd)
+        elif isinstance(outcome, Admission):
+            outcome.stream.close()
+
+    def _fail(self, why: str, now: float) -> None:
+        self._next = (self._next + 1) % len(self._endpoints)
+        if self._next:
+            self._again_at = now
+            return
+        self._rounds_lost = 0 if self._arrived else self._rounds_lost + 1
+        self._arrived = False
+        if self._rounds_max and self._rounds_lost == self._rounds_max:
+            raise self._lost(why)
+        self._again_at = now + ROUND_PAUSE_S
+
+    def _lost(self, why: str) -> ConnectionError:
+        if self._role == "node":
+            return ManagerLostError(why)
+        return ConnectionError(why)
+
+
+class VirtualPort:
+    """A lent port, from which connections are forwarded to a node."""
+
+    def __init__(self, board: Switchboard, at: tuple[str, int]) -> None:
+        self._board = board
+        self._at = at
+
+    @property
+    def port(self) -> int:
+        return self._at[1]
+
+    def close(self) -> None:
+        self._board.listeners.pop(self._at, None)
+
+
+class VirtualConnections:
+    """The connections of one node; see Connections in node/ports.py."""
+
+    def __init__(self, board: Switchboard, loop: Any, host: int, host_id: int, at: Address) -> None:
+        self._board = board
+        self._loop = loop
+        self._host = host
+        self._host_id = host_id
+        self._at = at
+
+    def call(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        role: str,
+        mine: Introduction,
+        timeout_s: float,
+        cluster: bytes = b"",
+        host_id: int | None = None,
+        rounds_max: int = 0,
+    ) -> VirtualCalling:
+        whom = host_id, rounds_max
+        who = self._board, self._loop, self._host
+        return VirtualCalling(*who, endpoints, role, mine, timeout_s, *whom)
+
+    def listen(
+        self,
+        cluster: bytes,
+        certificate: bytes,
+        mine: Introduction,
+        roles: Mapping[str, Callable[[Admission], None]],
+    ) -> str:
+        def admit(admission: Admission) -> None:
+            roles[admission.role](admission)
+
+        where = self._host, self._loop, self._host_id, cluster, mine, admit
+        self._board.listeners[self._at.host, self._at.port] = Listener(*where)
+        return self._at.host
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        for end in endpoints:
+            found = self._board.listeners.get((str(end.sockaddr[0]), int(end.sockaddr[1])))
+            if found is not None and not self._board.network.is_blocked(self._host, found.host):
+                return True
+        return False
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> VirtualPort:
+        raise OSError("no port is lent in a simulation")
+
+    def own_addresses(self) -> Collection[str]:
+        return [self._at.host]

@@ -1,0 +1,416 @@
+"""The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
+
+Why it exists: it implements the port Engine (node/ports.py) with the engine that ships, which plans
+blocks, fills cells and folds them as in production; only its thread and its sockets are replaced.
+It must never know: what bytes are about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _engine
+from hoplite_mp._simulation.virtual.cell_memory import CellMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.virtual.loop import Descriptors, VirtualLoop
+    from hoplite_mp._simulation.virtual.streams import VirtualStream
+    from hoplite_mp.node.ports import Key
+
+__all__ = ["VirtualEngine"]
+
+# Frames of one link that may be on the way; see _simulation/network.py.
+WINDOW_FRAMES = 2
+# How late quiet events are told at most; QUIET_NS in cext/engine_state.h, and a millisecond.
+QUIET_S_MAX = 5e-3
+
+
+class VirtualLink:
+    """One end of a connection between two engines."""
+
+    def __init__(
+        self, engine: VirtualEngine, stream: VirtualStream, driver: _engine.Driver
+    ) -> None:
+        self.engine = engine
+        self.stream = stream
+        self.driver = driver
+        self.to = stream.peer.host
+        self.is_over = False
+        self._next: bytes | None = None  # the frame that waits for its turn at the network
+        self._backlogged_since: float | None = None
+        self.backlogged_s = 0.0
+        self._flying: deque[bytes] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Are frames on their way to the other end?"""
+        return bool(self._flying)
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        """Takes the engine's next frame, if there is one, and queues it at the network."""
+        if self.is_over or self._next is not None or len(self._flying) >= WINDOW_FRAMES:
+            return
+        try:
+            frame = self.driver.next_frame(0.0)
+        except ConnectionError:
+            return
+        self.count_backlog(frame is not None)
+        if frame is not None:
+            self._next = b"".join(frame)
+            self.engine.network.offer(self.stream.host, self)
+
+    def count_backlog(self, goes_on: bool) -> None:
+        """Adds up the time in which the engine has had a frame to send; see engine_sockets.c."""
+        now = self.engine.loop.now()
+        if self._backlogged_since is not None:
+            self.backlogged_s += now - self._backlogged_since
+        self._backlogged_since = now if goes_on else None
+
+    def take(self) -> tuple[int, int] | None:
+        """The network sends the frame now."""
+        data = self._next
+        if data is None or self.is_over or self.engine.loop.over:
+            return None
+        self._next = None
+        self.driver.sent()
+        self._flying.append(data)
+        self.engine.look_soon()
+        return 0, len(data)
+
+    def arrive(self, begin: int, end: int) -> None:
+        """The frame has arrived at the other host."""
+        if not self._flying:
+            return  # the connection was reset in the meantime
+        data, stream = self._flying.popleft(), self.stream
+        if not stream.failure:
+            peer = stream.peer
+            self.engine.network.pass_on(stream.host, peer.host, peer.receive_bulk, data)
+        self.engine.look_soon()
+
+    # -- receiving -------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Copies received bytes to the places that the engine gives."""
+        left = memoryview(data)
+        while left and not self.is_over:
+            self.engine.step()
+            try:
+                place = self.driver.receive_into(0.0)
+            except ConnectionError:
+                return
+            assert place is not None, "an engine gives a place as long as its link is there"
+            count = min(len(place), len(left))
+            place[:count] = left[:count]
+            self.driver.received(count)
+            left = left[count:]
+        self.engine.look()
+
+    def end(self) -> None:
+        """The connection has ended; nothing more arrives."""
+        if self.is_over:
+            return
+        self.engine.step()
+        try:
+            if self.driver.receive_into(0.0) is not None:
+                self.driver.received(0)
+        except ConnectionError:
+            pass
+        self.engine.look()
+
+    # The interface that its stream calls.
+
+    def ended(self) -> None:
+        self.engine.loop.run_soon(self.end)
+
+    def close(self) -> None:
+        """The engine has lost the link: drops all frames, and gives back the one not yet sent."""
+        self.is_over = True
+        if self._next is not None:
+            self._next = None
+            self.driver.sent()
+        self._flying.clear()
+        self.stream.close()
+
+
+class Incoming:
+    """Receives a stream's bytes on behalf of an engine."""
+
+    def __init__(self, link: VirtualLink) -> None:
+        self.link = link
+
+    def take(self, data: bytes) -> None:
+        if not self.link.engine.loop.over:
+            self.link.receive(data)
+
+    def ended(self) -> None:
+        self.link.ended()
+
+
+class VirtualEngine:
+    """The engine of one host; see hoplite_mp/_engine.pyi."""
+
+    def __init__(
+        self,
+        network: Network,
+        loop: VirtualLoop,
+        descriptors: Descriptors,
+        host_id: int,
+        block: int,
+    ) -> None:
+        self.network = network
+        self.loop = loop
+        self.links: dict[int, VirtualLink] = {}
+        self._descriptors = descriptors
+        self._engine = _engine.Engine(host_id, block, threaded=False)
+        self._fd = descriptors.add(self)
+        self._looks = False  # a look has been scheduled
+        self._tells = False  # that quiet events are told has been scheduled
+        self._told = False  # they may be taken
+        self._is_over = False
+        self._memory = CellMemory()
+        self._unplaced: dict[int, tuple[int, bool]] = {}  # cell -> (bytes, whether it has a key)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_over and (self.step() or self._told)
+
+    @property
+    def is_busy(self) -> bool:
+        """Are any of its frames on their way?"""
+        return any(link.is_busy for link in self.links.values())
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Steps as far as possible. Returns whether there are events."""
+        return self._engine.step()
+
+    def look_soon(self) -> None:
+        """Schedules a look. In production the engine's thread is woken at these points."""
+        if not self._looks and not self.loop.over:
+            self._looks = True
+            self.network.timeline.after(0.0, self._look_now)
+
+    def _look_now(self) -> None:
+        self._looks = False
+        host = self.loop.host
+        if self.loop.over:
+            return
+        if host in self.network.stopped:
+            self.network.pass_on(host, host, self.look_soon)
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """Steps, and passes frames to the network and events to the node."""
+        says = self.step()
+        for link in list(self.links.values()):
+            link.offer()
+        if says:
+            self.loop.notice(self._fd)
+        elif self._engine.is_quiet() and not self._tells:
+            self._tells = True
+            timeline = self.network.timeline
+            timeline.after(QUIET_S_MAX * timeline.chance.random(), self._tell_quiet)
+
+    def _tell_quiet(self) -> None:
+        self._tells = False
+        if not self._is_over and self._engine.is_quiet():
+            self._told = True
+            self.loop.notice(self._fd)
+
+    def end(self) -> None:
+        """Stops the engine after the run."""
+        for link in self.links.values():
+            link.is_over = True
+        self.links.clear()
+        self._is_over = True
+        self._engine.stop()
+
+    # -- the port ------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def connect(self, fd: int, peer: int) -> int:
+        stream: Any = self._descriptors.all[fd]
+        driver = self._engine.drive(peer)
+        link = self.links[driver.link] = VirtualLink(self, stream, driver)
+        self.look_soon()
+        stream.attach(Incoming(link))
+        return driver.link
+
+    def drive(self, peer: int) -> Any:
+        raise NotImplementedError("TLS is not simulated")
+
+    def disconnect(self, link: int) -> None:
+        self._engine.disconnect(link)
+        self.look_soon()
+
+    def counters(self, link: int) -> tuple[int, int, int, int]:
+        sent, received, *_ = self._engine.counters(link)
+        at = self.links[link]
+        return sent, received, 0, int(at.backlogged_s * 1e9)
+
+    def cell(
+        self,
+        key: Key | None,
+        buffer: Any,
+        offset: int = 0,
+        nbytes: int | None = None,
+        filled: bool | int = False,
+    ) -> int:
+        self.look_soon()
+        cell = self._engine.cell(key, buffer, offset, nbytes, filled)
+        if buffer is None:
+            assert nbytes is not None
+            self._unplaced[cell] = nbytes, key is not None
+        else:
+            self._lies(cell, key is not None, buffer, offset, nbytes, filled)
+        return cell
+
+    def place(self, cell: int, buffer: Any, offset: int = 0, filled: bool | int = True) -> None:
+        self._engine.place(cell, buffer, offset, filled)
+        nbytes, served = self._unplaced.pop(cell)
+        self._lies(cell, served, buffer, offset, nbytes, filled)
+        self.look_soon()
+
+    def _lies(
+        self, cell: int, served: bool, buffer: Any, offset: int, nbytes: int | None,
+        filled: bool | int,
+    ) -> None:  # fmt: skip
+        with memoryview(buffer) as view:
+            size = (view.nbytes - offset) if nbytes is None else nbytes
+            begin = np.asarray(view).ctypes.data + offset if view.nbytes else 0
+        if size:
+            whole = filled is True or (filled is not False and filled == size)
+            self._memory.make(cell, begin, begin + size, served=served, whole=whole)
+
+    def check_free(self, begin: int, end: int) -> None:
+        """AssertionError if the engine still uses that memory, which is to be freed."""
+        self._memory.free(begin, end)
+
+    def watermark(self, cell: int) -> int:
+        return self._engine.watermark(cell)
+
+    def advance(self, cell: int, watermark: int) -> None:
+        self._engine.advance(cell, watermark)
+        self.look_soon()
+
+    def pull(self, cell: int, link: int, key: Key | None = None) -> None:
+        self._engine.pull(cell, link, key)
+        self.look_soon()
+
+    def fold(
+        self,
+        cell: int,
+        sources: Sequence[int],
+        op: str,
+        dtype: str,
+        divisor: int = 0,
+        accumulated: Collection[int] = (),
+        final: bool = True,
+    ) -> None:
+        self._engine.fold(cell, sources, op, dtype, divisor, accumulated, final)
+        self._memory.fold(cell, sources)
+        self.look_soon()
+
+    def close(self, cell: int, keep_requests: bool = False) -> None:
+        self._unplaced.pop(cell, None)
+        self._memory.close(cell, self._engine.watermark(cell))
+        self._engine.close(cell, keep_requests)
+        self.look_soon()
+
+    def hold(self) -> None:
+        """Does nothing: without a thread nothing is asked before the engine's next turn."""
+
+    def release(self) -> None:
+        """See `hold`."""
+
+    def together(self, cells: Collection[int], vote: tuple[int, int, int] | None = None) -> None:
+        self._engine.together(cells, vote)
+        self.look_soon()
+
+    def events(self) -> list[tuple[Any, ...]]:
+        self.step()
+        events, self._told = self._engine.events(), False
+        for event in events:
+            if event[0] == _engine.LINK_LOST:
+                self.links.pop(event[1]).close()
+            elif event[0] == _engine.CLOSED:
+                self._memory.closed(event[1])
+            elif event[0] == _engine.FILLED:
+                self._memory.filled(event[1])
+            elif event[0] == _engine.FOLD_FAILED:
+                self._memory.fold_is_over(event[1])
+        if events:
+            self.look_soon()
+        return events
+
+    # -- small calls of Groups -------------------------------------------------------------------
+
+    def small_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None:
+        self._engine.small_add(generation, size, node, client, board)
+
+    def small_open(
+        self, generation: int, version: int, call: int, nodes: Sequence[int | None]
+    ) -> None:
+        self._engine.small_open(generation, version, call, nodes)
+        self.look_soon()
+
+    def small_close(self, generation: int) -> None:
+        self._engine.small_close(generation)
+        self.look_soon()
+
+    def small_yield(self, generation: int, call: int) -> None:
+        self._engine.small_yield(generation, call)
+        self.look_soon()
+
+    def small_forget(self, generation: int) -> None:
+        self._engine.small_forget(generation)
+
+    def small_begin(self, generation: int, call: int, plan: int) -> None:
+        self._engine.small_begin(generation, call, plan)
+        self.look_soon()
+
+    def small_vote(self, generation: int, call: int, plan: int) -> None:
+        self._engine.small_vote(generation, call, plan)
+        self.look_soon()
+
+    def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
+        self._engine.small_result(generation, call, result, awaited)
+        self.look_soon()
+
+    def small_frame(
+        self,
+        generation: int,
+        node: int,
+        version: int,
+        call: int,
+        phase: int,
+        plan: int,
+        parts: bytes,
+    ) -> None:
+        self._engine.small_frame(generation, node, version, call, phase, plan, parts)
+        self.look_soon()
+
+    def small_bell(self, generation: int, rank: int, fd: int) -> None:
+        self._engine.small_bell(generation, rank, fd)
+        self.look_soon()
+
+    def rung(self) -> None:
+        """A process of this host has run, and may have given to a small call."""
+        if not self.loop.over:
+            self._engine.small_look()
+            self.look_soon()
+
+    def stop(self) -> None:
+        """Does nothing when the node stops, because `end` stops the engine after the run."""

@@ -1,0 +1,377 @@
+"""One life of a simulated host: real shared memory, the real node, and real client code.
+
+Why it exists: it gives the node the simulation's implementations of its ports, as node/core/main.py
+gives it those of the system, and acts as the host's supervisor.
+It must never know: what its programs do, which faults come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp._simulation.virtual.channel import VirtualChannel
+from hoplite_mp._simulation.virtual.collectors import VirtualCollector
+from hoplite_mp._simulation.virtual.connections import VirtualConnections
+from hoplite_mp._simulation.virtual.engine import VirtualEngine
+from hoplite_mp._simulation.virtual.environment import PORT, address_of
+from hoplite_mp._simulation.virtual.host_ports import (
+    NEAR_S,
+    NoDoor,
+    NoStacks,
+    VirtualDisk,
+    VirtualLines,
+    VirtualWorkers,
+)
+from hoplite_mp._simulation.virtual.loop import VirtualLoop
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
+from hoplite_mp.node.core.lan import Lan
+from hoplite_mp.node.core.lan_wiring import LanUpward
+from hoplite_mp.node.core.node import Node
+from hoplite_mp.node.output.output import Output
+from hoplite_mp.node.ports import NodePorts
+from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.local import SETUP_FAILED, Start
+from hoplite_mp.protocol.secret import Secret
+from hoplite_mp.protocol.spawning import LanStart, Spawn
+from hoplite_mp.transport.addresses import Address
+from hoplite_mp.worker.main import prepare
+from hoplite_mp.worker.task_loop import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._simulation.virtual.environment import Surroundings
+    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.virtual.streams import VirtualStream
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.spawning import Exited, StartStandby
+
+__all__ = ["Host"]
+
+KEY = Secret(b"k" * 32)
+FIRST_PID = 10_000  # pids of programs begin here
+LEAVE_S = 0.001  # between the end of a program's line and its process's end
+
+
+class _Mute:
+    """Discards what a worker prints; see worker/voice.py."""
+
+    def turn_to(self, audience: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Host:
+    """One life of a host. `alive`: whether its node is alive."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        place: int,
+        host_id: int,
+        ended: Callable[[Host, str], None],
+        standby: Callable[[Host, StartStandby], None],
+        manager: VirtualStream | None = None,
+    ) -> None:
+        """place: number of the machine. host_id: of this life. ended: called when the node has
+        ended, with the reason. standby: called when a standby is to run here. manager: the
+        connection to a manager on the same machine."""
+        self.around = around
+        self.ended = ended
+        self.standby = standby
+        self.place = place
+        self.host_id = host_id
+        self.config = config = around.config_of(place)
+        self.alive = True
+        self.processes: list[Process] = []
+        self.programs: dict[Process, Callable[[], None]] = {}  # program -> called at its end
+        self._asked_at = 0.0
+        network, descriptors = around.network, around.descriptors
+        self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        sizes = config.small_object_bytes_max, config.span_bytes
+        spin_us = 0  # spinning in virtual time would never end
+        memory = around.sizes.store
+        _shm.create(self.control_fd, self.store_fd, host_id, memory, 2, spin_us, *sizes)
+        self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
+        self.tasks = _tasks.Tasks(self.client)
+        around.processes.map(self.client, host_id)
+        self.loop = VirtualLoop(around.timeline, network, place, descriptors, self._turn)
+        if manager is not None:
+            manager.loop = self.loop
+        self.lines = VirtualLines(around.timeline)
+        self.workers = VirtualWorkers(around.timeline, self)
+        self.disk = VirtualDisk(around.sizes.disk)
+        self.engine = VirtualEngine(network, self.loop, descriptors, host_id, around.sizes.block)
+        where = self.loop, place, host_id, address_of(place)
+        ours, theirs = socket.socketpair()
+        self._sockets = [ours, theirs]
+        upward = LanUpward()
+        output = Output(
+            theirs,
+            config,
+            host_id,
+            lambda: self.client.number,
+            self.loop,
+            config.output_wait_s,
+            upward,
+        )
+        ports = NodePorts(
+            self.loop,
+            self.lines,
+            self.workers,
+            lambda workers: NoStacks(),
+            self.disk,
+            f"host{place}",
+            manager,
+            VirtualConnections(around.board, *where),
+            self.engine,
+            NoDoor(),
+        )
+        start = self._start(manager is not None)
+        self.node = Node(start, config, ports, self.client, self.tasks, output, upward)
+        self._watch_memory()
+        self.loop.run(self._begin)
+
+    def _start(self, leads: bool) -> Start:
+        config, around = self.config, self.around
+        address = address_of(self.place)
+        managers = [around.manager_at, *around.standby_at]
+        lan = LanStart(
+            key=KEY,
+            host_id=self.host_id,
+            host=f"host{self.place}",
+            peer_fd=-1,
+            addresses=[str(address)],
+            ports=(PORT + 1, PORT + 2, 1),
+            handshake_timeout_s=config.handshake_timeout_s,
+            unauthenticated_max=config.unauthenticated_max,
+            connect_timeout_s=config.connect_timeout_s,
+            beat_interval_s=config.beat_interval_s,
+            silence_s=config.silence_s,
+            tls=False,
+            cluster=around.cluster if leads else b"",
+            standby=[str(Address(*at)) for at in around.standby_at] if leads else [],
+            manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
+            meets_drivers=bool(around.standby_at),
+        )
+        birth = Birth(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
+        return Start(
+            sys_path=[],
+            control_fd=self.control_fd,
+            store_fd=self.store_fd,
+            event_fd=self.event_fd,
+            supervisor_fd=-1,
+            rpc_fd=-1,
+            output_fd=-1,
+            driver_pid=0,
+            workers=around.workers,
+            cores=2,
+            memory_bytes=around.sizes.store,
+            config=asdict(config),
+            host_id=self.host_id,
+            birth=birth,
+            lan=lan,
+            first_workers=[
+                (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + around.workers)
+            ],
+        )
+
+    def _watch_memory(self) -> None:
+        """From now on a block that is freed while the engine may use it fails the run."""
+        arena, base = self.node.rooms.store.arena, self.client.store_address
+        free = arena.free
+
+        def watched(start: int, warm: bool = True) -> None:
+            self.engine.check_free(base + start, base + start + arena.size_of(start))
+            free(start, warm)
+
+        arena.free = watched  # type: ignore[method-assign]
+
+    def _begin(self) -> None:
+        self.node.begin(self.host_id, self.channel(DRIVER_SLOT))
+        for slot in range(FIRST_SLOT, FIRST_SLOT + self.around.workers):
+            self.workers.start(Spawn(slot, 0, 0, 0))
+
+    def channel(self, slot: int) -> VirtualChannel:
+        """A line for the process in that slot."""
+        return VirtualChannel(self, slot, self.around.processes)
+
+    def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
+        """The Runtime of a process in that slot."""
+        memory = self.control_fd, self.store_fd, self.event_fd
+        line: Any = channel
+        runtime = Runtime(*memory, slot, line, self.config, label)
+        self.around.processes.map(runtime.client, self.host_id)
+        if self.around.collectors:
+            submitter, processes = runtime.submitter, self.around.processes
+            submitter.collector = VirtualCollector(submitter, processes, self.run)
+        else:
+            runtime.submitter.collector.stay_away()
+        return runtime
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process of this host sends a request to the node; requests arrive in order."""
+        timeline = self.around.timeline
+        self._asked_at = max(self._asked_at, timeline.now + NEAR_S)
+
+        def take() -> None:
+            if slot in self.lines.by_slot:
+                self.node.request(slot, request, [])
+
+        timeline.at(self._asked_at, self.loop.run, take)
+
+    def run(self, name: str, body: Callable[[], object]) -> Process:
+        """Starts a process on this host."""
+        process = self.around.processes.begin(self.place, name, body, self._process_turned)
+        self.processes.append(process)
+        return process
+
+    def attach(self, name: str, body: Callable[[Runtime], object]) -> None:
+        """Runs a program that attaches to this host's node, calls `body`, and leaves."""
+        self.loop.run(partial(self._attach, name, body))
+
+    def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
+        assert self.lan is not None
+        drivers = self.lan.drivers
+        slot, generation, audience, why = drivers.register()
+        if slot < 0:
+            self.around.timeline.note(f"host {self.place} does not take {name}: {why}")
+            return
+        channel = VirtualChannel(self, slot, self.around.processes, generation << 32)
+        output, theirs = socket.socketpair()
+        self._sockets += [output, theirs]
+
+        def live() -> None:
+            runtime = self.runtime(slot, channel, "driver")
+            try:
+                body(runtime)
+            finally:
+                if not self.around.processes.over:
+                    runtime.close()
+                    runtime.submitter.call_back_at_end()
+
+        def leave() -> None:
+            drivers.line_ended(slot)
+            self.loop.call_later(LEAVE_S, lambda: drivers.gone(slot))
+
+        process = self.run(name, live)
+        drivers.came(slot, audience, FIRST_PID + slot, channel, output, theirs.close)
+
+        def ended() -> None:
+            self.around.timeline.note(f"{name} on host {self.place} has ended")
+            self.loop.run_soon(leave)
+
+        process.ended = ended
+        self.programs[process] = leave
+
+    def kill(self, process: Process) -> None:
+        """Kills a process, as SIGKILL does."""
+        if process in self.programs:
+            process.kill()
+            self.loop.run_soon(self.programs[process])
+        else:
+            self.workers.kill_process(process)
+
+    # The interface for `VirtualWorkers`.
+
+    def worker_begins(self, ask: Spawn) -> Process:
+        channel = self.channel(ask.slot)
+
+        def live() -> None:
+            runtime = self.runtime(ask.slot, channel, f"worker {ask.slot}@h")
+            voice: Any = _Mute()
+            worker = Worker(runtime, ask.pool, ask.max_tasks, voice)
+            process.interrupted = lambda: worker.on_signal(0, None)
+            if ask.setup and not prepare(worker, ask.setup):
+                process.code = SETUP_FAILED
+            else:
+                worker.loop()
+
+        process = self.run(f"worker {ask.slot} of host {self.place}", live)
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        os.close(its_out)
+        os.close(its_err)
+        self.node.worker_joins(ask.slot, channel, out, err, ask.audience)
+        return process
+
+    def worker_started(self, slot: int, pid: int) -> None:
+        self.loop.run(partial(self.node.rooms.workers.spawned, slot, pid))
+
+    def standby_wanted(self, ask: StartStandby) -> None:
+        if self.alive:
+            self.standby(self, ask)
+
+    def worker_ended(self, message: Exited) -> None:
+        self.loop.run_soon(partial(self.node.worker_exited, message))
+
+    def _process_turned(self) -> None:
+        """A process of this host has run: gives the node a turn if the process has woken it."""
+        if self.alive:
+            self.engine.rung()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.event_fd)
+                self.loop.run_soon(_nothing)
+
+    # -- the node's turns ------------------------------------------------------------------------
+
+    def _turn(self, action: Callable[[], object]) -> None:
+        self.client.set_sleeping(False)
+        action()
+        if not self.alive:
+            return
+        self.client.set_sleeping(True)
+        self.node.poll()
+        pulse = self.node.rooms.management.pulse
+        if pulse is not None:
+            pulse.turned_at = self.loop.now()
+        if self.node.rooms.life.stopping:
+            self.node.rooms.management.farewell()
+            self.ended(self, "its node has ended")
+
+    @property
+    def lan(self) -> Lan | None:
+        """Its node's rooms for other hosts; None before they are built."""
+        found = self.node.other_hosts
+        return found if isinstance(found, Lan) else None
+
+    # -- the end -------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Its node's number in the cluster; -1 before it is admitted."""
+        return self.client.number if self.node.rooms.life.standing else -1
+
+    def die(self) -> None:
+        """Ends all its processes; see `World.end` for what other hosts notice."""
+        self.alive = False
+        self.loop.over = True
+        for process in self.processes:
+            process.kill()
+
+    def close(self) -> None:
+        """Frees everything after the run."""
+        with contextlib.suppress(RuntimeError):
+            self.engine.end()
+        for fd in (self.control_fd, self.store_fd, self.event_fd):
+            os.close(fd)
+        for fd in self.node.output.pipes:
+            if fd >= 0:
+                os.close(fd)
+        for sock in self._sockets:
+            sock.close()
+
+
+def _nothing() -> None:
+    """A turn that only looks at shared memory."""

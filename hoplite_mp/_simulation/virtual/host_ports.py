@@ -1,0 +1,179 @@
+"""What a simulated machine provides to its node: lines to processes, workers, a disk.
+
+Why it exists: these implement ports of node/ports.py with the timeline instead of the system.
+It must never know: what messages are about, what workers do, what is spilled.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp.protocol.spawning import Exited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._simulation.timeline import Timeline
+    from hoplite_mp._simulation.virtual.channel import VirtualChannel
+    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp.node.ports import AttachedDrivers
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import Reply, StartStandby
+    from hoplite_mp.protocol.spawning import Spawn
+    from hoplite_mp.transport.addresses import Address
+
+__all__ = ["NEAR_S", "NoDoor", "NoStacks", "VirtualDisk", "VirtualLines", "VirtualWorkers"]
+
+NEAR_S = 20e-6  # delay of a message between processes of one host
+FORK_S = 0.002  # time to start a worker
+KILLED = -9
+
+
+class VirtualLines:
+    """Lines to processes of the host; see node/ports.py."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.by_slot: dict[int, VirtualChannel] = {}
+        self._timeline = timeline
+
+    def serve(self, above: Any) -> None:
+        """Does nothing, because the host calls the node itself."""
+
+    def add(self, slot: int, line: VirtualChannel) -> None:
+        self.by_slot[slot] = line
+
+    def forget(self, slot: int) -> None:
+        line = self.by_slot.pop(slot, None)
+        if line is not None:
+            line.close()
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        line = self.by_slot.get(slot)
+        if line is not None:
+            self._timeline.after(NEAR_S, line.deliver, reply)
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        line = self.by_slot.get(slot)
+
+        def reply(found: Reply) -> None:
+            if line is not None and self.by_slot.get(slot) is line:
+                self.reply(slot, found)
+
+        return reply
+
+
+class Supervised(Protocol):
+    """The host to which the workers belong."""
+
+    def worker_begins(self, ask: Spawn) -> Process:
+        """Starts the worker's process."""
+
+    def worker_ended(self, message: Exited) -> None:
+        """The process has ended by itself, or was killed."""
+
+    def worker_started(self, slot: int, pid: int) -> None:
+        """The process has started."""
+
+    def standby_wanted(self, ask: StartStandby) -> None:
+        """A standby is to run on this host."""
+
+
+class VirtualWorkers:
+    """Worker processes of a host, and the supervisor that starts them; see `Processes` in
+    node/ports.py."""
+
+    def __init__(self, timeline: Timeline, host: Supervised) -> None:
+        self.by_pid: dict[int, tuple[int, Process]] = {}
+        self._timeline = timeline
+        self._host = host
+        self._last = 100
+
+    def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
+        self._last += 1
+        self._timeline.after(FORK_S, self._start, ask, self._last)
+        return ""
+
+    def start(self, ask: Spawn) -> None:
+        """Starts one of the first workers, as the supervisor does by itself."""
+        self._last += 1
+        self._start(ask, self._last)
+
+    def _start(self, ask: Spawn, pid: int) -> None:
+        process = self._host.worker_begins(ask)
+        process.ended = partial(self._ended, pid)
+        self.by_pid[pid] = ask.slot, process
+        self._host.worker_started(ask.slot, pid)
+
+    def _ended(self, pid: int) -> None:
+        slot, process = self.by_pid.pop(pid)
+        self._host.worker_ended(Exited(slot, pid, process.code if process.failure is None else 1))
+
+    def kill(self, pid: int) -> None:
+        found = self.by_pid.get(pid)
+        if found is not None and found[1].alive:
+            found[1].kill()
+            found[1].code = KILLED
+            self._timeline.after(NEAR_S, self._ended, pid)
+
+    def kill_process(self, process: Process) -> None:
+        """As `kill`, for a worker that is given as a process, without its pid."""
+        for pid, (_, one) in list(self.by_pid.items()):
+            if one is process:
+                self.kill(pid)
+
+    def interrupt(self, pid: int) -> None:
+        found = self.by_pid.get(pid)
+        if found is not None:
+            found[1].interrupt()
+
+    def start_standby(self, ask: StartStandby, address: Address) -> None:
+        self._timeline.after(FORK_S, self._host.standby_wanted, ask)
+
+    def close(self, descriptors: list[int]) -> None:
+        while descriptors:
+            os.close(descriptors.pop())
+
+
+class VirtualDisk:
+    """Keeps spilled bytes in memory; see node/ports.py. `room`: its capacity in bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.used = 0
+        self._blocks: dict[int, bytes] = {}
+        self._next = 1
+
+    def write(self, data: memoryview) -> int | None:
+        if self.used + len(data) > self.room:
+            return None
+        position, self._next = self._next, self._next + len(data)
+        self._blocks[position] = bytes(data)
+        self.used += len(data)
+        return position
+
+    def read(self, position: int, into: memoryview) -> None:
+        for start, data in self._blocks.items():
+            if start <= position < start + len(data):
+                into[:] = data[position - start :][: len(into)]
+                return
+        raise OSError(f"nothing was written at {position}")
+
+    def free(self, position: int) -> None:
+        self.used -= len(self._blocks.pop(position))
+
+
+class NoStacks:
+    """See `Stacks` in node/ports.py; stacks are never asked for."""
+
+    def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
+        done([])
+
+
+class NoDoor:
+    """See `DriverDoor` in node/ports.py; programs are attached by `Host.attach` instead."""
+
+    def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,157 @@
+"""The loop of a simulated host: its time, timers and descriptors come from the timeline.
+
+Why it exists: it implements the port Loop (node/ports.py), so a real node can run on it. Everything
+on a host happens in turns, and a host that is stopped has none.
+It must never know: what is done in a turn.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._simulation.faults.message_faults import Trap
+    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.timeline import Timeline
+
+__all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
+
+T = TypeVar("T")
+
+# What clocks show at the beginning of a run. Zero would mean "never" in some places.
+EPOCH_S = 1000.0
+# The longest time until a process that sleeps runs again.
+WAKE_S = 20e-6
+# The longest time that work in a thread takes.
+THREAD_S = 0.002
+# Numbers from here on are simulated descriptors; the system's are below.
+FIRST_DESCRIPTOR = 1 << 24
+
+
+class Descriptor(Protocol):
+    """What a loop can watch."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Is there something to read?"""
+
+
+class Descriptors:
+    """All descriptors of a run, by number. `traps`: faults that wait for a message."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, Descriptor] = {}
+        self.traps: list[Trap] = []
+        self._last = FIRST_DESCRIPTOR
+
+    def add(self, one: Descriptor) -> int:
+        """Registers a descriptor; returns its number."""
+        self._last += 1
+        self.all[self._last] = one
+        return self._last
+
+
+class VirtualLoop:
+    """The loop of one process of one host. `over`: the process has ended, and nothing calls it."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        network: Network,
+        host: int,
+        descriptors: Descriptors,
+        turn: Callable[[Callable[[], object]], None],
+    ) -> None:
+        """turn: executes its argument as one turn of the process."""
+        self.timeline = timeline
+        self.network = network
+        self.host = host
+        self.over = False
+        self._descriptors = descriptors
+        self._turn = turn
+        self._ready: dict[int, Callable[[], None]] = {}
+        self._noticed: set[int] = set()
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def run(self, action: Callable[[], object]) -> None:
+        """Makes a turn now, or when a stopped host continues."""
+        if self.over:
+            return
+        if self.host in self.network.stopped:
+            self.network.pass_on(self.host, self.host, self.run, action)
+        else:
+            self._turn(action)
+
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Makes a turn after the time that waking a process takes."""
+        timeline = self.timeline
+        timeline.after(WAKE_S * timeline.chance.random(), self.run, action)
+
+    # -- the port ------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return EPOCH_S + self.timeline.now
+
+    def now_ns(self) -> int:
+        return int(self.now() * 1e9)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timeline.after(max(0.0, seconds), self.run, action)
+
+    def watch(
+        self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
+    ) -> None:
+        self._ready[fd] = ready
+        one = self._descriptors.all.get(fd)
+        if one is not None and one.is_ready:
+            self.notice(fd)
+
+    def unwatch(self, fd: int) -> None:
+        self._ready.pop(fd, None)
+
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        def ended() -> None:
+            found = work()
+            self.run_soon(lambda: done(found))
+
+        self.timeline.after(THREAD_S * self.timeline.chance.random(), ended)
+
+    def repeat_in_thread(
+        self, interval_s: float, work: Callable[[], None], name: str
+    ) -> Callable[[], None]:
+        ends: list[bool] = []
+
+        def again() -> None:
+            if ends or self.over:
+                return
+            if self.host in self.network.stopped:
+                self.network.pass_on(self.host, self.host, again)
+                return
+            work()
+            self.timeline.after(interval_s, again)
+
+        self.timeline.after(interval_s, again)
+        return lambda: ends.append(True)
+
+    # -- descriptors ---------------------------------------------------------------------------
+
+    def notice(self, fd: int) -> None:
+        """There is something to read at this descriptor."""
+        if fd in self._ready and fd not in self._noticed and not self.over:
+            self._noticed.add(fd)
+            self.run_soon(partial(self._serve, fd))
+
+    def _serve(self, fd: int) -> None:
+        self._noticed.discard(fd)
+        ready = self._ready.get(fd)
+        if ready is None:
+            return
+        ready()
+        one = self._descriptors.all.get(fd)
+        # Repeats the event for data that was not read, as level-triggered epoll does.
+        if one is not None and one.is_ready:
+            self.notice(fd)

@@ -1,0 +1,181 @@
+"""The manager's process on a simulated host: the real loop, waiting on the timeline.
+
+Why it exists: manager/loop.py decides which messages reach the planner in which order, and when a
+silent node is given up. Therefore it runs here unchanged.
+It must never know: what a message is about.
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.virtual.connections import Listener
+from hoplite_mp._simulation.virtual.loop import VirtualLoop
+from hoplite_mp._simulation.virtual.streams import connect
+from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.loop import Loop
+from hoplite_mp.planner.machine import Planner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hoplite_mp._simulation.virtual.connections import Switchboard
+    from hoplite_mp._simulation.virtual.streams import VirtualStream
+    from hoplite_mp.manager.leadership import Leadership
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["VirtualManager"]
+
+PACKING_S = 0.05  # duration of the thread that packs trees
+
+
+class VirtualSelector(selectors.BaseSelector):
+    """Returns what the simulated loop has found ready; instead of waiting, it schedules a turn."""
+
+    def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
+        self._loop = loop
+        self._wait = wait
+        self._keys: dict[int, selectors.SelectorKey] = {}
+        self.ready: dict[int, None] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
+        self._loop.watch(fileobj, lambda: self.ready.setdefault(fileobj))
+        return key
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        self._loop.unwatch(fileobj)
+        self.ready.pop(fileobj, None)
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready, self.ready = self.ready, {}
+        self._wait(timeout)
+        return [(self._keys[fd], selectors.EVENT_READ) for fd in ready if fd in self._keys]
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+    def close(self) -> None:
+        self._keys.clear()
+
+
+class VirtualDoor:
+    """Has the interface of transport/door.py."""
+
+    deadline: float | None = None
+    not_now: frozenset[str] = frozenset()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.waiting: list[Admission] = []
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def turn(self, now: float) -> list[Admission]:
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+class VirtualManager:
+    """One manager process. `planner`: read by the checks of a run."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        host: int,
+        at: tuple[str, int],
+        about: tuple[int, bytes, Introduction],
+        *,
+        beat_s: float,
+        silence_s: float,
+        again: bool = False,
+        own: int = 0,
+        leadership: Leadership[Any] | None = None,
+        turned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """at: where it listens. about: (id of its host, the cluster's id, its introduction). again:
+        it replaces one that has died. own: the number of its host's node. leadership: whether it
+        may decide; None: always. turned: called after each turn."""
+        network, descriptors = board.network, board.descriptors
+        self.board = board
+        self.host = host
+        self.planner = Planner(again=again, own=own)
+        self.leadership = leadership
+        self._turned = turned
+        self.loop = VirtualLoop(network.timeline, network, host, descriptors, self._turn)
+        self.selector = VirtualSelector(self.loop, self._wait)
+        self._wake_at = float("inf")
+        self._manager = Loop(
+            self.planner,
+            self.loop.now,
+            selector=self.selector,
+            in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
+        )
+        door: Any = VirtualDoor(descriptors.add(self))
+        self._manager.open(door, b"", Beats(beat_s, silence_s))
+        if leadership is not None:
+            self._manager.share(leadership)
+        host_id, cluster, introduction = about
+
+        def admit(admission: Admission) -> None:
+            door.waiting.append(admission)
+
+        where = host, self.loop, host_id, cluster, introduction, admit
+        board.listeners[at] = Listener(*where, lambda role: role in door.not_now)
+        self.loop.run_soon(lambda: None)  # its first turn
+
+    @property
+    def leads(self) -> bool:
+        """Is it the manager, even if it may not decide at present? False: a waiting standby."""
+        return self.leadership is None or self.leadership.leads
+
+    @property
+    def decides(self) -> bool:
+        """May it decide now?"""
+        return self.leadership is None or self.leadership.decides(self.loop.now())
+
+    @property
+    def is_out(self) -> bool:
+        """Must it step down? To be asked once per turn."""
+        return self.leadership is not None and self.leadership.is_out(self.loop.now())
+
+    # As the door's descriptor. It is never ready, because each connection is admitted in a turn.
+    is_ready = False
+
+    def near(self, loop: VirtualLoop) -> VirtualStream:
+        """Makes a connection to the node of its own host; returns the node's end."""
+        board = self.board
+        ends = (loop, self.host), (self.loop, self.host)
+        ours, theirs = connect(board.network, board.descriptors, *ends)
+        board.streams[ours] = None
+        self._manager.serve(theirs)
+        return ours
+
+    def _turn(self, action: Callable[[], object]) -> None:
+        action()
+        self._wake_at = float("inf")
+        self._manager.turn()
+        while self.selector.ready:
+            self._manager.turn()
+        self._turned()
+
+    def _wait(self, seconds: float | None) -> None:
+        """Schedules a turn for the time until which the loop would sleep."""
+        if seconds is None:
+            return
+        at = self.loop.timeline.now + seconds
+        if at < self._wake_at:
+            self._wake_at = at
+            self.loop.timeline.at(at, self._due, at)
+
+    def _due(self, at: float) -> None:
+        if at == self._wake_at:
+            self.loop.run(lambda: None)

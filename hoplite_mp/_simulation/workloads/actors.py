@@ -1,0 +1,179 @@
+"""Actors in a run: each keeps a ledger, to which programs on several hosts add entries.
+
+Why it exists: an actor promises order and at-most-once execution. So at the end a ledger has each
+entry at most once, those of one caller in order, and each confirmed entry in the confirmed place.
+With checkpoints this survives deaths of the actor's process and host; with restarts alone the
+ledger begins again empty; without either all calls fail after a death.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_actor"]
+
+CALLERS_MAX, CALLS_MAX = 3, 8
+# How often each kind of actor may restart, and how often a call is retried.
+RESTARTS = {"mortal": 0, "restarts": 4, "checkpoints": 8}
+WINDOW = 3  # calls of one caller in progress at a time
+
+Entry = tuple[int, int]  # (caller, number)
+
+# Salt of a ledger -> pid of the process that had the ledger at its last call.
+at_work: dict[int, int] = {}
+
+
+class Ledger:
+    """The actor's object."""
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+        self.entries: list[Entry] = []
+        at_work[salt] = os.getpid()
+
+    def add(self, entry: Entry, seconds: float) -> int:
+        """Adds an entry; returns its place."""
+        at_work[self.salt] = os.getpid()
+        time.sleep(seconds)
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def all(self) -> list[Entry]:
+        """Returns all entries."""
+        return self.entries
+
+
+@dataclass
+class Story:
+    """One ledger as its callers see it."""
+
+    name: str
+    salt: int
+    kind: str
+    maker: Host
+    callers: int
+    confirmed: dict[Entry, int] = field(default_factory=dict)  # entry -> its place
+
+
+def begin_actor(work: Programs) -> None:
+    """Begins a program that makes a ledger, and others that find it by its name and write into
+    it."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt = work.salt()
+    at_work.pop(salt, None)  # left from an earlier run
+    kind = chance.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
+    maker = chance.choice(hosts)
+    story = Story(f"actor {salt}", salt, kind, maker, chance.randint(1, CALLERS_MAX))
+    where = chance.choice([None, None, chance.choice(hosts)])
+    holds = partial(_survives, work, story)
+    work.program(maker, story.name, partial(_make, work, story, where), holds=holds)
+    for caller in range(story.callers):
+        seconds = [
+            chance.choice([0.0, 0.001, 0.02]) * chance.random()
+            for _ in range(chance.randint(1, CALLS_MAX))
+        ]
+        body = partial(_write, work, story, caller, seconds)
+        work.program(chance.choice(hosts), f"caller {caller} of {story.name}", body, holds=holds)
+    for _ in range(chance.choice([0, 0, 1, 2])):
+        work.world.timeline.after(chance.random() * work.span_s, _kill, work, story)
+
+
+def _survives(work: Programs, story: Story) -> bool:
+    """Given all that has happened so far, must all calls of that actor succeed?"""
+    world = work.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+    if disturbed or world.left:  # an actor on a node that leaves takes no more calls
+        return False
+    if story.kind != "checkpoints" or story.maker in world.lost:
+        return False
+    return len(world.lost) <= 1 and world.killed <= 2
+
+
+def _kill(work: Programs, story: Story) -> None:
+    """Kills the actor's process, not its host."""
+    pid = at_work.get(story.salt)
+    for host in work.world.hosts:
+        for process in host.processes:
+            if process.pid == pid and process.alive and host.alive:
+                work.world.kill(host, process)
+
+
+def _make(work: Programs, story: Story, where: Host | None, c: Cluster) -> None:
+    options: dict[str, Any] = {"name": story.name, "restarts": RESTARTS[story.kind]}
+    if story.kind == "checkpoints":
+        options |= {"checkpoint": 1, "retries": RESTARTS[story.kind]}
+    if where is not None and story.kind == "mortal":
+        options["node"] = f"h{where.number}"
+        work.hear_of(story.maker, [options["node"]])
+    try:
+        ledger = c.options(**options).actor(Ledger, story.salt)
+        ledger.all().result(timeout=HANGS_S)
+        work.board.publish(story.name, b"it is there")
+        for caller in range(story.callers):
+            work.board.find(f"{story.name} was written by {caller}")
+        _check(work, story, ledger.all().result(timeout=HANGS_S))
+    except TimeoutError as error:
+        raise WrongEnd(f"{story.name} hangs") from error
+    finally:
+        work.board.publish(story.name, None)
+
+
+def _write(work: Programs, story: Story, caller: int, seconds: list[float], c: Cluster) -> None:
+    done = f"{story.name} was written by {caller}"
+    try:
+        if work.board.find(story.name) is None:
+            return
+        try:
+            ledger = c.get_actor(story.name)
+        except LookupError:
+            return  # the actor has ended with the program that made it
+        calls: list[Any] = []
+        for number, each in enumerate(seconds):
+            calls.append(ledger.add((caller, number), each))
+            if number >= WINDOW:
+                _confirm(story, (caller, number - WINDOW), calls)
+        for number in range(max(0, len(calls) - WINDOW), len(calls)):
+            _confirm(story, (caller, number), calls)
+    finally:
+        work.board.publish(done, None)
+
+
+def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
+    try:
+        story.confirmed[entry] = calls[entry[1]].result(timeout=HANGS_S)
+    except TimeoutError as error:
+        raise WrongEnd(f"a call of {story.name} hangs") from error
+
+
+def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
+    """Checks the ledger at the end."""
+    work.truth.reads += 1
+    told = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
+    if len(set(entries)) != len(entries):
+        raise WrongEnd(f"{told}: something twice")
+    for caller in range(story.callers):
+        mine = [number for one, number in entries if one == caller]
+        if mine != sorted(mine):
+            raise WrongEnd(f"{told}: in another order")
+    if story.kind == "restarts":  # it may have begun again, empty
+        return
+    if work.world.overruled:  # its state may be the one from before its host was given up
+        return
+    for entry, place in story.confirmed.items():
+        if place >= len(entries) or entries[place] != entry:
+            raise WrongEnd(f"{told}: {entry} is not in its place")

@@ -1,0 +1,122 @@
+"""What must be there in time: sources at a deadline, and data for hosts that have just joined.
+
+Why it exists: a reduction with a deadline contains everything that was ready, and a host can be
+used as soon as it has been admitted, even before the others know of it.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import Leaf, WrongBytes, make_once_more
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_newcomer", "begin_timely"]
+
+READY_MAX = 6
+NEVER_S = 20.0
+DEADLINES_S = 0.05, 0.3
+OBJECTS_MAX = 3
+LET_IN_LOOK_S, LET_IN_LOOKS = 0.0005, 4000
+
+
+# ---- at a deadline
+
+
+def begin_timely(work: Programs) -> None:
+    """Begins a reduction with a deadline: some sources are ready when it is called, and one only
+    long after the deadline."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, count = work.salt(), chance.randint(1, READY_MAX)
+    items = max(1, work.items(2 * count))
+    leaves = [Leaf(salt, index, items) for index in range(count + 1)]
+    body = partial(_in_time, work, leaves, chance.choice(DEADLINES_S), chance.random() < 0.5)
+    work.program(chance.choice(hosts), f"timely {salt}", body)
+
+
+def _in_time(
+    work: Programs, leaves: list[Leaf], deadline: float, everywhere: bool, c: Cluster
+) -> None:
+    import time
+
+    name, begun = f"timely {leaves[0].salt}", time.monotonic()
+    late = c.submit(make_once_more, leaves[-1], NEVER_S)
+    refs: list[Any] = [c.put(leaf.array()) for leaf in leaves[:-1]]
+    both = [*refs, late.ref]
+    ask = c.allreduce if everywhere else c.reduce
+    total = ask(both, num=len(both), deadline=deadline)
+    value = np.asarray(work.value(c, total, name))
+    found = tuple(sorted(total.contributors or ()))
+    # The loss of a manager can delay the deadline so long that the last source is ready as well.
+    ready = len(refs) + (len(found) == len(both) and time.monotonic() - begun > NEVER_S)
+    whole = sum((leaf.array() for leaf in leaves[1:ready]), start=leaves[0].array())
+    if found != tuple(range(ready)):
+        raise WrongEnd(f"{name} is of {found}, and {len(refs)} were ready")
+    if not np.array_equal(value, whole):
+        raise WrongBytes(f"{name} is {value[:4]}")
+    work.truth.reads += 1
+    late.cancel()
+
+
+# ---- on a host that has just joined
+
+
+def begin_newcomer(work: Programs) -> None:
+    """A host joins, and reads what others have as soon as it has been admitted."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt = work.salt()
+    items = max(1, work.items(4))
+    leaves = [Leaf(salt, index, items) for index in range(chance.randint(1, OBJECTS_MAX))]
+    names = [f"for newcomer {salt}: {index}" for index in range(len(leaves))]
+    for leaf, name in zip(leaves, names, strict=True):
+        work.program(chance.choice(hosts), name, partial(_put, work, leaf, name))
+    port = work.world.network.ports[0]
+    late = 0.5 * chance.random() * work.span_s
+    rate = port.up, port.down
+
+    def join() -> None:
+        _when_let_in(work, work.world.add_host(*rate), leaves, names, LET_IN_LOOKS)
+
+    work.world.timeline.after(late, join)
+
+
+def _put(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
+    ref = c.put(leaf.array())
+    work.board.publish(name, ref._id)
+    work.board.find(f"{name} is not needed")
+
+
+def _when_let_in(
+    work: Programs, host: Host, leaves: list[Leaf], names: list[str], looks: int
+) -> None:
+    if host.alive and host.number < 0 and looks:
+        work.world.timeline.after(LET_IN_LOOK_S, _when_let_in, work, host, leaves, names, looks - 1)
+        return
+    if not host.alive or host.number < 0:
+        for name in names:
+            work.board.publish(f"{name} is not needed", None)
+        return
+    for leaf, name in zip(leaves, names, strict=True):
+        work.program(host, f"reader of {name}", partial(_read, work, leaf, name))
+
+
+def _read(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
+    try:
+        ref = work.ref(c, name)
+        if ref is not None:
+            work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+    finally:
+        work.board.publish(f"{name} is not needed", None)

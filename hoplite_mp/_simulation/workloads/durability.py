@@ -1,0 +1,305 @@
+"""Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
+
+Why it exists: a result that is lost with the only host that has it is recomputed by the node whose
+host submitted the task, as long as that lives. An object with a second copy survives the loss of
+one host. A ref inside an object keeps the object that it names. So programs that read these values
+must get no error even if hosts have died.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.oracle.values import Leaf, add, make, make_refs
+from hoplite_mp._simulation.workloads.programs import DEATHS_MAX, HANGS_S
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.oracle.oracle import Truth
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_remade"]
+
+WIDTH_MAX = 5
+
+
+def begin_remade(work: Programs) -> None:
+    """Begins a program whose tasks make values and sums of them, and that reads all of them
+    later."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, width = work.salt(), chance.randint(1, WIDTH_MAX)
+    items = max(1, work.items(3 * width))
+    leaves = [Leaf(salt, index, items) for index in range(width)]
+    seconds = [chance.choice([0.0, 0.0, 0.02]) * chance.random() for _ in leaves]
+    late = chance.choice([0.0, 1.0, 1.5]) * chance.random() * work.span_s
+    sums = chance.random() < 0.7
+    keeps = chance.random() < 0.6  # whether it keeps refs to the summands
+    name = f"remade {salt}"
+    readers = chance.choice([0, 0, 1, 2])
+    users = [readers]
+    body = partial(_remade, work, leaves, seconds, late, sums, keeps, name, readers)
+    work.program(chance.choice(hosts), name, body, holds=lambda: _survives(work.truth))
+    for _ in range(readers):
+        after = chance.random() * work.span_s
+        read = partial(_read_sum, work, leaves, name, after, users)
+        work.program(chance.choice(hosts), f"reader of {name}", read)
+
+
+def _survives(truth: Truth) -> bool:
+    world = truth.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
+    return not disturbed and len(world.lost) + world.killed <= DEATHS_MAX
+
+
+def _remade(
+    work: Programs,
+    leaves: list[Leaf],
+    seconds: list[float],
+    late: float,
+    sums: bool,
+    keeps: bool,
+    name: str,
+    readers: int,
+    c: Cluster,
+) -> None:
+    import time
+
+    refs: list[Any] = [c.submit(make, *pair).ref for pair in zip(leaves, seconds, strict=True)]
+    total = refs[0]
+    for ref in refs[1:] if sums else ():
+        total = c.submit(add, total, ref).ref
+    if readers:
+        work.board.publish(name, total._id)
+    if not keeps:
+        del refs[1:]
+    time.sleep(late)
+    for leaf, ref in zip(leaves, refs, strict=False):
+        work.truth.check_leaf(leaf, work.value(c, ref, name))
+    _check_sum(work, leaves if sums else leaves[:1], work.value(c, total, name))
+    if readers:
+        work.board.find(f"{name} is not needed")
+
+
+def _check_sum(work: Programs, leaves: list[Leaf], value: Any) -> None:
+    whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
+    work.truth.check_value(value, whole, f"a sum of {len(leaves)} with salt {leaves[0].salt}")
+
+
+def _read_sum(
+    work: Programs, leaves: list[Leaf], name: str, late: float, users: list[int], c: Cluster
+) -> None:
+    import time
+
+    try:
+        ref = work.ref(c, name)
+        time.sleep(late)
+        if ref is not None:
+            value = work.value(c, ref, f"reader of {name}")
+            if len(leaves) > 1 and not (value == leaves[0].array()).all():
+                _check_sum(work, leaves, value)
+            else:
+                work.truth.check_leaf(leaves[0], value)
+    finally:
+        users[0] -= 1
+        if not users[0]:
+            work.board.publish(f"{name} is not needed", None)
+
+
+def begin_copies(work: Programs) -> None:
+    """Begins a program that puts a value with a second copy, and others that hold it and read it
+    later."""
+    hosts, chance = work.hosts(), work.chance
+    if len(hosts) < 2:
+        return
+    leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
+    name = f"copied {leaf.salt}"
+    maker = chance.choice(hosts)
+    others = [host for host in hosts if host is not maker]
+    readers = chance.sample(others, min(len(others), chance.randint(1, 2)))
+    stays = chance.random() * work.span_s
+
+    def put(c: Cluster) -> None:
+        import time
+
+        ref = c.put(leaf.array(), copies=2)
+        work.board.publish(name, ref._id)
+        time.sleep(stays)
+        over.append(True)
+
+    over: list[bool] = []
+    work.program(maker, name, put)
+    for host in readers:
+        late = chance.random() * work.span_s * 1.5
+        _read_copy(work, host, leaf, name, late, over)
+
+
+def _read_copy(
+    work: Programs, host: Any, leaf: Leaf, name: str, late: float, over: list[bool]
+) -> None:
+    """over: not empty as soon as the program that has put the object lets go of it."""
+    held: list[bool] = []  # whether it was held before any host died; empty if it was never held
+
+    def read(c: Cluster) -> None:
+        import time
+
+        ref = work.ref(c, name)
+        if ref is None or ref._hold is None or over:
+            return  # nobody may have held it when this host's request reached its owner
+        held.append(not work.world.lost)
+        time.sleep(late)
+        work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+
+    def holds() -> bool:
+        world = work.world
+        disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+        return bool(held and held[0]) and not disturbed and len(world.lost) <= 1
+
+    work.program(host, f"reader of {name}", read, holds=holds)
+
+
+def begin_fetched(work: Programs) -> None:
+    """Begins a program that puts a value, and readers. Some fetch the value and keep it, some hold
+    a ref and read the value later, some get the ref only later, when the owner may have died or
+    left. All of them can read it as long as a host that has fetched it lives. Readers that held a
+    ref before the owner left can read it in any case."""
+    hosts, chance = work.hosts(), work.chance
+    if len(hosts) < 3:
+        return
+    leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
+    maker, *others = chance.sample(hosts, min(len(hosts), chance.randint(3, 5)))
+    fetched = _Fetched(work, leaf, f"fetched {leaf.salt}", maker, len(others), len(others))
+    work.program(maker, fetched.name, partial(fetched.put, chance.random() * work.span_s))
+    if chance.random() < 0.2:
+        work.world.timeline.after(chance.random() * work.span_s, work.world.leave, maker.place)
+    keepers = chance.randint(1, len(others) - 1)
+    for number, host in enumerate(others):
+        late = chance.random() * work.span_s * 1.5
+        holds = partial(fetched.must_be_there, host)
+        kind = "keeps" if number < keepers else chance.choice(["holds", "meets"])
+        body = partial(fetched.read, host, late, kind)
+        work.program(host, f"reader of {fetched.name}", body, holds)
+
+
+@dataclass
+class _Fetched:
+    """A value that others fetch. to_hold: how many readers do not hold it yet; to_read: how many
+    may still read it."""
+
+    work: Programs
+    leaf: Leaf
+    name: str
+    maker: Host
+    to_hold: int
+    to_read: int
+    # Hosts of readers that held it before any fault struck the owner's machine.
+    held: set[Host] = field(default_factory=set)
+    kept: set[Host] = field(default_factory=set)  # hosts that have fetched it
+    met: set[Host] = field(default_factory=set)  # hosts that got the ref when others had fetched it
+
+    def put(self, stays: float, c: Cluster) -> None:
+        import time
+
+        ref = c.put(self.leaf.array())
+        self.work.board.publish(self.name, ref._id)
+        self.work.board.find(f"{self.name} is held by all")
+        time.sleep(stays)
+
+    def read(self, host: Host, late: float, kind: str, c: Cluster) -> None:
+        import time
+
+        value: Any = None
+        try:
+            ref = None if kind == "meets" else self.work.ref(c, self.name)
+            if ref is not None and self.maker.place not in self.work.world.struck:
+                self.held.add(host)
+            if ref is not None and kind == "keeps":
+                value = self._value(c, ref)
+                self.kept.add(host)
+            self.to_hold -= 1
+            if not self.to_hold:
+                self.work.board.publish(f"{self.name} is held by all", None)
+            time.sleep(late)
+            if kind == "meets":
+                if self.kept:
+                    self.met.add(host)
+                ref = self.work.ref(c, self.name)
+            if ref is not None:
+                self._value(c, ref)
+        finally:
+            self.to_read -= 1
+            if not self.to_read:
+                self.work.board.publish(f"{self.name} is not needed", None)
+        if value is not None:  # its array pins the copy on this host until then
+            self.work.board.find(f"{self.name} is not needed", HANGS_S)
+
+    def _value(self, c: Cluster, ref: Any) -> Any:
+        value = self.work.value(c, ref, f"reader of {self.name}")
+        self.work.truth.check_leaf(self.leaf, value)
+        return value
+
+    def must_be_there(self, host: Host) -> bool:
+        """Given all that has happened so far, must a reader on that host get it?"""
+        holds_on, maker = self.work.holds_on, self.maker
+        if host in self.held and maker in self.work.world.went and holds_on(host)():
+            return True
+        return host in self.held | self.met and any(holds_on(host, one)() for one in self.kept)
+
+
+def begin_nested(work: Programs) -> None:
+    """Begins a program that stores refs inside an object, and one that reads this object. It can
+    also read the objects that the refs name, although no process holds those any more."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, width = work.salt(), chance.randint(1, 3)
+    items = max(1, work.items(2 * width))
+    leaves = [Leaf(salt, index, items) for index in range(width)]
+    name = f"nested {salt}"
+    by_task = chance.choice(["", "each", "all"])
+    late = chance.random() * work.span_s
+
+    def put(c: Cluster) -> None:
+        if by_task == "all":  # refs in the result of a task
+            made = c.submit(make_refs, leaves).ref
+            work.board.publish(name, made._id)
+            work.board.find(f"{name} is not needed")
+            return
+        if by_task:
+            inner: list[Any] = [c.submit(make, leaf, 0.0).ref for leaf in leaves]
+        else:
+            inner = [c.put(leaf.array()) for leaf in leaves]
+        outer = c.put({"refs": inner})
+        c.wait(inner)  # a program's tasks end with it
+        del inner
+        work.board.publish(name, outer._id)
+        work.board.find(f"{name} is not needed")
+
+    def read(c: Cluster) -> None:
+        import time
+
+        try:
+            ref = work.ref(c, name)
+            if ref is None:
+                return
+            found = work.value(c, ref, f"reader of {name}")
+            found = found["refs"] if isinstance(found, dict) else found
+            work.board.publish(f"{name} is not needed", None)
+            del ref
+            time.sleep(late)
+            for leaf, inner in zip(leaves, found, strict=True):
+                work.truth.check_leaf(leaf, work.value(c, inner, f"reader of {name}"))
+        finally:
+            work.board.publish(f"{name} is not needed", None)
+
+    maker, reader = chance.choice(hosts), chance.choice(hosts)
+    holds = work.holds_on(maker, reader, tasks=bool(by_task))
+    if by_task == "all":  # what a task has put is lost with the host where it ran, which may be any
+        holds = bool
+    work.program(maker, name, put, holds)
+    work.program(reader, f"reader of {name}", read, holds)

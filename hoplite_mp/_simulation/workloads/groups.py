@@ -1,0 +1,271 @@
+"""Groups in a run: members on many hosts that make calls together, and die at any time.
+
+Why it exists: survivors continue among themselves, and must all agree on the ranks that contributed
+to a call, and on its result.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import Leaf, WrongBytes, contributors_in
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._simulation.oracle.oracle import Truth
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_group"]
+
+# The error of a rank whose share of a result was lost with the host that had decided the call.
+ITS_ROOT = "is gone with what was to come here"
+MEMBERS_MAX = 8
+CALLS_MAX = 5
+# Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
+# first call opens the engines, so these make most of the others.
+AGAIN = 4
+# Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
+SPLIT = 8
+# Groups with salt % SPLIT == REPEATS make few different calls, which are not small, again and
+# again: their nodes begin by the plans of earlier ones. One of these has other bytes in between.
+# What members give is an object of so many items, or a block of its own. Half of these Groups have
+# one member a host, if there are enough hosts, and make more calls: these nodes vote for them.
+REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
+VOTES_SALT_MIN = 16  # of salt % (4 * SPLIT)
+# Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
+# large as what was given, and for hypot there is no kernel. Half of their calls are of parts that
+# just travel inside messages.
+OTHERS, INSIDE_ITEMS = 5, 1_500
+OPERATORS: tuple[tuple[Any, Any], ...] = (
+    ("mean", np.uint8), (np.hypot, np.float64), ("max", np.int16),
+)  # fmt: skip
+# Some Groups of so few members give values so large that the first bytes are sent while the member
+# still writes the rest (WRITE_ROUND_BYTES).
+FEW, LARGE_ITEMS = 3, 400_000
+KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
+         "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
+SMALL = ("allreduce", "broadcast", "reduce", "gather", "allgather", "reduce_scatter", "barrier",
+         "allreduce", "barrier", "scan")  # fmt: skip
+
+
+def begin_group(work: Programs) -> None:
+    """Begins programs on some hosts that become members of one Group and make the same calls."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    work.groups += 1
+    size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
+    calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
+    if chance.random() < 0.3:
+        calls = [chance.choice(SMALL) for _ in range(AGAIN * len(calls))]
+    items = [work.items(2 * size) for _ in calls]
+    if size <= FEW and chance.random() < 0.25:
+        items[0] = LARGE_ITEMS
+    roots = [chance.randrange(size) for _ in calls]
+    plan = tuple(zip(calls, items, roots, strict=True))
+    votes = False
+    if salt % SPLIT == REPEATS:
+        votes = salt % (4 * SPLIT) >= VOTES_SALT_MIN and size <= len(hosts)
+        plan = _repeated(plan, REPEATED_ITEMS_MIN[salt // SPLIT % 2], votes)
+    if salt % SPLIT == OTHERS:
+        inside = [items if at % 2 else INSIDE_ITEMS for at, items in enumerate(items)]
+        plan = tuple(zip(calls, inside, roots, strict=True))
+    places = [chance.choice(hosts) for _ in range(size)]
+    if votes:
+        at = hosts.index(places[0])
+        places = [*hosts[at:], *hosts[:at]][:size]
+    holds = work.holds_on(*places)
+    leave: list[int] = []  # ranks that leave before the last call
+    for rank in range(size):
+        late = chance.choice([0.0, 0.0, 0.001, 0.1]) * chance.random()
+        pauses = [chance.choice([0.0, 0.0, 0.0, 0.01]) * chance.random() for _ in calls]
+        leaves_after = chance.choice([None] * 5 + [chance.randint(1, len(calls))])
+        if leaves_after is not None:
+            leave.append(rank)
+        member = partial(
+            _member, work.truth, salt, size, rank, plan, late, pauses, leaves_after,
+            lambda: not leave and holds(),
+        )  # fmt: skip
+        work.program(places[rank], f"rank {rank} of group {salt}", member)
+
+
+def _repeated(
+    plan: tuple[tuple[str, int, int], ...], items_min: int, votes: bool
+) -> tuple[tuple[str, int, int], ...]:
+    """The first call and the last one of `plan`, again and again."""
+    first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
+    kind, items, root = first
+    other = kind, 2 * items, root
+    more = [first, first, first, first, last, last, first] if votes else []
+    return first, first, last, first, other, first, last, first, *more
+
+
+def _member(
+    truth: Truth,
+    salt: int,
+    size: int,
+    rank: int,
+    plan: tuple[tuple[str, int, int], ...],
+    late: float,
+    pauses: list[float],
+    leaves_after: int | None,
+    holds: Callable[[], bool],
+    c: Cluster,
+) -> None:
+    import time
+
+    time.sleep(late)
+    with c.group(f"group {salt}", size, rank) as g:
+        for call, (kind, items, root) in enumerate(plan):
+            if call == leaves_after:
+                return
+            time.sleep(pauses[call % len(pauses)])
+            truth.world.calls_begun += 1
+            try:
+                given = _given(g, _array(salt, call, rank, items), (salt + call + rank) % 2 == 0)
+                value = _call(c, g, kind, _operator(salt, call)[0], given, rank, root)
+                given[...] = 1  # allowed, because no other rank reads it after the call
+            except (PeerLostError, ObjectLostError) as error:
+                truth.check_error(f"{kind} {call} of group {salt}", error, holds())
+                if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
+                    truth.note_call((salt, call), ("lost",))
+                continue
+            _check(truth, salt, call, kind, items, root, rank, size, value, g.contributors)
+        if salt % SPLIT == 1:
+            _split(truth, g, Leaf(salt + len(plan), rank, 1), holds)
+
+
+def _split(truth: Truth, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
+    """Members of even and of odd ranks make a Group each, and add up their values."""
+    try:
+        with g.split(leaf.index % 2) as part:
+            value = part.allreduce(leaf.array())
+    except PeerLostError as error:
+        truth.check_error(f"split of group {leaf.salt}", error, holds())
+        return
+    truth.reads += 1
+    found = contributors_in(value, leaf.salt)
+    if leaf.index not in found or any((leaf.index - one) % 2 for one in found):
+        raise WrongBytes(f"a part of group {leaf.salt} with rank {leaf.index} is of {found}")
+
+
+def _operator(salt: int, call: int) -> tuple[Any, Any]:
+    """By what a Group's call reduces, and the dtype of what its members give."""
+    if salt % SPLIT != OTHERS:
+        return "sum", np.int64
+    return OPERATORS[(salt // SPLIT + call) % len(OPERATORS)]
+
+
+def _array(salt: int, call: int, rank: int, items: int) -> Any:
+    """The member's value: as many bytes as `items` numbers of 8 bytes have."""
+    dtype = np.dtype(_operator(salt, call)[1])
+    return Leaf(salt + call, rank, 8 * items // dtype.itemsize).array().astype(dtype, copy=False)
+
+
+def _given(g: Any, array: Any, in_place: bool) -> Any:
+    """The member's value, in the store if `in_place` and there is room."""
+    if not in_place:
+        return array
+    try:
+        lies = g.empty(array.shape, array.dtype)
+    except StoreFullError:
+        return array
+    lies[...] = array
+    return lies
+
+
+def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: int) -> Any:
+    """Makes the call. Parts for other ranks are the member's value plus the receiving rank."""
+    if kind == "barrier":
+        return g.barrier()
+    if kind == "broadcast":
+        return g.broadcast(given if rank == root else None, root=root)
+    if kind == "gather":
+        return g.gather(given, root=root)
+    if kind == "reduce":
+        return g.reduce(given, root=root, op=op)
+    if kind in ("alltoall", "scatter"):
+        parts = [given + to for to in range(g.size)]
+        if kind == "alltoall":
+            return g.alltoall(parts)
+        return g.scatter(parts if rank == root else None, root=root)
+    if kind == "refs":  # only the call holds these objects, because each giver lets go
+        brought = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
+        return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
+    if kind == "allgather":
+        return g.allgather(given)
+    return getattr(g, kind)(given, op=op)
+
+
+def _folded(op: Any, arrays: list[Any]) -> Any:
+    """The reduction of arrays in the order of ranks."""
+    if op == "mean":
+        return sum(array.astype(np.float64) for array in arrays) / len(arrays)
+    return functools.reduce({"sum": np.add, "max": np.maximum}.get(op, op), arrays)
+
+
+def _check(
+    truth: Truth,
+    salt: int,
+    call: int,
+    kind: str,
+    items: int,
+    root: int,
+    rank: int,
+    size: int,
+    value: Any,
+    contributors: tuple[int, ...],
+) -> None:
+    """Checks that all members agree on the contributors, and that the value is made of these."""
+    what = f"{kind} {call} of group {salt}"
+    if rank not in contributors:
+        raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")
+    truth.note_call((salt, call), contributors)
+    leaves = {one: _array(salt, call, one, items) for one in contributors}
+    op = _operator(salt, call)[0]
+    if kind in ("allreduce", "reduce", "reduce_scatter"):
+        whole = _folded(op, [leaves[one] for one in contributors])
+        if kind == "reduce" and rank != root:
+            expected: Any = None
+        else:
+            expected = np.array_split(whole, size)[rank] if kind == "reduce_scatter" else whole
+    elif kind in ("scan", "exscan"):
+        below = [leaves[one] for one in contributors if one < rank + (kind == "scan")]
+        expected = _folded(op, below) if below else None
+    elif kind == "broadcast":
+        expected = leaves[root]
+    elif kind == "scatter":
+        expected = leaves[root] + rank
+    elif kind == "alltoall":
+        expected = [leaves[one] + rank if one in leaves else None for one in range(size)]
+    elif kind in ("allgather", "refs") or (kind == "gather" and rank == root):
+        expected = [leaves.get(one) for one in range(size)]
+    else:
+        expected = None
+    truth.reads += 1
+    if not _equal(value, expected):
+        raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value += 1  # no other rank may notice, because each result is its rank's own
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(map(_equal, value, expected))
+        )
+    if expected is None or value is None:
+        return value is expected
+    return value.dtype == expected.dtype and np.array_equal(value, expected)

@@ -1,0 +1,156 @@
+"""What all simulated programs share: where they run, how they exchange objects, their limits.
+
+Why it exists: all programs are begun, judged and counted in the same way, whatever they do.
+It must never know: what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import HopliteTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._simulation.oracle.oracle import Truth
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.world import World
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
+
+ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
+# Roughly how many bytes all collectives of a run may move together, which bounds its cost.
+BYTES_MAX = 16 << 20
+# The longest that a program waits for another one to publish an object.
+PATIENCE_S = 25.0
+# The longest until a node hears of another one that has joined, unless a fault delays that.
+HEARD_OF_S = 1.0
+# After this time a wait for a result counts as a hang.
+HANGS_S = 90.0
+# Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
+DEATHS_MAX = 2
+
+
+@dataclass(eq=False)
+class Board:
+    """Ids by name, by which programs find each other's objects without the code under test."""
+
+    world: World
+    ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
+
+    def publish(self, name: str, object_id: bytes | None) -> None:
+        """Makes the name known to other programs."""
+        self.ids.setdefault(name, object_id)
+        self.world.processes.wake_all(("board", name))
+
+    def find(self, name: str, patience_s: float = PATIENCE_S) -> bytes | None:
+        """Waits for the name. None if it will never be there, or is not there in time."""
+        running = self.world.processes.running
+        assert running is not None
+        if name not in self.ids:
+            running.wait(("board", name), patience_s)
+        return self.ids.get(name)
+
+
+class Programs:
+    """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
+
+    def __init__(self, world: World, truth: Truth, span_s: float) -> None:
+        """span_s: the time within which programs begin."""
+        self.world = world
+        self.truth = truth
+        self.chance = world.timeline.chance
+        self.span_s = span_s
+        self.board = Board(world)
+        self.left = BYTES_MAX
+        self.begun = self.groups = 0
+        self._operations = 0
+
+    @property
+    def open(self) -> list[str]:
+        """Names of programs that have neither ended nor been killed."""
+        return [process.name for host in self.world.lives for process in host.programs
+                if process.alive]  # fmt: skip
+
+    def hosts(self) -> list[Host]:
+        """Hosts that are running and whose node has been admitted."""
+        stopped = self.world.network.stopped
+        return [one for one in self.world.hosts if one.alive and one.number >= 0
+                and one.place not in stopped]  # fmt: skip
+
+    def items(self, copies: int) -> int:
+        """Draws the number of items of a value, of which there will be `copies` copies."""
+        room = self.left // max(1, 8 * copies)
+        items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
+        self.left -= 8 * items * copies
+        return items
+
+    def salt(self) -> int:
+        """A new odd number, for the values of one operation."""
+        self._operations += 1
+        return 2 * self._operations % 1024 + 1
+
+    def holds_on(self, *hosts: Host, tasks: bool = False) -> Callable[[], bool]:
+        """For `program`: any error is wrong as long as no fault has struck at these hosts or at
+        those of managers, whatever happens to others. tasks: tasks are involved, which may run on
+        any host."""
+        return partial(self._holds_on, {host.place for host in hosts}, tasks)
+
+    def _holds_on(self, places: set[int], tasks: bool) -> bool:
+        world = self.world
+        if self.truth.tight or world.struck & (places | world.around.managers):
+            return False
+        disturbed = world.cuts or world.resets or world.stops
+        return not (tasks and (disturbed or len(world.lost) + world.killed > DEATHS_MAX))
+
+    def program(
+        self,
+        host: Host,
+        name: str,
+        body: Callable[[Cluster], object],
+        holds: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Runs a program that attaches to that host's node. holds: whether, given all that has
+        happened so far, any error is wrong."""
+
+        def live(runtime: Runtime) -> None:
+            try:
+                body(Cluster._of(runtime))
+            except Exception as error:
+                self.truth.check_error(name, error, holds())
+
+        self.begun += 1
+        host.attach(name, live)
+
+    def hear_of(self, host: Host, names: Sequence[str]) -> None:
+        """Waits until that host's node has heard of these nodes. A program knows the name of a node
+        from its own one; here it may be that of a host that joined a moment ago."""
+        import time
+
+        lan, until = host.lan, self.world.timeline.now + HEARD_OF_S
+        if lan is None:
+            return
+        wanted = {int(name.removeprefix("h")) for name in names} - {host.number}
+        while wanted - lan.host.roster.by_number.keys() and self.world.timeline.now < until:
+            time.sleep(HEARD_OF_S / 100)
+
+    def ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
+        """A ref to an object that another program has published; None if there is none."""
+        object_id = self.board.find(name)
+        if object_id is None:
+            return None
+        return c._runtime.memory.make_ref(object_id)
+
+    def value(self, c: Cluster, ref: Any, what: str) -> Any:
+        """Reads a value; a wait that does not end fails the run."""
+        try:
+            return c.get(ref, timeout=HANGS_S)
+        except HopliteTimeoutError as error:
+            raise WrongEnd(f"{what} hangs") from error

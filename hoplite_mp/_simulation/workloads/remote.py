@@ -1,0 +1,198 @@
+"""Tasks that run on other hosts: shared arguments, results with refs, results that differ by run.
+
+Why it exists: a task that stays on its host needs no transfers. These tasks need a resource that
+the submitting host does not have, so that arguments, results and refs inside results travel. Some
+results depend on how often the task has run, so that readers of different values are noticed.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._simulation.oracle.values import Leaf, make_with_refs, pattern, rolled, scaled
+from hoplite_mp._simulation.workloads.programs import DEATHS_MAX
+from hoplite_mp._simulation.workloads.resource import NOBODY_HAS_IT, RESOURCE
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.oracle.oracle import Truth
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_rolled", "begin_shared"]
+
+READERS_MAX = 3
+SIZES = 0, 100, 20_000  # items of 8 bytes beside refs; a result of more than 64 KiB stays there
+
+
+def _places(work: Programs, hosts: list[Host]) -> tuple[list[Host], list[Host]]:
+    """(those hosts that are without the resource, those with it)."""
+    have = [host for host in hosts if host.config.resources]
+    return [host for host in hosts if host not in have], have
+
+
+def _survives(truth: Truth, others: list[Host]) -> bool:
+    """Must the result exist in the end? Yes, if a host on which the task may run has stayed alive,
+    and if the faults so far have left the task enough tries."""
+    world = truth.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
+    few = len(world.lost) + world.killed <= DEATHS_MAX
+    return not disturbed and few and any(host.alive for host in others) and not world.left
+
+
+def _stays(work: Programs, *users: Host) -> bool:
+    """Must what a task has put exist in the end? It is lost with the host where the task ran."""
+    return work.holds_on(*users, *_places(work, work.world.lives)[1])()
+
+
+def begin_shared(work: Programs) -> None:
+    """Begins a program whose tasks share an argument that only they hold; some of their results are
+    dropped, the others are read. In other runs it submits one task, which returns refs to objects
+    that it has put where it ran; this program reads them, or one on another host."""
+    (senders, others), chance = _places(work, work.hosts()), work.chance
+    if not (senders and others):
+        return
+    salt, width = work.salt(), chance.randint(2, 4)
+    leaf = Leaf(salt, 0, max(1, work.items(2 * width)))
+    dropped = chance.sample(range(width), chance.randint(0, width - 1))
+    late = [chance.choice([0.0, 0.5, 1.0]) * chance.random() * work.span_s for _ in range(2)]
+    refs = chance.random() < 0.5
+    sender = chance.choice(senders)
+    if refs:
+        _begin_refs(work, leaf, late, sender)
+        return
+    body = partial(_share, work, leaf, width, dropped, late)
+    work.program(sender, f"shared {salt}", body, holds=partial(_survives, work.truth, others))
+
+
+def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: Host) -> None:
+    chance, name = work.chance, f"shared {leaf.salt}"
+    items = chance.choice(SIZES)  # a large result stays where it was made until it is read
+    reader = chance.choice([None, None, *work.hosts()])
+
+    def send(c: Cluster) -> None:
+        made: Any = None
+        try:
+            there = c.options(resources={RESOURCE: 1})
+            made = there.submit(make_with_refs, [leaf, leaf], items).ref
+        finally:
+            work.board.publish(name, None if made is None else made._id)
+        if reader is None:
+            read(c, made)
+        else:  # this program holds the result until the other one has read it
+            c.wait([made], timeout=work.span_s)
+            work.board.find(f"{name} is read")
+
+    def read(c: Cluster, made: Any) -> None:
+        import time
+
+        time.sleep(late[0])
+        value, inner = work.value(c, made, name)
+        del made
+        work.board.publish(f"{name} is read", None)
+        time.sleep(late[1])
+        work.truth.check_value(value, pattern(items), name)
+        for one in inner:
+            work.truth.check_leaf(leaf, work.value(c, one, name))
+
+    def receive(c: Cluster) -> None:
+        try:
+            ref = work.ref(c, name)
+            if ref is not None:
+                read(c, ref)
+        finally:
+            work.board.publish(f"{name} is read", None)
+
+    if reader is None:
+        work.program(sender, name, send, holds=partial(_stays, work, sender))
+    else:
+        work.program(sender, name, send)
+        holds = partial(_stays, work, sender, reader)
+        work.program(reader, f"reader of {name}", receive, holds=holds)
+
+
+def _share(
+    work: Programs,
+    leaf: Leaf,
+    width: int,
+    dropped: list[int],
+    late: list[float],
+    c: Cluster,
+) -> None:
+    import time
+
+    there = c.options(resources={RESOURCE: 1})
+    name = f"shared {leaf.salt}"
+    argument: Any = c.put(leaf.array())
+    results: list[Any] = [there.submit(scaled, argument, factor).ref for factor in range(width)]
+    # A process with a collector lets go of it when the tasks are done, and then it is gone, because
+    # it was put: a result that is lost later cannot be made again.
+    if not work.world.around.collectors:
+        del argument
+    time.sleep(late[0])
+    for index in dropped:
+        results[index] = None
+    time.sleep(late[1])
+    for factor, ref in enumerate(results):
+        if ref is not None:
+            work.truth.check_value(work.value(c, ref, name), leaf.array() * factor, name)
+
+
+def begin_rolled(work: Programs) -> None:
+    """Begins programs that read the result of one task, which tells how often the task has run. As
+    long as any program holds a value of it, all programs must read the same value. Some of the
+    hosts on which the task may run die."""
+    (senders, others), chance = _places(work, work.hosts()), work.chance
+    if not (senders and others):
+        return
+    leaf = Leaf(work.salt(), 1, max(1, work.items(4)))
+    name = f"rolled {leaf.salt}"
+    readers, seconds = chance.randint(1, READERS_MAX), chance.choice([0.0, 0.1])
+    dies = chance.random() * work.span_s
+    for host in chance.sample(others, min(len(others), chance.choice([0, 0, 1, 1, 2]))):
+        work.world.timeline.after(dies, work.world.end, host, "it dies")
+        dies += seconds + 0.02 * chance.random()
+    users = [readers + 1]
+
+    def send(c: Cluster) -> None:
+        ref = None
+        try:
+            ref = c.options(resources={RESOURCE: 1}).submit(rolled, leaf, seconds).ref
+        except ValueError as error:
+            if NOBODY_HAS_IT not in str(error):
+                raise
+        work.board.publish(name, None if ref is None else ref._id)
+        if ref is not None:
+            c.wait([ref], timeout=work.span_s)
+            _roll(work, leaf, name, 0.0, users, ref, c)
+
+    def read(late: float, c: Cluster) -> None:
+        ref = work.ref(c, name)
+        if ref is not None:
+            _roll(work, leaf, name, late, users, ref, c)
+
+    work.program(chance.choice(senders), name, send)
+    for _ in range(readers):
+        late = chance.choice([0.0, 0.1, 1.0]) * chance.random() * work.span_s
+        work.program(chance.choice(work.hosts()), f"reader of {name}", partial(read, late))
+
+
+def _roll(
+    work: Programs, leaf: Leaf, name: str, late: float, users: list[int], ref: Any, c: Cluster
+) -> None:
+    import time
+
+    try:
+        time.sleep(late)
+        value = work.value(c, ref, f"reader of {name}")
+        run = int(value[0] - leaf.array()[0])
+        work.truth.check_value(value, leaf.array() + run, name)
+        if not work.truth.tight:  # else a host may have to drop its copy
+            work.truth.note_call((name, 0), (run,))
+    finally:
+        users[0] -= 1
+        if not users[0]:
+            work.board.publish(f"{name} is not needed", None)
+    work.board.find(f"{name} is not needed")  # until then this program holds its value

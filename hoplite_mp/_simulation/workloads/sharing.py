@@ -1,0 +1,163 @@
+"""Programs that share locks, queues and streams by name and by ref.
+
+Why it exists: these live in the processes of actors and of generators, and what becomes of them
+when a process or a host dies is decided by threads that only runs with collectors have. One program
+at a time is inside a lock, an item of a queue is taken once, and the items of a stream come in
+order, each with its bytes.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.oracle.values import WrongBytes
+from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.sync.locks import Lock
+from hoplite_mp.sync.queues import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.workloads.programs import Programs
+    from hoplite_mp.cluster import Cluster
+
+__all__ = ["begin_locks", "begin_stream"]
+
+STEPS = "lock", "try", "put", "get", "sleep"
+STEPS_MAX, SHARERS_MAX, STREAM_MAX = 12, 5, 20
+ITEMS = 1, 100, 9_000  # of 8 bytes each
+PUT_S, GETS_S = 5.0, (0.01, 0.3)
+
+
+@dataclass
+class _Shared:
+    """One lock and one queue, as all their users have seen them."""
+
+    name: str
+    size: int  # of the queue; 0: no limit
+    inside: tuple[Host, Process] | None = None
+    taken: set[tuple[int, int]] = field(default_factory=set)
+
+
+def begin_locks(work: Programs) -> None:
+    """Begins programs that share a lock and a queue."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    shared = _Shared(f"locks {work.salt()}", chance.choice([0, 2]))
+    for me in range(chance.randint(2, SHARERS_MAX)):
+        host = chance.choice(hosts)
+        steps = [chance.choice(STEPS) for _ in range(chance.randint(1, STEPS_MAX))]
+        use = partial(_use, work, shared, me, host, steps)
+        work.program(host, f"{shared.name}: {me}", use, work.holds_on(*hosts, tasks=True))
+
+
+def _use(
+    work: Programs, shared: _Shared, me: int, host: Host, steps: list[str], c: Cluster
+) -> None:
+    import time
+
+    chance = work.chance
+    lock = Lock(name=shared.name)
+    items: Queue[Any] = Queue(name=f"{shared.name} items", maxsize=shared.size)
+    for number, step in enumerate(steps):
+        if step == "sleep":
+            time.sleep(0.05 * chance.random())
+        elif step == "put":
+            value = np.full(chance.choice(ITEMS), number)
+            with contextlib.suppress(queue.Full):
+                items.put((me, number, value), timeout=PUT_S)
+        elif step == "get":
+            try:
+                sender, sent, value = items.get(timeout=chance.choice(GETS_S))
+            except queue.Empty:
+                continue
+            if (sender, sent) in shared.taken or (value != sent).any():
+                raise WrongBytes(f"{shared.name}: item {sent} of {sender} twice, or with others")
+            shared.taken.add((sender, sent))
+            work.truth.reads += 1
+            del value
+        elif lock.acquire(step == "lock", HANGS_S if step == "lock" else None):
+            _be_inside(work, shared, host)
+            lock.release()
+        elif step == "lock":
+            raise WrongEnd(f"{shared.name}: {me} does not get the lock")
+
+
+def _be_inside(work: Programs, shared: _Shared, host: Host) -> None:
+    """Stays inside for a while. Another one may be inside only if its process is dead, or if a
+    fault has ended the lock's process, after which there is a new lock."""
+    import time
+
+    world, running = work.world, work.world.processes.running
+    assert running is not None
+    if shared.inside is not None:
+        where, process = shared.inside
+        parted = world.cuts or world.stops or world.resets or world.managers
+        if where.alive and process.alive and not (parted or world.lost or world.killed):
+            raise WrongEnd(f"{shared.name}: two are inside")
+    shared.inside = host, running
+    time.sleep(work.chance.choice([0.0, 0.001, 0.05]) * work.chance.random())
+    if shared.inside == (host, running):
+        shared.inside = None
+
+
+def _numbers(first: int, count: int, items: int, pause_s: float) -> Iterator[Any]:
+    import time
+
+    for at in range(count):
+        time.sleep(pause_s)
+        yield np.arange(first + at, first + at + items)
+
+
+def begin_stream(work: Programs) -> None:
+    """Begins a program that reads a stream, to its end or not, slowly or not."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    first, count = 1000 * work.salt(), chance.randint(0, STREAM_MAX)
+    items, pause_s = chance.choice(ITEMS), chance.choice([0.0, 0.001, 0.02]) * chance.random()
+    stop, slow_s = chance.choice([count, chance.randint(0, count)]), 0.05 * chance.random()
+    limit, keeps = chance.choice([None, 1, 2, 5]), chance.random() < 0.3
+
+    def read(c: Cluster) -> None:
+        import time
+
+        kept: list[Any] = []
+        view = c if limit is None else c.options(buffersize=limit)
+        at = -1
+        for at, ref in enumerate(view.stream(_numbers, first, count, items, pause_s)):
+            if at == stop:
+                break
+            time.sleep(chance.choice([0.0, slow_s]))
+            kept.append((at, ref))
+            if not keeps:
+                check(c, *kept.pop())
+        else:
+            if at + 1 != count:
+                raise WrongEnd(f"a stream of {count} has ended after {at + 1}")
+        for one in kept:
+            check(c, *one)
+
+    def check(c: Cluster, at: int, ref: Any) -> None:
+        try:
+            value = c.get(ref, timeout=HANGS_S)
+        except HopliteTimeoutError as error:
+            raise WrongEnd(f"item {at} of a stream hangs") from error
+        if not np.array_equal(value, np.arange(first + at, first + at + items)):
+            raise WrongBytes(f"item {at} of a stream is {value[:3]}")
+        work.truth.reads += 1
+
+    holds = work.holds_on(*hosts, tasks=True)
+    work.program(chance.choice(hosts), f"stream {first}", read, holds)
