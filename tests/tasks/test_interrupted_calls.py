@@ -79,6 +79,7 @@ def interrupted(call: Callable[[], Any], at: int) -> bool:
     """Whether it was, before it came to its end."""
     interrupt = Interrupt(at)
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it only in settrace
     sys.settrace(interrupt)
     try:
         call()
