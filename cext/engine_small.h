@@ -10,7 +10,7 @@
  *             one frame to each other node ──► fold in the order of ranks ──► the board, members wake
  *
  * A call that is not small, whose bytes the nodes move by the plan of an earlier call
- * (node/groups/repeated_plans.py), is committed by the same frames, as by the votes of a two-phase
+ * (_node/groups/repeated_plans.py), is committed by the same frames, as by the votes of a two-phase
  * commit. Each node names the plan when Python has begun to move (*begun*), and says once more when
  * it has all that it should receive (*vote*). Whoever has the votes of all nodes for one plan, and
  * the object that Python has made of the bytes, writes that object's id to the board:
@@ -95,7 +95,7 @@ _Static_assert(SMALL_RECORD_BYTES >= SMALL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 
                SMALL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
 
 /* What a node has given to a call. `plan`: of BEGUN and VOTES, which one, as the number of Python's
- * attempt at the call (node/groups/attempts.py); nodes that name the same one have the same plan. */
+ * attempt at the call (_node/groups/attempts.py); nodes that name the same one have the same plan. */
 struct small_slot {
     bool here;
     uint8_t phase;

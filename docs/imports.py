@@ -16,7 +16,7 @@ from svg import SHADE, Drawing
 
 HERE = Path(__file__).resolve().parent
 NODE = HERE.parent / "hoplite_mp" / "node"
-PACKAGE = "hoplite_mp.node"
+PACKAGE = "hoplite_mp._node"
 SHARED = "ports and tables"  # the files that stand beside the folders
 WORDS = {
     "core": "the loop, all rooms, messages",

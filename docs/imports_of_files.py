@@ -24,7 +24,7 @@ from svg import COLOURS, EDGE, GREY, SHADE, Drawing
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "imports_of_files.json"
-FOLDER, PACKAGE = "hoplite_mp/node/", "hoplite_mp.node"
+FOLDER, PACKAGE = "hoplite_mp/_node/", "hoplite_mp._node"
 CELL, MARGIN, TOP = 4, 24, 54
 CIRCLE = COLOURS[4]
 

@@ -42,7 +42,7 @@ MODULES = (
     "cloudpickle",
     "hoplite_mp.worker.main",
     "hoplite_mp.supervisor.main",
-    "hoplite_mp.node.core.main",
+    "hoplite_mp._node.runtime.main",
     "hoplite_mp.manager.main",
     "hoplite_mp.manager.standby",
 )

@@ -33,7 +33,7 @@ FLOORS = [
     },
     {"operators", "planner", "store", "reduction", "transport", "contributions"},
     {"client"},
-    {"supervisor", "manager", "node", "worker", "nodes", "nearby", "stop_request"},
+    {"supervisor", "manager", "_node", "worker", "nodes", "nearby", "stop_request"},
     {"maps", "nesting"},
     {"ref_folds"},
     {"executor", "collectives", "leading", "ending"},
@@ -76,13 +76,13 @@ SOURCES = sorted(
 
 
 def dotted(path: Path) -> str:
-    """hoplite_mp/node/loop.py -> hoplite_mp.node.loop; a package is named like its folder."""
+    """hoplite_mp/_node/loop.py -> hoplite_mp._node.loop; a package is named like its folder."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def room_of(module: str) -> str:
-    """hoplite_mp.node.loop -> node; the package itself -> __init__."""
+    """hoplite_mp._node.loop -> _node; the package itself -> __init__."""
     parts = module.split(".")
     return FACE if len(parts) == 1 else parts[1]
 
@@ -217,7 +217,7 @@ def test_compiled_rooms_are_leaves() -> None:
 # The reader itself, on code whose answer is known.
 
 
-def names(code: str, module: str = "hoplite_mp.node.loop") -> list[str]:
+def names(code: str, module: str = "hoplite_mp._node.loop") -> list[str]:
     return [name for _, name in imports(ast.parse(code), module)]
 
 
@@ -226,7 +226,7 @@ def test_the_reader_sees_every_form() -> None:
     assert names("from hoplite_mp import ids, Cluster") == ["hoplite_mp.ids", "hoplite_mp"]
     assert names("from ..errors import ClosedError") == ["hoplite_mp.errors"]
     assert names("from .. import errors") == ["hoplite_mp.errors"]
-    assert names("from . import other") == ["hoplite_mp.node"]
+    assert names("from . import other") == ["hoplite_mp._node"]
     assert names("def f():\n    if x:\n        import time") == ["time"]
 
 
@@ -239,9 +239,9 @@ def test_the_rule_itself() -> None:
     assert room_of("hoplite_mp.serial.code") == "serial"
     assert room_of("hoplite_mp._shm") == "_shm"
     assert allowed("config", "errors")
-    assert allowed("node", "store")
+    assert allowed("_node", "store")
     assert allowed("cli", FACE)
-    assert not allowed("node", "worker")
+    assert not allowed("_node", "worker")
     assert not allowed("store", "planner")
-    assert not allowed("node", "cluster")
-    assert not allowed("node", FACE)
+    assert not allowed("_node", "cluster")
+    assert not allowed("_node", FACE)

@@ -16,8 +16,8 @@ LINES_MAX = 70
 EXCEPTIONS = {
     "hoplite_mp/client/launch.py Host.__init__",  # each descriptor is made, passed on and closed
     "hoplite_mp/client/submitter.py Submitter.submit",  # a task's way to the queue, in 2 µs
-    "hoplite_mp/node/core/lan.py Lan.__init__",  # makes the components of a node
-    "hoplite_mp/node/core/rooms.py Rooms.__init__",
+    "hoplite_mp/_node/runtime/cluster_node.py Lan.__init__",  # makes the components of a node
+    "hoplite_mp/_node/runtime/components.py Rooms.__init__",
     "hoplite_mp/worker/task_loop.py Worker.run",  # all that a task changes is put back at its end
 }
 C_FUNCTION = re.compile(r"^[A-Za-z_][^;{}]*\([^;{}]*\)\s*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)

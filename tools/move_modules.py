@@ -23,6 +23,8 @@ PACKAGE = "hoplite_mp"
 TEXT = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".c", ".h", ".md", ".toml", ".json", ".txt", ".yaml"}
 # Of the tools themselves, and figures of old revisions.
 EXEMPT = ("tools/", "docs/imports_of_files.json", "CHANGELOG.md")
+# An import inside a string: a program that a test runs, or an example.
+IMPORT = re.compile(r"\bfrom hoplite_mp((?:\.\w+)*) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)")
 DOTTED = re.compile(r"\bhoplite_mp((?:\.[A-Za-z_]\w*)+)")
 # A file or a folder, as prose names it: from the repository, the package, or one of its folders.
 FILE = re.compile(r"(?<![\w/.-])(hoplite_mp/)?((?:[a-z_]\w*/)*[a-z_]\w*)\.py\b")
@@ -143,6 +145,23 @@ def names_rewritten(text: str, table: Table) -> str:
                 return ".".join([PACKAGE, table.new(head), *parts[length:]])
         return match[0]
 
+    def statement(match: re.Match[str]) -> str:
+        base = match[1].lstrip(".")
+        found: dict[str, list[str]] = defaultdict(list)
+        for one in match[2].split(", "):
+            name, _, kept = one.partition(" as ")
+            full = f"{base}.{name}".lstrip(".")
+            if full in table.modules:
+                parent, _, new = table.new(full).rpartition(".")
+            else:
+                parent, new = (table.new(base) if base else ""), name
+            kept = kept or (name if new != name else "")
+            found[parent].append(f"{new} as {kept}" if kept else new)
+        return "; ".join(
+            f"from {PACKAGE}{'.' if parent else ''}{parent} import {', '.join(names)}"
+            for parent, names in found.items()
+        )
+
     def path_of(full: str | None, name: str) -> str | None:
         """The new path of a module, as much of it as the old text had."""
         if name in table.modules:
@@ -171,7 +190,7 @@ def names_rewritten(text: str, table: Table) -> str:
             return match[0]
         return f"{match[1] or ''}{table.new(name).replace('.', '/')}/"
 
-    return FOLDER.sub(folder, FILE.sub(file, DOTTED.sub(dotted, text)))
+    return FOLDER.sub(folder, FILE.sub(file, DOTTED.sub(dotted, IMPORT.sub(statement, text))))
 
 
 def main() -> None:

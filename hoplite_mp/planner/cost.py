@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
 # with few children are preferred earlier to one hop between all nodes.
 STREAM_S = 20e-6
-# The longest block of a node's engine (node/membership/links.py). If this were less than the real
+# The longest block of a node's engine (_node/peers/links.py). If this were less than the real
 # one, long chains would be preferred where each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
 # Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.

@@ -2,7 +2,7 @@
 
 Why it exists: GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait
 until enough of them are free. This module is only the accounting, in whole numbers, so that it can
-be tested exhaustively; node/tasks/resources.py takes the requests and acts on the answers.
+be tested exhaustively; _node/tasks/resources.py takes the requests and acts on the answers.
 It must never know: messages, processes, time.
 
 Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If a node has a whole number

@@ -43,8 +43,8 @@ __all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
 # when one has died together with the manager.
 RESTORE_S = 2.0
 # The same for the node of the manager's host. Its death is always noticed and ends the cluster, so
-# if it is late it is only busy, at most as long as a loop may be (node/core/pulse.py). All reports
-# must be complete after this time, too.
+# if it is late it is only busy, at most as long as a loop may be
+# (_node/manager_link/heartbeat_sender.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 
 

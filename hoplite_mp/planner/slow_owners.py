@@ -4,7 +4,7 @@ Why it exists: of n hosts that give one array each and get the result, one that 
 sends and receives (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of
 stripes, then results of folds. Without a stripe it does so with the array once. So if its link
 becomes slow early enough, the call is over earlier when the others take its stripe. What it has
-sent to other owners counts as before (node/collectives/carryover.py), but parts of its own stripe
+sent to other owners counts as before (_node/execution/carryover.py), but parts of its own stripe
 that it has received are sent once more, to others. Reduces and broadcasts gain nothing by this:
 there each host sends or receives the whole array anyway.
 It must never know: how messages travel, clocks, how bytes move.
@@ -40,7 +40,7 @@ __all__ = [
 # How long to wait for more reports after the first one of a slow link, to tell which link is slow.
 # Higher: stripes are changed later. Lower: they are changed in vain.
 SLOW_GATHER_S = 0.1
-# A slow link is reported every SAY_AGAIN_S (node/membership/pair_meter.py) or a little later; one
+# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later; one
 # that was not for so long does not count any more for the stripes of a running allreduce. Lower:
 # reports are missed on a busy host.
 FRESH_S = 0.6

@@ -2,11 +2,11 @@
 
 Each node reports latencies from probes when it joins, and rates from transfers that were
 backlogged, because only these show what a link can do. Latencies are smoothed with a half life of
-HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them (node/membership/meter.py), so
-that one bad second does not change all plans. Nodes report a rate only when it has changed, so a
-rate that was smoothed here once more would never reach a new steady value. A rate that no node has
-measured is assumed to be the median of the measured ones, or a gigabit Ethernet if there are none.
-A wrong guess costs time, never correctness.
+HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them
+(_node/peers/link_estimator.py), so that one bad second does not change all plans. Nodes report a
+rate only when it has changed, so a rate that was smoothed here once more would never reach a new
+steady value. A rate that no node has measured is assumed to be the median of the measured ones, or
+a gigabit Ethernet if there are none. A wrong guess costs time, never correctness.
 
 Rates are kept per host and direction (a switched LAN is a star), and per pair only where a pair
 was reported: pairs that are much slower than both their ends show that the LAN is no star. The rate

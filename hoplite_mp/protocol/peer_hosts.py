@@ -194,7 +194,7 @@ class CountersAsked(Message, frozen=True, tag="CountersAsked"):
 
 
 class CountersNow(Message, frozen=True, tag="CountersNow"):
-    """The sender's counters, by name (node/inspect/counters.py)."""
+    """The sender's counters, by name (_node/diagnostics/counters.py)."""
 
     number: int
     counts: dict[str, int]
@@ -225,7 +225,7 @@ class Probed(Message, frozen=True, tag="Probed"):
 class HeldUp(Message, frozen=True, tag="HeldUp"):
     """Bytes for the receiver wait in the sockets of the sender's data connection, although the
     sender's own link is not full. The receiver, which knows its own link, can tell whether the path
-    between them is narrow (node/membership/pair_meter.py)."""
+    between them is narrow (_node/peers/path_estimator.py)."""
 
 
 class RelayAsked(Message, frozen=True, tag="RelayAsked"):

@@ -166,7 +166,8 @@ class Described(Message, frozen=True, tag="Described"):
     """The state of the object. `payload`: the whole payload, if it is small and in memory; without
     it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
     a node asks for it (MakeAgain). Pending: another Described follows. `layout`: the shape and
-    dtype, as text, of an array whose bytes are not in this message (node/objects/layouts.py)."""
+    dtype, as text, of an array whose bytes are not in this message
+    (_node/objects/array_layouts.py)."""
 
     object: bytes
     number: int

@@ -51,7 +51,7 @@ from hoplite_mp.supervisor.processes import (
 
 __all__ = ["main"]
 
-NODE_MAIN = ("hoplite_mp.node.core.main", "main")
+NODE_MAIN = ("hoplite_mp._node.runtime.main", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")
 PACKET_BYTES_MAX = 1 << 16

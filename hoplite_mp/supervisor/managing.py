@@ -29,8 +29,8 @@ STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
 # A manager that was started so often within this time and ends again is not started again.
 STARTS_MAX, STARTS_S = 10, 10.0
 # How long a start may wait for a free process or descriptor. Less than the time for which nodes
-# wait for a manager (MANAGER_ABSENT_S in node/core/management.py). Higher: a host survives a longer
-# lack of them. Lower: a host that can do nothing any more ends sooner.
+# wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host survives
+# a longer lack of them. Lower: a host that can do nothing any more ends sooner.
 PATIENCE_S = 7.0
 RETRY_MS = 50  # the longest time between two attempts
 

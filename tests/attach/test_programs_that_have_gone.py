@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.node.core.former_drivers import LOOK_S
+from hoplite_mp._node.tasks.worker_recycling import LOOK_S
 from hoplite_mp.protocol.rounds import BeginRound
 from tests.attach.conftest import PATIENCE_S
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp._node.io.spill_file import SpillFile
+from hoplite_mp._node.objects.results import Results
+from hoplite_mp._node.store.budget import Store
+from hoplite_mp._node.tasks.sweeper import Sweeper
+from hoplite_mp._node.trace_events import Notes
 from hoplite_mp.config import Config
-from hoplite_mp.node.notes import Notes
-from hoplite_mp.node.objects.results import Results
-from hoplite_mp.node.objects.store import Store
-from hoplite_mp.node.shell.spill_file import SpillFile
-from hoplite_mp.node.tasks.sweeper import Sweeper
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove
 

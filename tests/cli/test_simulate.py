@@ -84,7 +84,7 @@ def test_one_seed_has_one_log() -> None:
 
 def test_what_does_not_hold_is_shown() -> None:
     mistake = (
-        "from hoplite_mp.node.objects.exports import Exports\n"
+        "from hoplite_mp._node.objects.exports import Exports\n"
         "Exports.release = lambda self, peer, message: True"
     )
     code, out, told = played("simulate", "--faults", "random", "--seeds", "5", before=mistake)
@@ -140,7 +140,7 @@ def test_as_a_command() -> None:
     code = (
         "import sys; from hoplite_mp import cli; code = cli.main(['simulate', '--nodes', '3', "
         "'--operations', 'reduce', '--bytes', '1MiB']); "
-        "assert 'hoplite_mp.node.core.main' not in sys.modules; sys.exit(code)"
+        "assert 'hoplite_mp._node.runtime.main' not in sys.modules; sys.exit(code)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],

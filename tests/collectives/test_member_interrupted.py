@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hoplite_mp._node.ranges import Ranges
 from hoplite_mp.calling import Calling
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.member import HostsMember
-from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.part_writer import WRITE_ROUND_BYTES
 from hoplite_mp.protocol.local import GroupCall, GroupWritten
 

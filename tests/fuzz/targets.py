@@ -39,6 +39,8 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
+from hoplite_mp._node.output.lines import Lines
 from hoplite_mp.client.trace_file import TraceText
 from hoplite_mp.errors import (
     ConfigError,
@@ -47,8 +49,6 @@ from hoplite_mp.errors import (
     ProtocolError,
     TaskError,
 )
-from hoplite_mp.node.objects.layouts import parse_layout, payload_layout
-from hoplite_mp.node.output.lines import Lines
 from hoplite_mp.protocol import codec, greetings, local
 from hoplite_mp.protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp.protocol.looking import EVENT, TraceDocument
@@ -303,19 +303,19 @@ SOURCES: dict[str, str] = {
     "board_calls.py": OWN,
     "calling.py": "payloads",
     "client/in_place.py": "payloads",
-    "node/groups/small_calls.py": OWN,
+    "_node/groups/small_calls.py": OWN,
     "member.py": "payloads",
     "object_folds.py": "payloads",
-    "node/collectives/execute.py": "payloads",
-    "node/collectives/folding.py": OWN,
-    "node/groups/group_decisions.py": "payloads",
-    "node/core/main.py": "local: FromSupervisor",
-    "node/membership/peers.py": "from peers",
-    "node/collectives/chunked_reduce.py": "heads of payloads",
-    "node/inspect/recording.py": OWN,
-    "node/shell/client_lines.py": "local: Request",
-    "node/shell/spill_file.py": OWN,
-    "node/inspect/waits.py": OWN,
+    "_node/execution/local_reduce.py": "payloads",
+    "_node/execution/folding.py": OWN,
+    "_node/groups/group_decisions.py": "payloads",
+    "_node/runtime/main.py": "local: FromSupervisor",
+    "_node/peers/peers.py": "from peers",
+    "_node/collectives/chunked_reduce.py": "heads of payloads",
+    "_node/diagnostics/recording.py": OWN,
+    "_node/io/client_sockets.py": "local: Request",
+    "_node/io/spill_file.py": OWN,
+    "_node/diagnostics/waits.py": OWN,
     "protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "protocol/greetings.py": "greetings; server's handshake; client's handshake",
     "serial/aside.py": "payloads",
@@ -338,8 +338,8 @@ SOURCES: dict[str, str] = {
     "worker/main.py": "payloads; calls",
     "worker/warming.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
-    "node/objects/layouts.py": "layouts",
-    "node/output/lines.py": "lines",
+    "_node/objects/array_layouts.py": "layouts",
+    "_node/output/lines.py": "lines",
     "sync/queues.py": "payloads",
     "transport/addresses.py": "addresses",
     "transport/certificates.py": "certificates",

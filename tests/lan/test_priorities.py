@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.node.tasks.delegation import AHEAD_TASKS
+from hoplite_mp._node.tasks.outbound_tasks import AHEAD_TASKS
 from tests.lan import Lan
 from tests.lan.test_cluster import UpCluster
 

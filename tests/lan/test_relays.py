@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.node.shell.forward import Forward
+from hoplite_mp._node.io.forward import Forward
 from hoplite_mp.transport.addresses import Endpoint
 from hoplite_mp.transport.listen import listen
 from tests.lan import Lan

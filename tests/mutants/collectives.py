@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "operations-one-deleted-slice-drops-all",
-        "hoplite_mp/node/collectives/operations.py",
+        "hoplite_mp/_node/collectives/operations.py",
         "if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):",
         "if any(self.client.state(oid) in UNWANTED for oid in operation.ask.results):",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "operations-moved-source-is-an-error",
-        "hoplite_mp/node/collectives/operations.py",
+        "hoplite_mp/_node/collectives/operations.py",
         "moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)",
         "moved = False",
         (
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-executor-says-reported-too-early",
-        "hoplite_mp/node/collectives/plan_executor.py",
+        "hoplite_mp/_node/execution/plan_runner.py",
         "yield ReduceHeld(self.client.number, execution.plan, execution.reported)",
         "yield ReduceHeld(self.client.number, execution.plan, execution.begun)",
         (
@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-executor-abandoned-copy-is-not-fetched",
-        "hoplite_mp/node/collectives/plan_executor.py",
+        "hoplite_mp/_node/execution/plan_runner.py",
         (
             "        for oid in list(execution.copies.values()):\n"
             "            self.remote_objects.let_go(oid)\n"
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-gaps-count-as-come",
-        "hoplite_mp/node/collectives/plan_execution.py",
+        "hoplite_mp/_node/execution/plan_state.py",
         "found.add(first, begin + watermark(cell))",
         "found.add(begin, begin + watermark(cell))",
         (
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-restart-forgets-requests",
-        "hoplite_mp/node/collectives/transfers.py",
+        "hoplite_mp/_node/execution/transfers.py",
         "if object_id not in moving and remote is not None:",
         "if object_id in moving and remote is not None:",
         (
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-served-copy-is-not-pinned",
-        "hoplite_mp/node/collectives/transfers.py",
+        "hoplite_mp/_node/execution/transfers.py",
         (
             "            if any(other.engine_buffer is shared for other in "
             "self.by_epoch.values()):\n"
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-taken-back-in-silence",
-        "hoplite_mp/node/collectives/transfers.py",
+        "hoplite_mp/_node/execution/transfers.py",
         (
             "        del self.fetching[object_id]\n"
             "        self.send_manager(CopyDropped(self.client.number, object_id))"
@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "filling-does-not-follow-the-writer",
-        "hoplite_mp/node/collectives/plan_cells.py",
+        "hoplite_mp/_node/execution/plan_cells.py",
         "        execution.follow(index, cell, at + begin, nbytes)\n        return cell\n",
         "        return cell\n",
         (
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "folding-takes-2d-fortran-as-c",
-        "hoplite_mp/node/collectives/folding.py",
+        "hoplite_mp/_node/execution/folding.py",
         'if info.order == "F" and len(info.shape) > 1:',
         'if info.order == "F" and len(info.shape) > 2:',
         (
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "carryover-name-ignores-members",
-        "hoplite_mp/node/collectives/carryover.py",
+        "hoplite_mp/_node/execution/carryover.py",
         "return SlotName(cell.node, *bounds, members)",
         "return SlotName(cell.node, *bounds, members[:1])",
         (
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "chunked-reduce-forget-a-single-first-source",
-        "hoplite_mp/node/collectives/chunked_reduce.py",
+        "hoplite_mp/_node/collectives/chunked_reduce.py",
         ("            if self.at:\n                addresses.insert(0, destination)"),
         ("            if self.at > 1:\n                addresses.insert(0, destination)"),
         (
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-executor-waits-for-its-own-attempt",
-        "hoplite_mp/node/collectives/plan_executor.py",
+        "hoplite_mp/_node/execution/plan_runner.py",
         "heard of both.\n            self.drop(message.operation)\n",
         "heard of both.\n",
         (
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "execute-folds-errors",
-        "hoplite_mp/node/collectives/execute.py",
+        "hoplite_mp/_node/execution/local_reduce.py",
         "if results.is_gone(got)]",
         "if isinstance(got, int) and results.is_gone(got)]",
         (
@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-own-result-is-not-awaited",
-        "hoplite_mp/node/collectives/transfers.py",
+        "hoplite_mp/_node/execution/transfers.py",
         "if remote is None and self._is_awaited(plan, oid):",
         "if remote is None and False:",
         (

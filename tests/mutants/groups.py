@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "small-calls-report-before-the-freeze",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/_node/groups/group_calls.py",
         "            self.small.close(state, partial(self._changed, state, members))",
         (
             "            self._changed(state, members)\n"
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-frees-parts-of-the-dead",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/_node/groups/group_calls.py",
         (
             "                if called is not None and called.ask.call == state.calls and "
             "state.go is not None:\n"
@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-overlooks-the-last-commit",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "if message.committed > state.calls:",
         "if message.committed > state.calls + 1:",
         (
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-leads-without-the-former",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "return state.synced >= state.knowing and state.owed is None",
         "return state.synced >= state.nodes and state.owed is None",
         (
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-newcomer-one-call-early",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "start = GroupStart(members.generation, members.version, rank, state.calls + 1)",
         "start = GroupStart(members.generation, members.version, rank, state.calls)",
         (
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-failure-waits-for-all",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "            moving.waiting.clear()\n",
         "",
         (
@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-keep-attempts-that-are-over",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/_node/groups/group_calls.py",
         "            self.results.drop(go)  # only now, because members wait for the line above\n",
         "            pass\n",
         (
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-leading-forgets-early-reports",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "        for node, report in state.early.items():",
         "        for node, report in ():",
         (
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-count-all-pieces-as-one",
-        "hoplite_mp/node/groups/repeated_plans.py",
+        "hoplite_mp/_node/groups/repeated_plans.py",
         "    return ids.pack_id(0, 1 + member)",
         "    return ids.pack_id(0, 1)",
         (
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-of-some",
-        "hoplite_mp/node/groups/repeated_plans.py",
+        "hoplite_mp/_node/groups/repeated_plans.py",
         "    return len(named) == 1 and all(",
         "    return all(",
         (
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-decisions-sum-to-the-root-alone",
-        "hoplite_mp/node/groups/group_decisions.py",
+        "hoplite_mp/_node/groups/group_decisions.py",
         ('if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:'),
         'if self.kind in ("reduce", "gather") and self.root not in ranks:',
         (
@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-decisions-parts-for-the-dead",
-        "hoplite_mp/node/groups/group_decisions.py",
+        "hoplite_mp/_node/groups/group_decisions.py",
         "if piece.source == rank and (piece.target < 0 or piece.target in taking)",
         "if piece.source == rank",
         (
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-results-one-block-for-many",
-        "hoplite_mp/node/groups/group_results.py",
+        "hoplite_mp/_node/groups/group_results.py",
         "slot = mine[takers[0]] if len(takers) == 1 else 0",
         "slot = mine[takers[0]] if takers else 0",
         (
@@ -158,7 +158,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-results-inner-refs-are-not-held",
-        "hoplite_mp/node/groups/group_results.py",
+        "hoplite_mp/_node/groups/group_results.py",
         "if copies and part is not None and not failure:",
         "if copies and part is not None and failure:",
         (
@@ -169,7 +169,7 @@ MUTANTS = (
     ),
     Mutant(
         "groups-open-join-dies-with-the-manager",
-        "hoplite_mp/node/groups/groups.py",
+        "hoplite_mp/_node/groups/groups.py",
         "        yield from (asked for _, asked in self.joining.values())\n",
         "",
         (
@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         "boxes-message-after-a-lost-one",
-        "hoplite_mp/node/groups/boxes.py",
+        "hoplite_mp/_node/groups/mailbox.py",
         ("kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, End)]"),
         (
             "kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, "
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "boxes-gone-before-its-messages",
-        "hoplite_mp/node/groups/boxes.py",
+        "hoplite_mp/_node/groups/mailbox.py",
         "gone = everybody & ~self._present & ~due if self._formed else 0",
         "gone = everybody & ~self._present if self._formed else 0",
         (
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "point-to-point-never-met-who-has-left",
-        "hoplite_mp/node/groups/point_to_point.py",
+        "hoplite_mp/_node/groups/point_to_point.py",
         "            self._await_unheard(group, knowing)\n",
         "",
         (
@@ -214,7 +214,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-leading-passes-on-within-an-attempt",
-        "hoplite_mp/node/groups/group_leading.py",
+        "hoplite_mp/_node/groups/leader.py",
         "self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)",
         "self._ask_to_move(state, moving.attempt, again.outcome, again, before=moving)",
         (
@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "speculative-start-takes-what-comes",
-        "hoplite_mp/node/groups/speculative_start.py",
+        "hoplite_mp/_node/groups/speculative_start.py",
         "            if not fits(part, in_progress.outcome.plans[0]):",
         "            if part.mistake:",
         (
@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "voted-calls-begin-in-silence",
-        "hoplite_mp/node/groups/voted_calls.py",
+        "hoplite_mp/_node/groups/engine_commit.py",
         "        self.small.begin(state, go)\n",
         "",
         (
@@ -245,7 +245,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-looks-at-no-board",
-        "hoplite_mp/node/groups/group_calls.py",
+        "hoplite_mp/_node/groups/group_calls.py",
         "        if voting is not None and state.known.board.look()[4] > voting.go.call:",
         "        if voting is not None and voting.go.call < 0:",
         (
@@ -255,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "posted-calls-fit-whatever-comes",
-        "hoplite_mp/node/groups/posted_calls.py",
+        "hoplite_mp/_node/groups/posted_calls.py",
         (
             "            if not isinstance(given, tuple) or given[1] != pieces[0].nbytes:\n"
             "                return None\n"

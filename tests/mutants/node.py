@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "delegation-requeued-in-silence",
-        "hoplite_mp/node/tasks/delegation.py",
+        "hoplite_mp/_node/tasks/outbound_tasks.py",
         ("        else:\n            self.above.post(oid)\n        return True"),
         "        return True",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "far-workers-lost-while-they-begin-again",
-        "hoplite_mp/node/tasks/far_workers.py",
+        "hoplite_mp/_node/tasks/remote_workers.py",
         "            short.asked[host_id] -= 1\n",
         "            short.asked[host_id] -= answer is not None\n",
         (
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "delegation-keeps-the-runner-waiting",
-        "hoplite_mp/node/tasks/delegation.py",
+        "hoplite_mp/_node/tasks/outbound_tasks.py",
         (
             "        if message.refs:\n"
             "            self.send(peer, Release(message.task, 0))\n"
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "guests-keep-results-for-a-dead-host",
-        "hoplite_mp/node/tasks/guests.py",
+        "hoplite_mp/_node/tasks/inbound_tasks.py",
         ("            if guest.oid:\n                self._forget(guest)"),
         ("            if guest.oid and not guest.ended:\n                self._forget(guest)"),
         (
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "guests-forget-results-with-refs",
-        "hoplite_mp/node/tasks/guests.py",
+        "hoplite_mp/_node/tasks/inbound_tasks.py",
         ('kept = message.refs or (message.outcome == "ready" and message.payload is None)'),
         'kept = message.outcome == "ready" and message.payload is None',
         (
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweeper-forgets-refs-of-a-dead-worker",
-        "hoplite_mp/node/tasks/sweeper.py",
+        "hoplite_mp/_node/tasks/sweeper.py",
         'elif not adopted and header["claimant"] == slot and not header["taken"]:',
         'elif not adopted and header["claimant"] == slot and header["taken"]:',
         (
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweeper-does-not-retry-guests",
-        "hoplite_mp/node/tasks/sweeper.py",
+        "hoplite_mp/_node/tasks/sweeper.py",
         'if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:',
         'if not wanted or not header["retries_left"]:',
         (
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "workers-do-not-repeat-hints",
-        "hoplite_mp/node/tasks/workers.py",
+        "hoplite_mp/_node/tasks/workers.py",
         ("        self.start_missing(pool)\n        self.post_queued(pool.number)"),
         "        self.start_missing(pool)",
         (
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "draining-lets-go-too-early",
-        "hoplite_mp/node/tasks/draining.py",
+        "hoplite_mp/_node/tasks/draining.py",
         "if told or host_id not in by_host_id or by_host_id[host_id].node in needed:",
         "if told or host_id not in by_host_id:",
         (
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "peers-ended-connection-is-ignored",
-        "hoplite_mp/node/membership/peers.py",
+        "hoplite_mp/_node/peers/peers.py",
         (
             '            _log.info("the connection to node h%d ended: %s", '
             "peer.member.node, reason)\n"
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "peers-let-in-one-connection",
-        "hoplite_mp/node/membership/peers.py",
+        "hoplite_mp/_node/peers/peers.py",
         "for admission, attach in self.unknown.pop(host_id, ()):",
         "for admission, attach in self.unknown.pop(host_id, [])[:1]:",
         (
@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "missing-the-dead-stay-in-doubt",
-        "hoplite_mp/node/membership/missing.py",
+        "hoplite_mp/_node/peers/suspects.py",
         "            self.members.pop(number, None)",
         "            self.members.get(number)",
         (
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "links-unreachable-parent-is-not-reported",
-        "hoplite_mp/node/membership/links.py",
+        "hoplite_mp/_node/peers/links.py",
         ("            if why_not:\n                self.wanting[cell].failed(cell, why_not)"),
         ("            if why_not:\n                continue"),
         (
@@ -154,7 +154,7 @@ MUTANTS = (
     ),
     Mutant(
         "management-failed-fetch-is-not-repeated",
-        "hoplite_mp/node/core/management.py",
+        "hoplite_mp/_node/manager_link/connection.py",
         ("ONCE = (\n    FetchFailed,\n"),
         "ONCE = (\n",
         (
@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         "management-forgets-ends",
-        "hoplite_mp/node/core/management.py",
+        "hoplite_mp/_node/manager_link/connection.py",
         "            self._ends.append(message)",
         "            pass",
         (
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         "failover-asks-no-former-manager",
-        "hoplite_mp/node/core/failover.py",
+        "hoplite_mp/_node/manager_link/failover.py",
         "self._voted_at, self._is_unled = None, True",
         "self._voted_at = None",
         (
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "membership-keeps-the-dead",
-        "hoplite_mp/node/core/membership.py",
+        "hoplite_mp/_node/manager_link/membership.py",
         "member = self.members.pop(number, None)",
         "member = self.members.get(number)",
         (
@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "lan-restart-does-not-report-holdings",
-        "hoplite_mp/node/core/lan.py",
+        "hoplite_mp/_node/runtime/cluster_node.py",
         (
             "        for number in gone:  # the manager may wait for this report\n"
             "            self.recovering.report(number)\n"
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "lan-drain-waits-for-the-dead",
-        "hoplite_mp/node/core/lan.py",
+        "hoplite_mp/_node/runtime/cluster_node.py",
         "        self.draining.lose_peer(host_id)\n",
         "",
         (
@@ -221,7 +221,7 @@ MUTANTS = (
     ),
     Mutant(
         "far-actor-calls-wait-after-its-end",
-        "hoplite_mp/node/core/lan_wiring.py",
+        "hoplite_mp/_node/runtime/cluster_node_events.py",
         "        self.far_actors.fail_calls(self.rooms.workers.tasks.pool_of(oid))",
         "        ",
         (
@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant(
         "actors-grant-an-ended-one",
-        "hoplite_mp/node/actors/actors.py",
+        "hoplite_mp/_node/actors/actors.py",
         'if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:',
         "if hold is None:",
         (

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "exports-tells-one-importer",
-        "hoplite_mp/node/objects/exports.py",
+        "hoplite_mp/_node/objects/exports.py",
         "for peer, number in list(export.importers):",
         "for peer, number in list(export.importers)[:1]:",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "exports-again-keeps-the-last-asker",
-        "hoplite_mp/node/objects/exports.py",
+        "hoplite_mp/_node/objects/exports.py",
         "asks = self.again.setdefault(oid, {})",
         "asks = self.again[oid] = {}",
         (
@@ -28,7 +28,7 @@ MUTANTS = (
     ),
     Mutant(
         "imports-ask-waits-for-the-first",
-        "hoplite_mp/node/objects/imports.py",
+        "hoplite_mp/_node/objects/imports.py",
         "        left = len(open_)\n",
         "        left = min(1, len(open_))\n",
         (
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "imports-kept-copy-is-not-counted",
-        "hoplite_mp/node/objects/imports.py",
+        "hoplite_mp/_node/objects/imports.py",
         "if not known.number and known.owner not in (self.client.host_id, holder):",
         (
             "if not known.number and not known.kept and known.owner not in "
@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     Mutant(
         "imports-result-made-here-is-not-counted",
-        "hoplite_mp/node/objects/imports.py",
+        "hoplite_mp/_node/objects/imports.py",
         "if not known.number and known.owner not in (self.client.host_id, holder):",
         (
             "if not known.number and known.kept and known.owner not in "
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "kept-lent-to-the-last-host-only",
-        "hoplite_mp/node/objects/exports.py",
+        "hoplite_mp/_node/objects/exports.py",
         "export.copies.update({*hosts} - {self.client.host_id})",
         "export.copies = {*hosts} - {self.client.host_id}",
         (
@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "kept-overlooks-processes",
-        "hoplite_mp/node/objects/exports.py",
+        "hoplite_mp/_node/objects/exports.py",
         'return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]',
         "return counts[0] == ours",
         (
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "remote-objects-block-is-free-too-early",
-        "hoplite_mp/node/objects/remote_objects.py",
+        "hoplite_mp/_node/objects/remote_objects.py",
         "            remote.engine_buffer.when_free(lambda: self.store.free(payload))",
         "            self.store.free(payload)",
         (
@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "remote-objects-runner-keeps-the-result",
-        "hoplite_mp/node/objects/remote_objects.py",
+        "hoplite_mp/_node/objects/remote_objects.py",
         ("        done()\n    if remote.released is not None:\n        remote.released()"),
         "        done()",
         (
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "store-spilled-pieces-are-the-first",
-        "hoplite_mp/node/objects/store.py",
+        "hoplite_mp/_node/store/budget.py",
         "self.spill.read(position + offset, memoryview(data))",
         "self.spill.read(position, memoryview(data))",
         (
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "store-refused-spill-is-not-undone",
-        "hoplite_mp/node/objects/store.py",
+        "hoplite_mp/_node/store/budget.py",
         ("            self.client.spill_abort(oid)\n            return False"),
         "            return False",
         (
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "results-refs-go-before-they-are-taken",
-        "hoplite_mp/node/objects/results.py",
+        "hoplite_mp/_node/objects/results.py",
         "if self.tasks.taken(oid):",
         "if not self.tasks.taken(oid):",
         (
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "leases-asks-for-room-once",
-        "hoplite_mp/node/objects/leases.py",
+        "hoplite_mp/_node/store/leases.py",
         (
             "                self.client.set_hungry(True)\n"
             "                self.loop.call_later(RETRY_S, again)"
@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "imports-deleted-early-is-not-settled",
-        "hoplite_mp/node/objects/imports.py",
+        "hoplite_mp/_node/objects/imports.py",
         'elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:',
         "elif False:",
         (

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "owners-early-release-is-forgotten",
-        "hoplite_mp/node/recovery/owners.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         "gone = peer is None or (object_id, peer, number) in lost.pending_releases",
         "gone = peer is None",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-loses-what-was-asked-about",
-        "hoplite_mp/node/recovery/owners.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         ("            if one.number not in lost.asked:\n                self._lose(one, lost)"),
         "            self._lose(one, lost)",
         (
@@ -28,7 +28,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-question-dies-with-the-manager",
-        "hoplite_mp/node/recovery/owners.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         "asks = is_kept(one) or (one.number and not one.described)",
         "asks = is_kept(one)",
         (
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-reported-import-is-not-acquired",
-        "hoplite_mp/node/recovery/owners.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         "if one.number and (one.number != number or not one.described):",
         "if one.number and one.number != number:",
         (
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-nobody-is-not-told",
-        "hoplite_mp/node/recovery/owners.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         "        self.above.ownerless(one)",
         "        pass",
         (
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "recovering-host-stays-dead",
-        "hoplite_mp/node/recovery/recovering.py",
+        "hoplite_mp/_node/lineage/recovery.py",
         "        self.owners.back(host_id)",
         "        pass",
         (
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "holdings-are-not-held",
-        "hoplite_mp/node/recovery/holdings.py",
+        "hoplite_mp/_node/objects/orphan_inventory.py",
         "        self.hold(lost, self.of(host_id))\n",
         "",
         (
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "lineage-drops-a-shared-argument",
-        "hoplite_mp/node/recovery/lineage.py",
+        "hoplite_mp/_node/lineage/lineage.py",
         "                if not one.count:",
         "                if one.count <= 1:",
         (
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "lineage-does-not-count-runs",
-        "hoplite_mp/node/recovery/lineage.py",
+        "hoplite_mp/_node/lineage/lineage.py",
         'self.client.inspect(oid)["retries_left"] - entry.spent',
         'self.client.inspect(oid)["retries_left"]',
         (
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "reconstruction-does-not-wait-for-answers",
-        "hoplite_mp/node/recovery/reconstruction.py",
+        "hoplite_mp/_node/lineage/reconstruction.py",
         "if isinstance(got, int) or not self.copy_census.answered(run.question):",
         "if isinstance(got, int):",
         (
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "reconstruction-gives-up-after-a-second-death",
-        "hoplite_mp/node/recovery/reconstruction.py",
+        "hoplite_mp/_node/lineage/reconstruction.py",
         ("        self._end(run)\n        self._ask_arguments(run.target)"),
         "        self._end(run)",
         (
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "reconstruction-does-not-await-the-new-owner",
-        "hoplite_mp/node/recovery/reconstruction.py",
+        "hoplite_mp/_node/lineage/reconstruction.py",
         "if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id",
         "if one.owner in self.roster.by_host_id",
         (
@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "reconstruction-asks-the-owner-once",
-        "hoplite_mp/node/recovery/reconstruction.py",
+        "hoplite_mp/_node/lineage/reconstruction.py",
         "            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))",
         "            pass",
         (
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "questions-wait-for-the-dead",
-        "hoplite_mp/node/questions.py",
+        "hoplite_mp/_node/questions.py",
         "            self._end(number, None)\n\n    def _end",
         "            pass\n\n    def _end",
         (
@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         "releases-take-the-copy-along",
-        "hoplite_mp/node/objects/imports.py",
+        "hoplite_mp/_node/objects/imports.py",
         "Release(one.object, one.number, keeps))\n        one.number = 0",
         "Release(one.object, one.number))\n        one.number = 0",
         (

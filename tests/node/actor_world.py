@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.actors.actor_moves import ActorMoves
-from hoplite_mp.node.actors.actor_records import Wanted
-from hoplite_mp.node.actors.actor_spares import Spares
-from hoplite_mp.node.actors.actors import Actors
-from hoplite_mp.node.actors.far_actors import FarActors
-from hoplite_mp.node.tasks.pools import Pool
+from hoplite_mp._node.actors.actor_backup import Spares
+from hoplite_mp._node.actors.actor_failover import ActorMoves
+from hoplite_mp._node.actors.actor_records import Wanted
+from hoplite_mp._node.actors.actors import Actors
+from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.tasks.pools import Pool
 from hoplite_mp.protocol.actors import ActorRestarts, BindActor
 from hoplite_mp.protocol.local import Request
 from hoplite_mp.protocol.peers import ActorBegun, RestartsTold

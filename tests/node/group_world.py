@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp._node.groups.attempts import is_repeated
+from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.repeated_plans import member_of
+from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp.contributions import TARGETED
-from hoplite_mp.node.groups.attempts import is_repeated
-from hoplite_mp.node.groups.group_calls import GroupCalls
-from hoplite_mp.node.groups.repeated_plans import member_of
-from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.program import participants
 from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, Topology

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
+from hoplite_mp._node.lineage.recovery import Recovering
+from hoplite_mp._node.objects.replicas import Replicas
+from hoplite_mp._node.questions import Questions
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
-from hoplite_mp.node.objects.replicas import Replicas
-from hoplite_mp.node.questions import Questions
-from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
 from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
@@ -20,7 +20,7 @@ from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.objects.remote_objects import RemoteObject
+    from hoplite_mp._node.objects.remote_objects import RemoteObject
 
 __all__ = ["LossNetwork", "LossSide"]
 
@@ -60,7 +60,7 @@ class Others(Mapping[int, Any]):
 
 
 class LossRoster:
-    """As hoplite_mp.node.roster.Roster, of one side."""
+    """As hoplite_mp._node.roster.Roster, of one side."""
 
     def __init__(self, network: LossNetwork, own: int) -> None:
         self.by_host_id = Others(network, own)

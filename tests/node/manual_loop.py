@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ManualLoop:
-    """See hoplite_mp/node/ports.py. `watched`: what is called when a descriptor is ready."""
+    """See hoplite_mp/_node/ports.py. `watched`: what is called when a descriptor is ready."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.time = now

@@ -1,4 +1,4 @@
-"""Stands in for node/groups/small_calls.py where a test is about calls that Python decides: the
+"""Stands in for _node/groups/small_calls.py where a test is about calls that Python decides: the
 engine is never given any.
 """
 

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _tasks, ids, serial
-from hoplite_mp.node.objects.exports import Exports
-from hoplite_mp.node.objects.imports import Imports
-from hoplite_mp.node.objects.remote_objects import RemoteObject, RemoteObjects
-from hoplite_mp.node.roster import Roster
-from hoplite_mp.node.tasks.delegation import Delegation
-from hoplite_mp.node.tasks.guests import Guests
+from hoplite_mp._node.objects.exports import Exports
+from hoplite_mp._node.objects.imports import Imports
+from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
+from hoplite_mp._node.roster import Roster
+from hoplite_mp._node.tasks.inbound_tasks import Guests
+from hoplite_mp._node.tasks.outbound_tasks import Delegation
 from hoplite_mp.protocol.peers import (
     Acquire,
     CancelTask,

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from hoplite_mp._node.actors.actor_backup import Spare
+from hoplite_mp._node.objects import orphan_inventory
 from hoplite_mp.errors import ActorLostError
-from hoplite_mp.node.actors.actor_spares import Spare
-from hoplite_mp.node.recovery import holdings
 from hoplite_mp.protocol.fields import NAME_CHARS_MAX
 from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp.protocol.peers import DropActor
@@ -347,7 +347,9 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"], *[STATE["QUEUED"]] * 2]
     assert maker.replies == []
     assert spare.lan.spares.kept
-    monkeypatch.setattr(holdings, "HOLDINGS_MAX", 0)  # no host has room for it in its report
+    monkeypatch.setattr(
+        orphan_inventory, "HOLDINGS_MAX", 0
+    )  # no host has room for it in its report
     network.to_manager(NodeLost(played.owner.number, 0))
     network.report(played.owner)
     network.settle()

@@ -7,9 +7,9 @@ import ast
 import inspect
 from typing import Any
 
-from hoplite_mp.node.core.lan import Lan
-from hoplite_mp.node.core.lan_wiring import LanUpward
-from hoplite_mp.node.core.wiring import Upward
+from hoplite_mp._node.runtime.cluster_node import Lan
+from hoplite_mp._node.runtime.cluster_node_events import LanUpward
+from hoplite_mp._node.runtime.node_events import Upward
 
 
 def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp.client.channel import seqpacket_pair
-from hoplite_mp.node.shell.client_lines import ClientLines
 from hoplite_mp.protocol.local import Members, Reply, Request
 from tests.node.manual_loop import ManualLoop
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
+from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
+from hoplite_mp._node.execution.transfers import Transfers
+from hoplite_mp._node.objects.replicas import Replicas
+from hoplite_mp._node.peers.links import UNREACHABLE
+from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._node.store.engine_buffer import EngineBuffer
 from hoplite_mp.headers import STATE
-from hoplite_mp.node.collectives.plan_cells import PULL_TRIES_MAX, PlanCells
-from hoplite_mp.node.collectives.transfers import Transfers
-from hoplite_mp.node.membership.links import UNREACHABLE
-from hoplite_mp.node.objects.engine_buffer import EngineBuffer
-from hoplite_mp.node.objects.replicas import Replicas
-from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.reports import CopyHeld
 from tests.node.manual_loop import ManualLoop

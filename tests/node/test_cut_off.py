@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
-from hoplite_mp.node.shell.client_lines import ClientLines
-from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol.local import (
     OpenPool,
     Reply,

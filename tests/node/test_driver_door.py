@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from hoplite_mp.node.shell.driver_door import DriverDoor
+from hoplite_mp._node.io.driver_listener import DriverDoor
 from hoplite_mp.protocol.local import Attached, NotAttached
 from tests.node.manual_loop import ManualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.ports import AttachedDrivers
+    from hoplite_mp._node.ports import AttachedDrivers
 
 FULL = "every process slot of the host is in use"
 

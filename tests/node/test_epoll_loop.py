@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.node.shell.epoll_loop import EpollLoop
+from hoplite_mp._node.io.epoll_loop import EpollLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.actors.actor_records import Wanted
-from hoplite_mp.node.actors.far_actors import FarActors
-from hoplite_mp.node.questions import Questions
+from hoplite_mp._node.actors.actor_records import Wanted
+from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.questions import Questions
 from hoplite_mp.protocol.actors import BindActor
 from hoplite_mp.protocol.peers import BeginActor
 from tests.node.actor_world import ActorNetwork

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._node.questions import Questions
+from hoplite_mp._node.roster import Roster
+from hoplite_mp._node.tasks.outbound_tasks import Runner
+from hoplite_mp._node.tasks.pool_requests import PoolRequests
+from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
+from hoplite_mp._node.tasks.remote_workers import LOOK_AGAIN_S
+from hoplite_mp._node.tasks.worker_broadcast import Rounds
 from hoplite_mp.config import Config
-from hoplite_mp.node.questions import Questions
-from hoplite_mp.node.roster import Roster
-from hoplite_mp.node.tasks.delegation import Runner
-from hoplite_mp.node.tasks.far_workers import LOOK_AGAIN_S
-from hoplite_mp.node.tasks.pool_requests import PoolRequests
-from hoplite_mp.node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
-from hoplite_mp.node.tasks.rounds import Rounds
 from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.local import OpenPool, Request
 from hoplite_mp.protocol.messages import Member
@@ -131,7 +131,7 @@ class World:
             self.rounds.forget(number)
 
     def lose(self, host_id: int) -> None:
-        """As core/lan.py does."""
+        """As runtime/cluster_node.py does."""
         self.roster.remove(OTHERS[host_id])
         del self.runners[host_id]
         self.questions.lose_peer(host_id)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
-from hoplite_mp.node.groups import group_leading
-from hoplite_mp.node.groups.attempts import ATTEMPT_BITS
-from hoplite_mp.node.groups.group_calls import GroupCalls, State
-from hoplite_mp.node.groups.group_results import GroupResults
+from hoplite_mp._node.groups import leader
+from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
+from hoplite_mp._node.groups.group_calls import GroupCalls, State
+from hoplite_mp._node.groups.group_results import GroupResults
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol import codec
 from hoplite_mp.protocol.group_calls import (
@@ -183,7 +183,7 @@ def test_what_cannot_be_decided_fails_in_every_rank(
     """Members would wait for ever for a leading node that only logs why it cannot decide."""
     calls = calls_of(mock.Mock(), 1)
     calls.changed(members(HERE, 1, first=True), mock.Mock())
-    monkeypatch.setattr(group_leading, "decide", mock.Mock(side_effect=MemoryError("no room")))
+    monkeypatch.setattr(leader, "decide", mock.Mock(side_effect=MemoryError("no room")))
     calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
     for rank in (0, 1):
         given = large(rank)
@@ -279,7 +279,7 @@ def test_a_decision_that_does_not_fit_into_a_message_is_an_error_of_every_rank(
     calls = calls_of(mock.Mock(), 1)
     calls.changed(members(HERE, 1, first=True), mock.Mock())
     calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
-    monkeypatch.setattr(group_leading, "too_large", lambda kind, pieces: f"{kind} is too large")
+    monkeypatch.setattr(leader, "too_large", lambda kind, pieces: f"{kind} is too large")
     for rank in (0, 1):
         given = GroupPart(GENERATION, VERSION, 0, (rank,), "barrier", "", 0, ())
         calls.receive(rank, given)

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node.groups.group_state import Known
-from hoplite_mp.node.groups.groups import Groups
+from hoplite_mp._node.groups.group_state import Known
+from hoplite_mp._node.groups.groups import Groups
 from hoplite_mp.protocol.groups import GroupEnd
 from hoplite_mp.protocol.local import GroupJoin
 from hoplite_mp.protocol.messages import (

@@ -9,13 +9,8 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp.node.groups import (
-    group_leading,
-    group_state,
-    repeated_plans,
-    speculative_start,
-)
-from hoplite_mp.node.groups.attempts import is_repeated
+from hoplite_mp._node.groups import group_state, leader, repeated_plans, speculative_start
+from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp.planner import slow_owners
 from hoplite_mp.protocol.messages import ExecuteReduce
 from tests.node.group_world import LARGE, World
@@ -197,7 +192,7 @@ def test_links_become_slow_at_any_step() -> None:
             narrowed.append(len(owners))
         return owners
 
-    with mock.patch.object(group_leading, "owners_without", spied):
+    with mock.patch.object(leader, "owners_without", spied):
         for seed in range(SEEDS):
             try:
                 calls += play(seed, (0, 2)[seed % 2], slows=True).agreed()
@@ -220,7 +215,7 @@ def test_calls_begin_before_all_have_called() -> None:
     """The same judge, while stripes pass to those who call next, and are cut anew at the end."""
     calls = 0
     asked: Counter[str] = Counter()
-    ask = group_leading.Leading._ask_to_move
+    ask = leader.Leading._ask_to_move
 
     def spied(
         self: Any,
@@ -237,7 +232,7 @@ def test_calls_begin_before_all_have_called() -> None:
             asked["anew" if outcome.plans else "given up"] += 1
         ask(self, state, attempt, outcome, early, before, **narrowed)
 
-    with mock.patch.object(group_leading.Leading, "_ask_to_move", spied):
+    with mock.patch.object(leader.Leading, "_ask_to_move", spied):
         for seed in range(SEEDS // 2):
             try:
                 calls += play_early(seed, 2).agreed()

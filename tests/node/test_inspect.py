@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.actors.actor_looks import calls_from_here
-from hoplite_mp.node.groups.group_waits import group_waits
-from hoplite_mp.node.inspect.tracing import Tracing
-from hoplite_mp.node.inspect.waits import Waits
-from hoplite_mp.node.questions import Questions
-from hoplite_mp.node.roster import Roster
+from hoplite_mp._node.actors.actor_status import calls_from_here
+from hoplite_mp._node.diagnostics.tracing import Tracing
+from hoplite_mp._node.diagnostics.waits import Waits
+from hoplite_mp._node.groups.group_waits import group_waits
+from hoplite_mp._node.questions import Questions
+from hoplite_mp._node.roster import Roster
 from hoplite_mp.protocol.local import Dump, Request
 from hoplite_mp.protocol.looking import DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp.protocol.messages import Member

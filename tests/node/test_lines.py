@@ -8,8 +8,8 @@ import select
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.node.output.lines import Lines
-from hoplite_mp.node.output.subscriber import Subscriber
+from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._node.output.subscriber import Subscriber
 from hoplite_mp.protocol import output as words
 from hoplite_mp.protocol.output import MARK_BYTES, bytes_of, mark
 

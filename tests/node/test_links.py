@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hoplite_mp import _engine
-from hoplite_mp.node.membership.links import UNREACHABLE, Links
-from hoplite_mp.node.notes import Notes
+from hoplite_mp._node.peers.links import UNREACHABLE, Links
+from hoplite_mp._node.trace_events import Notes
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove
 from tests.transport.helpers import tcp_pair

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp.node.core.membership import GONE_SHOWN_S, Membership
-from hoplite_mp.node.roster import Roster
+from hoplite_mp._node.manager_link.membership import GONE_SHOWN_S, Membership
+from hoplite_mp._node.roster import Roster
 from hoplite_mp.protocol.local import GoneNodes
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import WorkersNow

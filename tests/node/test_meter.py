@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.membership.meter import (
+from hoplite_mp._node.peers.link_estimator import (
     LATER_LOOK_S,
     LONG_S,
     LOOK_S,

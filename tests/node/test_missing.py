@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hoplite_mp.node.membership.missing import PEER_LOST_SILENCES, Missing
+from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Missing
 from hoplite_mp.protocol.messages import Member, PeerLost
 from tests.node.manual_loop import ManualLoop
 

@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node.collectives.chunked_reduce import ChunkedReduce
-from hoplite_mp.node.collectives.endings import placed
-from hoplite_mp.node.collectives.operations import Operations
-from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
+from hoplite_mp._node.collectives.endings import placed
+from hoplite_mp._node.collectives.operations import Operations
+from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.protocol import messages as m
 
 

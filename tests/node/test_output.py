@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._node.io.driver_socket import DriverSocket
+from hoplite_mp._node.io.epoll_loop import EpollLoop
+from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
+from hoplite_mp._node.output.remote_output import FarOutput
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.node.output.far_output import FarOutput
-from hoplite_mp.node.output.lines import Lines
-from hoplite_mp.node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
-from hoplite_mp.node.shell.driver_socket import DriverSocket
-from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import output as words
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import Printed, mark

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node.recovery import holdings
+from hoplite_mp._node.objects import orphan_inventory
 from hoplite_mp.planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
@@ -359,7 +359,7 @@ def test_more_than_one_report_can_name(
     network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """What is not in it is lost; nobody waits for it."""
-    monkeypatch.setattr(holdings, "HOLDINGS_MAX", 1)
+    monkeypatch.setattr(orphan_inventory, "HOLDINGS_MAX", 1)
     owner, first, *_ = network.living
     tasks = [owner.pending() for _ in range(3)]
     waits = [away_hold(network, first, task)[0] for task, _ in tasks]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.membership.meter import LOOK_S
-from hoplite_mp.node.membership.pair_meter import (
+from hoplite_mp._node.peers.link_estimator import LOOK_S
+from hoplite_mp._node.peers.path_estimator import (
     SAY_AGAIN_S,
     SLOW_S,
     TELL_AGAIN_S,
@@ -79,7 +79,7 @@ def test_a_sender_with_pauses_is_not_held_up() -> None:
 
 
 def test_the_time_in_which_bytes_waited() -> None:
-    """For the meter of the host's own link (meter.py)."""
+    """For the meter of the host's own link (link_estimator.py)."""
     wire = Wire()
     wire.pairs.begin()
     wire.go_on(0.5, sent={2: 80e6, 3: NARROW})

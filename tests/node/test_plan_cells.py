@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node.collectives.carryover import Carryover, Copy
-from hoplite_mp.node.collectives.filling import fill_blocks
-from hoplite_mp.node.collectives.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
-from hoplite_mp.node.collectives.plan_execution import PlanExecution
-from hoplite_mp.node.collectives.plan_executor import PlanExecutor
-from hoplite_mp.node.membership.links import UNREACHABLE
-from hoplite_mp.node.ranges import Ranges
+from hoplite_mp._node.execution.carryover import Carryover, Copy
+from hoplite_mp._node.execution.filling import fill_blocks
+from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
+from hoplite_mp._node.execution.plan_runner import PlanExecutor
+from hoplite_mp._node.execution.plan_state import PlanExecution
+from hoplite_mp._node.peers.links import UNREACHABLE
+from hoplite_mp._node.ranges import Ranges
 from hoplite_mp.planner.program import INBOUND_PARENTS_MAX, program_of
 from hoplite_mp.protocol import messages as m
 from tests.node.manual_loop import ManualLoop

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from hoplite_mp import ids
+from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp.headers import STATE
-from hoplite_mp.node.collectives.plan_executor import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp.protocol import messages as m
 from tests.node.test_plan_cells import OBJECT, Node1, a_copy
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.collectives.plan_executor import ROOM_LOOK_S, PlanExecutor
+from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp.protocol import messages as m
 from tests.node.test_plan_cells import Node1
 

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
+from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp.headers import STATE
-from hoplite_mp.node.groups.point_to_point import PointToPoint
 from hoplite_mp.protocol.local import GroupReceived, Request
 from hoplite_mp.protocol.messages import GroupMembers
 from hoplite_mp.protocol.point_to_point import GroupSent

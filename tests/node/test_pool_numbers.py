@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.tasks.hints import Hints
-from hoplite_mp.node.tasks.pools import POOLS_MAX, next_number
+from hoplite_mp._node.tasks.hints import Hints
+from hoplite_mp._node.tasks.pools import POOLS_MAX, next_number
 
 
 def test_they_are_given_out_in_turn() -> None:

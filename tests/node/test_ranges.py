@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.node import ranges
-from hoplite_mp.node.ranges import Ranges
+from hoplite_mp._node import ranges
+from hoplite_mp._node.ranges import Ranges
 
 SIZE = 50
 ADDED = st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(0, SIZE)), max_size=30)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.membership.relays import ANSWER_S, ASKED_MAX, Relays
-from hoplite_mp.node.questions import Questions
-from hoplite_mp.node.roster import Roster
+from hoplite_mp._node.peers.relays import ANSWER_S, ASKED_MAX, Relays
+from hoplite_mp._node.questions import Questions
+from hoplite_mp._node.roster import Roster
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
 from tests.node.manual_loop import ManualLoop

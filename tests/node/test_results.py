@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
+from hoplite_mp._node.objects.array_layouts import layout_of, parse_layout
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp.node.objects.layouts import layout_of, parse_layout
 from tests.cext.host import Host
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node.objects.exports import KEPT_LOOK_S
+from hoplite_mp._node.objects.exports import KEPT_LOOK_S
 from hoplite_mp.protocol.peers import Acquire, Release
 from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine, _tasks, serial
-from hoplite_mp.node.groups.group_calls import GroupCalls
-from hoplite_mp.node.groups.group_decisions import decide
-from hoplite_mp.node.groups.group_state import Known
-from hoplite_mp.node.groups.small_calls import SmallCalls
+from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_state import Known
+from hoplite_mp._node.groups.small_calls import SmallCalls
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
     GroupGo,

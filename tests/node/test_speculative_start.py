@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
-from hoplite_mp.node.groups.speculative_start import (
+from hoplite_mp._node.groups.speculative_start import (
     BYTES_MIN,
     decide_speculatively,
     fill_in,
@@ -19,7 +19,7 @@ from hoplite_mp.node.groups.speculative_start import (
     lacks,
     transfer_s,
 )
-from hoplite_mp.node.objects.layouts import payload_layout
+from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.topology import Host
@@ -30,7 +30,7 @@ from hoplite_mp.protocol.messages import ExecuteReduce, GroupMembers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp.node.groups.speculative_start import Early
+    from hoplite_mp._node.groups.speculative_start import Early
     from hoplite_mp.protocol.messages import Stripe
 
 COUNT = BYTES_MIN // 4

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.node.shell import spill_file
-from hoplite_mp.node.shell.spill_file import SpillFile, default_directory, is_tmpfs
+from hoplite_mp._node.io import spill_file
+from hoplite_mp._node.io.spill_file import SpillFile, default_directory, is_tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

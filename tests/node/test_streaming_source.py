@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.objects.streaming_source import StreamingSources
+from hoplite_mp._node.store.growing_block import StreamingSources
 
 SLOT = 7
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks, serial
+from hoplite_mp._node.tasks.pools import WorkerInfo
 from hoplite_mp.errors import HopliteTimeoutError, WorkerLostError
-from hoplite_mp.node.tasks.pools import WorkerInfo
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _engine
-from hoplite_mp.node.shell import tls_links
-from hoplite_mp.node.shell.tls_links import TlsLink
+from hoplite_mp._node.io import tls_links
+from hoplite_mp._node.io.tls_links import TlsLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.membership import links as links_room
-from hoplite_mp.node.membership.links import Links
+from hoplite_mp._node.peers import links as links_room
+from hoplite_mp._node.peers.links import Links
 
 SEEDS = 400
 REST_MAX = 200  # events after the last fault

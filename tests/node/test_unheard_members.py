@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
+from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.mailbox import Letter
+from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp.headers import STATE
-from hoplite_mp.node.groups.boxes import Letter
-from hoplite_mp.node.groups.group_calls import GroupCalls
-from hoplite_mp.node.groups.point_to_point import PointToPoint
 from hoplite_mp.protocol.group_calls import GroupPart
 from hoplite_mp.protocol.messages import GroupMembers
 from hoplite_mp.protocol.point_to_point import GroupSent

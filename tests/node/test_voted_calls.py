@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from hoplite_mp import _engine
+from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED
+from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_results import GroupResults, Prepared
+from hoplite_mp._node.groups.repeated_plans import LED_EVERY
+from hoplite_mp._node.store.budget import PROMISED
+from hoplite_mp._node.store.growing_block import StreamingSources
 from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.node.groups.attempts import ATTEMPT_BITS, REPEATED
-from hoplite_mp.node.groups.group_decisions import decide
-from hoplite_mp.node.groups.group_results import GroupResults, Prepared
-from hoplite_mp.node.groups.repeated_plans import LED_EVERY
-from hoplite_mp.node.objects.store import PROMISED
-from hoplite_mp.node.objects.streaming_source import StreamingSources
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.local import GroupCall
 from tests.cext.host import Host

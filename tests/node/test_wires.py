@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.node.shell.epoll_loop import EpollLoop
-from hoplite_mp.node.shell.wires import Wire
+from hoplite_mp._node.io.control_channel import Wire
+from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.peers import PeerMessage, Probe
 from hoplite_mp.transport.stream import TcpStream

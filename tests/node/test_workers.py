@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
+from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
+from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, LOOK_AGAIN_S, Workers
 from hoplite_mp.config import Config
-from hoplite_mp.node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
-from hoplite_mp.node.tasks.workers import INTERRUPT_AGAIN_S, LOOK_AGAIN_S, Workers
 from tests.cext.host import POOL, Host
 from tests.cext.test_tasks import Party
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp.node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp.planner.topology import Host

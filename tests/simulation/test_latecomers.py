@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hoplite_mp._node.peers.link_estimator import Meter
 from hoplite_mp._simulation import runs
 from hoplite_mp.config import Config
 from hoplite_mp.contributions import early_shares, section_bounds
-from hoplite_mp.node.membership.meter import Meter
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.protocol.fields import SHARES
 

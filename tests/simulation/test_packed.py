@@ -24,7 +24,7 @@ SECONDS_MAX = 280.0
 PLAY = """
 import json, logging
 from hoplite_mp.planner import packing, trees
-from hoplite_mp._simulation.virtual import runs
+from hoplite_mp._simulation import runs
 
 logging.disable(logging.CRITICAL)
 runs.NARROW_RUNS = runs.NARROW_PATHS = runs.KNOWN_RUNS = 1.0

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp.node.collectives.plan_cells import PlanCells
-from hoplite_mp.node.collectives.plan_executor import PlanExecutor
-from hoplite_mp.node.groups.posted_calls import POSTED_MAX, POSTED_S
-from hoplite_mp.node.objects import store as stores
+from hoplite_mp._node.execution.plan_cells import PlanCells
+from hoplite_mp._node.execution.plan_runner import PlanExecutor
+from hoplite_mp._node.groups.posted_calls import POSTED_MAX, POSTED_S
+from hoplite_mp._node.store import budget as stores
 from tests.simulation import test_latecomers as latecomers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hoplite_mp._node.execution.plan_state import PlanExecution
     from hoplite_mp._simulation.workloads.workload import Workload
-    from hoplite_mp.node.collectives.plan_execution import PlanExecution
     from hoplite_mp.protocol.group_calls import Plan
 
 MEMBERS = 3

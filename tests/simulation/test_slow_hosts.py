@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp.node.membership import pair_meter
-from hoplite_mp.node.membership.meter import LATER_LOOK_S
-from hoplite_mp.node.membership.pair_meter import SLOW_S
+from hoplite_mp._node.peers import path_estimator
+from hoplite_mp._node.peers.link_estimator import LATER_LOOK_S
+from hoplite_mp._node.peers.path_estimator import SLOW_S
 from hoplite_mp.planner.slow_owners import SLOW_GATHER_S
 from tests.simulation import test_latecomers as latecomers
 
@@ -125,7 +125,7 @@ def test_a_host_that_is_faster_than_the_others_is_not_slow(
             for rank, host in enumerate(work.hosts()):
                 work.program(host, f"rank {rank}", partial(member, rank))
 
-        monkeypatch.setattr(pair_meter, "SLOW", pair_meter.SLOW if reports else 0.0)
+        monkeypatch.setattr(path_estimator, "SLOW", path_estimator.SLOW if reports else 0.0)
         rates = [fast * slow_rate] + [slow_rate] * (MEMBERS - 1)
         latecomers.play(monkeypatch, MEMBERS, begin, rates)
         return found

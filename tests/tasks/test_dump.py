@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 import hoplite_mp
+from hoplite_mp._node.diagnostics.waits import WAITS_MAX
 from hoplite_mp.looking import dump
-from hoplite_mp.node.inspect.waits import WAITS_MAX
 from hoplite_mp.protocol.local import Dump, Reply
 from tests.tasks.helpers import eventually, wait_for
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.node.core.management import MANAGER_ABSENT_S
+from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S
 from hoplite_mp.protocol.local import LanStart, StartStandby
 from hoplite_mp.protocol.secret import Secret
 from hoplite_mp.supervisor import managing
@@ -33,7 +33,7 @@ LONG_S = 600.0  # no test takes so long, however busy the machine is
 # Who waits for a start of the manager: its supervisor, and the node.
 WAITS = (
     "hoplite_mp.supervisor.managing.PATIENCE_S",
-    "hoplite_mp.node.core.management.MANAGER_ABSENT_S",
+    "hoplite_mp._node.manager_link.connection.MANAGER_ABSENT_S",
 )
 LAN = LanStart(
     key=Secret(b"k"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.node.shell.spill_file import SpillFile
+from hoplite_mp._node.io.spill_file import SpillFile
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:

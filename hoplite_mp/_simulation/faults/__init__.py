@@ -1,1 +1,1 @@
-"""Faults of a run: deaths, cuts and restarts at random times, and faults that strike at messages."""
+"""Faults of a run: deaths, cuts and restarts at random times, and faults that messages trigger."""

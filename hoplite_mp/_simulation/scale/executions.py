@@ -1,6 +1,6 @@
 """One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
 
-Why it exists: it sends the planner the same messages as node/collectives/ at the same points, and
+Why it exists: it sends the planner the same messages as _node/collectives/ at the same points, and
 turns programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
 float32. If a program has two names for the same bytes, both mean one cell, as they do there.
 It must never know: how a plan was decided, what becomes of results.
@@ -36,7 +36,7 @@ __all__ = ["Executions"]
 
 ITEM_BYTES = 4
 # Interval at which a cell is advanced that is served while another plan still receives its bytes
-# (see node/collectives/plan_cells.py).
+# (see _node/execution/plan_cells.py).
 WINDOW_S = 0.004
 
 

@@ -1,8 +1,8 @@
 """One simulated node: what its process asks for, and what the manager sends it.
 
 Thousands of real nodes, as in `virtual/`, do not fit into one process. This one reports sources as
-node/collectives/operations.py does, and learns of objects of other nodes as node/objects/imports.py
-does. It makes one request in its life.
+_node/collectives/operations.py does, and learns of objects of other nodes as
+_node/objects/imports.py does. It makes one request in its life.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import time
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hoplite_mp import _shm, _tasks, clock
+from hoplite_mp._node.store import budget
+from hoplite_mp._node.tasks import sweeper
 from hoplite_mp._simulation.virtual.loop import EPOCH_S
 from hoplite_mp.client import runtime as client
-from hoplite_mp.node.objects import store
-from hoplite_mp.node.tasks import sweeper
 from hoplite_mp.store import limits
 from hoplite_mp.worker import actor, checkpoints
 
@@ -33,7 +33,7 @@ __all__ = ["virtual_time"]
 # this machine.
 TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
 CLOCKS: tuple[Any, ...] = (time, clock)
-ASK_FOR_MEMORY: tuple[Any, ...] = (store, sweeper)  # errors say how much is in use
+ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors say how much is in use
 
 
 class Stacks:

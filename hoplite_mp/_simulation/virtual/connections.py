@@ -1,6 +1,6 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
-Why it exists: it implements the port Connections (node/ports.py). An attempt takes as long as its
+Why it exists: it implements the port Connections (_node/ports.py). An attempt takes as long as its
 packets do. It is refused at an address where no process listens, and gets no answer across a cut or
 from a host that is stopped. No tokens are exchanged, because other tests cover strangers.
 It must never know: what a connection is for.
@@ -90,7 +90,7 @@ class Switchboard:
 
 
 class VirtualCalling:
-    """One connection attempt; see `Calling` in node/ports.py."""
+    """One connection attempt; see `Calling` in _node/ports.py."""
 
     starved = False
 
@@ -263,7 +263,7 @@ class VirtualPort:
 
 
 class VirtualConnections:
-    """The connections of one node; see Connections in node/ports.py."""
+    """The connections of one node; see Connections in _node/ports.py."""
 
     def __init__(self, board: Switchboard, loop: Any, host: int, host_id: int, at: Address) -> None:
         self._board = board

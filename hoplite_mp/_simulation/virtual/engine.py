@@ -1,8 +1,8 @@
 """The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
 
-Why it exists: it implements the port Engine (node/ports.py) with the engine that ships, which plans
-blocks, fills cells and folds them as in production; only its thread and its sockets are replaced.
-It must never know: what bytes are about.
+Why it exists: it implements the port Engine (_node/ports.py) with the engine that ships, which
+plans blocks, fills cells and folds them as in production; only its thread and its sockets are
+replaced. It must never know: what bytes are about.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hoplite_mp._simulation.virtual.cell_memory import CellMemory
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from hoplite_mp._node.ports import Key
     from hoplite_mp._simulation.network import Network
     from hoplite_mp._simulation.virtual.loop import Descriptors, VirtualLoop
     from hoplite_mp._simulation.virtual.streams import VirtualStream
-    from hoplite_mp.node.ports import Key
 
 __all__ = ["VirtualEngine"]
 

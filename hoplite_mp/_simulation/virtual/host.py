@@ -1,7 +1,7 @@
 """One life of a simulated host: real shared memory, the real node, and real client code.
 
-Why it exists: it gives the node the simulation's implementations of its ports, as node/core/main.py
-gives it those of the system, and acts as the host's supervisor.
+Why it exists: it gives the node the simulation's implementations of its ports, as
+_node/runtime/main.py gives it those of the system, and acts as the host's supervisor.
 It must never know: what its programs do, which faults come.
 """
 
@@ -15,6 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp._node.output.output import Output
+from hoplite_mp._node.ports import NodePorts
+from hoplite_mp._node.runtime.cluster_node import Lan
+from hoplite_mp._node.runtime.cluster_node_events import LanUpward
+from hoplite_mp._node.runtime.node import Node
 from hoplite_mp._simulation.virtual.channel import VirtualChannel
 from hoplite_mp._simulation.virtual.collectors import VirtualCollector
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
@@ -31,11 +36,6 @@ from hoplite_mp._simulation.virtual.host_ports import (
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
-from hoplite_mp.node.core.lan import Lan
-from hoplite_mp.node.core.lan_wiring import LanUpward
-from hoplite_mp.node.core.node import Node
-from hoplite_mp.node.output.output import Output
-from hoplite_mp.node.ports import NodePorts
 from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.local import SETUP_FAILED, Start
 from hoplite_mp.protocol.secret import Secret

@@ -1,6 +1,6 @@
 """What a simulated machine provides to its node: lines to processes, workers, a disk.
 
-Why it exists: these implement ports of node/ports.py with the timeline instead of the system.
+Why it exists: these implement ports of _node/ports.py with the timeline instead of the system.
 It must never know: what messages are about, what workers do, what is spilled.
 """
 
@@ -15,10 +15,10 @@ from hoplite_mp.protocol.spawning import Exited
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.ports import AttachedDrivers
     from hoplite_mp._simulation.timeline import Timeline
     from hoplite_mp._simulation.virtual.channel import VirtualChannel
     from hoplite_mp._simulation.virtual.processes import Process
-    from hoplite_mp.node.ports import AttachedDrivers
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import Reply, StartStandby
     from hoplite_mp.protocol.spawning import Spawn
@@ -32,7 +32,7 @@ KILLED = -9
 
 
 class VirtualLines:
-    """Lines to processes of the host; see node/ports.py."""
+    """Lines to processes of the host; see _node/ports.py."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.by_slot: dict[int, VirtualChannel] = {}
@@ -82,7 +82,7 @@ class Supervised(Protocol):
 
 class VirtualWorkers:
     """Worker processes of a host, and the supervisor that starts them; see `Processes` in
-    node/ports.py."""
+    _node/ports.py."""
 
     def __init__(self, timeline: Timeline, host: Supervised) -> None:
         self.by_pid: dict[int, tuple[int, Process]] = {}
@@ -137,7 +137,7 @@ class VirtualWorkers:
 
 
 class VirtualDisk:
-    """Keeps spilled bytes in memory; see node/ports.py. `room`: its capacity in bytes."""
+    """Keeps spilled bytes in memory; see _node/ports.py. `room`: its capacity in bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -165,14 +165,14 @@ class VirtualDisk:
 
 
 class NoStacks:
-    """See `Stacks` in node/ports.py; stacks are never asked for."""
+    """See `Stacks` in _node/ports.py; stacks are never asked for."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         done([])
 
 
 class NoDoor:
-    """See `DriverDoor` in node/ports.py; programs are attached by `Host.attach` instead."""
+    """See `DriverDoor` in _node/ports.py; programs are attached by `Host.attach` instead."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None: ...
 

@@ -13,12 +13,12 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._node.peers.peers import Call
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.environment import address_of
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp.manager.leadership import Leadership
 from hoplite_mp.manager.standby import TELL_PAUSE_S, TELL_WAIT_S
-from hoplite_mp.node.membership.peers import Call
 from hoplite_mp.planner.terms import Candidate, lease_s
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.protocol.greetings import Introduction

@@ -1,0 +1,391 @@
+"""Spares: what an actor is restarted from after the loss of its host is kept on a second host.
+
+Why it exists: an actor with restarts left must outlive its host. Its node tells one other host, its
+*spare*, what the actor was made from and the latest checkpoint of its process; the spare holds
+these objects with all that they name. It is a backup in the sense of primary-backup replication.
+When the actor's host is lost, the manager names the spare as the owner of the actor's identity
+(_node/objects/ownership_transfer.py), and the spare restarts the actor
+(_node/actors/actor_failover.py).
+
+Invariant: a spare that its actor's host has lost contact with is replaced only after the manager
+has declared it gone. Otherwise a host that is cut off could go on with states that its former
+spare, which has restarted the actor meanwhile, has never seen (a split brain).
+
+The spare has no header of the identity while the actor's host lives, so it keeps no actor alive.
+It must never know: what calls do, how an actor is restarted.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import serial
+from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp.headers import STATE, VALUED
+from hoplite_mp.planner.resources import Ledger
+from hoplite_mp.protocol.fields import NO_OBJECT, NODES_MAX
+from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
+from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from hoplite_mp._node.actors.actor_records import Actor
+    from hoplite_mp._node.actors.actors import Actors
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp.protocol.messages import Member, NodeToManager
+
+__all__ = ["Bringing", "Spare", "Spares"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Spare:
+    """An actor of another host that this host can restart."""
+
+    host_id: int  # id of the actor's host
+    number: int  # of the actor's node
+    what: KeepActor
+    holds: list[Any] = field(default_factory=list)
+    before: Spare | None = None  # the last whole one, kept until this one is whole
+    whole: bool = False  # all objects that `what` names are here
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def sought(self, host_id: int, identity: bytes) -> None:
+        """That host asks for an actor whose host is lost."""
+
+
+class Spares:
+    """The spares of this node's actors on other hosts, and this node as a spare for others."""
+
+    def __init__(self, host: HostContext, actors: Actors, owners: Owners, above: Above) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.send_manager = host.send_manager
+        self.bring = functools.partial(Bringing, host)
+        self.actors = actors
+        self.owners = owners
+        self.above = above
+        self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its spare
+        # Identity -> number of the latest KeepActor, and actions that wait for its answer.
+        self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
+        # Identity -> number of a spare that this node has lost contact with, until the manager has
+        # declared it gone.
+        self.unsure: dict[int, int] = {}
+        # Identities of actors that have no spare, because no message can carry what it needs.
+        self.unkept: set[int] = set()
+        self.kept: dict[bytes, Spare] = {}  # by identity
+        self._last = 0
+
+    # -- actors of this host -------------------------------------------------------------------
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """Sends what the actor is restarted from to its spare, because it has begun or changed.
+        `done` is called when the spare has all that it can get, or if there can be no spare."""
+        _, waiting = self.asked.pop(actor.identity, (0, []))
+        if done is not None:
+            waiting.append(done)
+        if actor.identity in self.unsure and actor.ended is None:
+            self.asked[actor.identity] = (0, waiting)
+            return
+        before = self.at.get(actor.identity)
+        host_id = self._spare_of(actor)
+        if host_id is None:
+            _call(waiting)
+            return
+        message = self._message(actor)
+        if message is None:
+            if before is not None:  # what that one keeps is older, so it must not begin the actor
+                self._drop(before, actor)
+            _call(waiting)
+            return
+        if before is not None and before != host_id:  # when the new spare has all, drop the old one
+            waiting.append(lambda: self._drop(before, actor))
+        self.at[actor.identity] = host_id
+        self.asked[actor.identity] = (message.number, waiting)
+        self.send(host_id, message)
+
+    def _message(self, actor: Actor) -> KeepActor | None:
+        """What the actor's spare is told, with a new number. None: a part of it is too large for a
+        message, so the actor has no spare; the log says so once."""
+        if actor.identity in self.unkept:
+            return None
+        self._last += 1
+        wanted, state = actor.wanted, actor.state
+        try:
+            return KeepActor(
+                self._last,
+                self.actors.public(actor.identity),
+                self.actors.public(wanted.setup),
+                NO_OBJECT if state is None else self.actors.public(state.oid),
+                wanted.about,
+                actor.class_name,
+                actor.name,
+                actor.label,
+                actor.restarts_left,
+                actor.restarts,
+                wanted.detached and actor.hold is not None,  # it was not closed
+                actor.begun,
+                wanted.audience,
+                wanted.places,
+                wanted.env,
+                wanted.demand,
+            )
+        except ValueError as error:
+            self.unkept.add(actor.identity)
+            _log.warning(
+                "%.200s cannot be restarted on another host, because no message can carry what "
+                "that host needs: %.200s",
+                actor.title,
+                error,
+            )
+            return None
+
+    def _spare_of(self, actor: Actor) -> int | None:
+        """The id of its spare's host: the present one, or else the next node by number on which the
+        actor may run. None: there is none."""
+        wanted = actor.wanted
+        if not wanted.restarts or actor.ended is not None or actor.closed:
+            return None
+        now = self.at.pop(actor.identity, None)
+        if now in self.roster.by_host_id and now not in self.roster.leaving:
+            return now
+        able = [
+            member
+            for member in self.roster.by_host_id.values()
+            if (member.workers or member.stays)
+            and member.host_id not in self.roster.leaving
+            and (not wanted.places or member.node in wanted.places)
+            and Ledger(member.resources).could_ever(wanted.demand)
+        ]
+        here = self.client.number
+        able.sort(key=lambda member: (member.node - here) % NODES_MAX)
+        return able[0].host_id if able else None
+
+    def ended(self, actor: Actor) -> None:
+        """The actor will not be restarted, so its spare drops what it keeps for it."""
+        self.unsure.pop(actor.identity, None)
+        self.unkept.discard(actor.identity)
+        host_id = self.at.pop(actor.identity, None)
+        _, waiting = self.asked.pop(actor.identity, (0, []))
+        if host_id is not None:
+            self._drop(host_id, actor)
+        _call(waiting)
+
+    def _drop(self, host_id: int, actor: Actor) -> None:
+        """Tells a host that it is not the actor's spare any more."""
+        lives = actor.identity in self.actors.by_identity and actor.ended is None
+        self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
+
+    def came(self) -> None:
+        """A node has joined: actors without a spare may get one."""
+        for actor in list(self.actors.by_identity.values()):
+            if actor.identity not in self.at and actor.identity not in self.unsure:
+                self.keep(actor)
+
+    # -- actors of other hosts -----------------------------------------------------------------
+
+    def receive(self, host_id: int, message: Any) -> bool:
+        """Handles a message of another host; False: it is not about spares."""
+        match message:
+            case KeepActor():
+                self._take(host_id, message)
+            case ActorKept():
+                for identity, (number, waiting) in list(self.asked.items()):
+                    if number == message.number:
+                        del self.asked[identity]
+                        _call(waiting)
+            case DropActor():
+                spare = self.kept.get(message.identity)
+                if spare is not None and spare.host_id == host_id:
+                    del self.kept[message.identity]
+                    if message.ended and spare.what.name:
+                        # This node may have reported the name to a manager that was new when the
+                        # actor ended, and that the actor's own node has told nothing of it.
+                        self.release_name(spare)
+            case ActorSought():
+                self.above.sought(host_id, message.identity)
+            case _:
+                return False
+        return True
+
+    def _take(self, host_id: int, message: KeepActor) -> None:
+        before = self.kept.get(message.identity)
+        number = self.roster.number_of(host_id)
+        if before is not None and before.host_id != host_id:
+            before = None  # the actor has moved since then, so that state is older
+        if before is not None and not before.whole:
+            before = before.before
+        spare = Spare(host_id, -1 if number is None else number, message, before=before)
+        self.kept[message.identity] = spare
+
+        named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
+
+        def done() -> None:
+            # Some are missing if fetches have failed, as when the actor's host has died meanwhile.
+            if all(self.with_payload(one) for one in named):
+                spare.before, spare.whole = None, True
+            self.send(host_id, ActorKept(message.number))
+
+        self.bring(spare.holds, done).bring(named)
+
+    def number_of(self, identity: bytes, host_id: int) -> int | None:
+        """The number of the newest KeepActor of an actor of that host whose objects are all here.
+        None: this node is not the actor's spare; 0: nothing is complete."""
+        spare = self.kept.get(identity)
+        if spare is None or spare.host_id != host_id:
+            return None
+        if not spare.whole:
+            spare = spare.before
+        return 0 if spare is None else spare.what.number
+
+    def report(self) -> Iterator[NodeToManager]:
+        """For a new manager: the names of actors whose host may have been lost together with the
+        former manager. Whether they move here is decided later."""
+        for identity, spare in self.kept.items():
+            there = self.roster.number_of(spare.host_id) is not None
+            if spare.what.name and (there or self.owners.is_open(spare.host_id)):
+                name = spare.what.name
+                yield ActorNameClaimed(0, spare.number, name, identity, True, by_spare=True)
+
+    def release_name(self, spare: Spare) -> None:
+        """Releases the name of an actor that will not be restarted, or has none any more. The lost
+        host may have told this spare so, and not the manager, which was just being replaced."""
+        what = spare.what
+        self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def lose_host(self, member: Member) -> None:
+        """A host is gone: makes headers for the identities of its actors that this node can
+        restart. It is called before this node reports its holdings, which then contain them."""
+        imports = self.imports
+        for identity, spare in self.kept.items():
+            if spare.host_id != member.host_id:
+                continue
+            payload = serial.encode((0, spare.what.about, identity)).tobytes()
+            one = imports.by_object.get(identity)
+            if one is None:
+                spare.holds.append(imports.keep(identity))
+                one = imports.by_object[identity]
+                one.owner = spare.host_id
+            else:
+                spare.holds.append(self.client.hold(one.oid))
+            if self.client.state(one.oid) == STATE["CLAIMED"]:
+                imports.store(one, payload, False)
+                imports.answer(one)
+
+    def lose_peer(self, host_id: int, number: int) -> None:
+        """Notes which actors have a spare on a host that this node has lost contact with."""
+        for identity in [one for one, at in self.at.items() if at == host_id]:
+            del self.at[identity]
+            self.unsure[identity] = number
+
+    def are_gone(self, numbers: Collection[int]) -> None:
+        """The manager has declared these nodes gone: actors whose spares they were get others."""
+        for identity in [one for one, number in self.unsure.items() if number in numbers]:
+            del self.unsure[identity]
+            actor = self.actors.by_identity.get(identity)
+            if actor is not None:
+                self.keep(actor)
+
+    def take_over(self, object_id: bytes, owner: int) -> Spare | None:
+        """An object, which may be an identity, has a new owner. Returns what the actor is restarted
+        from, if this host is that owner."""
+        spare = self.kept.get(object_id)
+        if spare is None or (owner != self.client.host_id and spare.host_id == owner):
+            return None
+        del self.kept[object_id]
+        return spare if owner == self.client.host_id else None
+
+    def with_payload(self, object_id: bytes) -> int:
+        """The local id of an object whose value is here; 0: it is not, or has failed."""
+        oid = self.imports.local(object_id)
+        if not oid or oid in self.remote_objects or self.client.hold(oid) is None:
+            return 0
+        return oid if self.client.state(oid) in VALUED else 0
+
+
+class Bringing:
+    """A fetch of objects of any host, with all objects that they name, directly or indirectly.
+    `done` is called when everything that can be had is here; `holds` keeps it."""
+
+    def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.holds = holds
+        self.done = done
+        self.seen: set[bytes] = set()
+        self.left = 0
+
+    def bring(self, objects: list[bytes]) -> None:
+        new = [one for one in objects if one not in self.seen]
+        self.seen.update(new)
+        self.left += 1
+        self.imports.ask(new, self._held)
+
+    def _held(self, holds: list[Any]) -> None:
+        for hold in holds:
+            if hold is not None:
+                self.holds.append(hold)
+                self._bring_bytes(hold.oid)
+        self._one_less()
+
+    def _bring_bytes(self, oid: int) -> None:
+        remote_objects = self.remote_objects
+        if oid not in remote_objects:
+            self._bring_named(oid)
+            return
+
+        def here() -> None:
+            self._bring_named(oid)
+            self._one_less()
+
+        self.left += 1
+        if remote_objects.want(oid, here):
+            return
+        if self.store.impossible(remote_objects.by_oid[oid].nbytes):
+            self._one_less()  # it never fits here, so it is left out
+            return
+
+        def again() -> None:
+            self._bring_bytes(oid)
+            self._one_less()
+
+        self.loop.call_later(ROOM_LOOK_S, again)  # no room now
+
+    def _bring_named(self, oid: int) -> None:
+        """Fetches what an object names. A pending object is skipped, because what it will name is
+        not known yet; its readers fetch that later."""
+        client = self.client
+        got = client.view(oid)
+        if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):
+            got = client.view(oid)
+        if not isinstance(got, int):
+            self.bring([*serial.read_refs(memoryview(got))])
+
+    def _one_less(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.done()
+
+
+def _call(waiting: list[Callable[[], None]]) -> None:
+    for done in waiting:
+        done()

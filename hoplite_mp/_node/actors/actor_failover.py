@@ -1,0 +1,207 @@
+"""Actors that restart on this host because their host is lost, and requests that wait for that.
+
+Why it exists: when an actor's host is lost, the manager names one of the hosts that can restart the
+actor as the new owner of its identity (planner/owners.py). That host starts a process from what it
+has kept (_node/actors/actor_backup.py), and calls of all hosts go there from then on. Other hosts
+may receive the manager's message before this one does, and already send requests about the actor.
+Such a request waits until this host has received the message as well, and has everything that the
+actor restarts from.
+It must never know: what calls do, how their order is kept, how copies come here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp import errors
+from hoplite_mp._node.actors.actor_records import Actor, Wanted
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.protocol.fields import NO_OBJECT
+from hoplite_mp.protocol.messages import ActorNameClaimed
+from hoplite_mp.protocol.peers import ActorFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.actors.actor_backup import Spare, Spares
+    from hoplite_mp._node.actors.actors import Actors
+    from hoplite_mp._node.actors.remote_actors import FarActors
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.workers import Workers
+
+__all__ = ["ActorMoves"]
+
+
+class ActorMoves:
+    """Actors whose identities this host has taken over, or may be about to."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        actors: Actors,
+        far_actors: FarActors,
+        spares: Spares,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        owners: Owners,
+    ) -> None:
+        self.client = host.client
+        self.imports = host.imports
+        self.exports = host.exports
+        self.send = host.send_peer
+        self.send_manager = host.send_manager
+        self.actors = actors
+        self.far_actors = far_actors
+        self.spares = spares
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.owners = owners
+        self.beginning: set[bytes] = set()  # identities of actors whose state is being fetched
+        # Identity -> actions to run as soon as it is known whether that actor is here.
+        self.waiting: dict[bytes, list[Callable[[], None]]] = {}
+
+    # -- requests about actors that may be here ------------------------------------------------
+
+    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
+        """Calls `action` as soon as it is known whether that actor is here; usually at once."""
+        if self._is_open(identity):
+            self.waiting.setdefault(identity, []).append(action)
+        else:
+            action()
+
+    def _is_open(self, identity: bytes) -> bool:
+        """Whether the actor's host was lost, and the actor's new host is unknown; or whether it is
+        just being restarted here."""
+        if identity in self.beginning:
+            return True
+        one = self.imports.by_object.get(identity)
+        return one is not None and self.owners.is_open(one.owner)
+
+    def run_ready(self) -> None:
+        """Runs actions that need not wait any more, after the manager has named new owners or an
+        actor has restarted."""
+        for identity in [one for one in self.waiting if not self._is_open(one)]:
+            for action in self.waiting.pop(identity):
+                action()
+
+    def sought(self, host_id: int, identity: bytes) -> None:
+        """Another host asks where to send calls to that actor."""
+        self.when_known(identity, lambda: self._found(host_id, identity))
+
+    def _found(self, host_id: int, identity: bytes) -> None:
+        actor = self.actors.by_identity.get(self.imports.own(identity))
+        self.send(host_id, ActorFound(identity, 0 if actor is None else actor.pool))
+
+    # -- restarting ----------------------------------------------------------------------------
+
+    def moved(self, one: Import) -> None:
+        """An object, which may be an actor's identity, has a new owner."""
+        spare = self.spares.take_over(one.object, one.owner)
+        if spare is not None and (spare.what.detached or self._is_held(one.oid)):
+            self._begin(one, spare)
+        elif spare is not None:
+            self.spares.release_name(spare)
+        self.far_actors.moved(one)
+
+    def ownerless(self, one: Import) -> None:
+        """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
+        restarted, although this host may be able to."""
+        spare = self.spares.kept.get(one.object)
+        if spare is not None and spare.host_id == one.owner:
+            del self.spares.kept[one.object]
+            self.spares.release_name(spare)
+        self.far_actors.ownerless(one)
+
+    def _is_held(self, identity: int) -> bool:
+        """Whether any process, here or elsewhere, holds the identity."""
+        export = self.exports.exports.get(identity)
+        if export is not None and export.importers:
+            return True
+        return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
+
+    def _begin(self, one: Import, spare: Spare) -> None:
+        """Restarts the actor from the newest state that is complete here. If none is, it restarts
+        after as much as possible has been fetched."""
+        what = spare.what
+        named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
+        full = all(self.spares.with_payload(each) for each in named)
+        if full or spare.before is not None:
+            self._begin_again(one, spare if full else spare.before or spare)
+            return
+        hold = self.client.hold(one.oid)
+        self.beginning.add(one.object)
+
+        def here() -> None:
+            nonlocal hold
+            self.beginning.discard(one.object)
+            self._begin_again(one, spare)
+            self.run_ready()
+            hold = None
+
+        self.spares.bring(spare.holds, here).bring(named)
+
+    def _begin_again(self, one: Import, spare: Spare) -> None:
+        """Makes this the actor's host, and starts its process."""
+        what, actors, workers = spare.what, self.actors, self.workers
+        setup = self.spares.with_payload(what.setup)
+        state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
+        wanted = Wanted(
+            setup,
+            what.about,
+            what.class_name,
+            what.name,
+            what.restarts_left,
+            False,
+            what.detached,
+            self.guests.audience_here(spare.host_id, what.audience),
+            what.places,
+            what.env,
+            what.demand,
+        )
+        pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
+        if pool is None:
+            self.spares.release_name(spare)
+            return  # `_found` answers callers that it is gone
+        self.delegation.forget_pool(pool)
+        actor = Actor(
+            one.oid,
+            pool,
+            what.name,
+            what.class_name,
+            max(0, what.restarts_left - 1),
+            wanted,
+            label=what.label,
+            restarts=what.restarts,
+        )
+        actors.by_pool[pool] = actors.by_identity[one.oid] = actor
+        if what.detached:
+            actor.hold = self.client.hold(one.oid)
+        if what.name:
+            claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
+            self.send_manager(claim)
+        else:
+            self.spares.release_name(spare)
+        lost = f"node h{spare.number}, on which it ran, was lost"
+        why = "" if setup else ", and its constructor's arguments are gone"
+        if state == 0 and what.state != NO_OBJECT:
+            why = ", and the state that it had kept is gone"
+        if not what.restarts_left:
+            why = f". Its restarts are used up (options(restarts={what.restarts}))"
+        if why:
+            error = errors.ActorLostError(f"{actor.title} has lost its state: {lost}{why}")
+            actors.end_with(actor, error)
+            return
+        actor.restarts += 1
+        actor.state = self.client.hold(state) if state else None
+        local = workers.pools[pool]
+        local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
+        local.env, local.demand = wanted.env, wanted.demand
+        local.setup_hold = self.client.hold(setup)
+        workers.start_missing(local)
+        self.spares.keep(actor)

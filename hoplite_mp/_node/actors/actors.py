@@ -1,0 +1,498 @@
+"""The actors of this host: how they begin, end, and are restarted.
+
+Why it exists: an actor is a pool of one worker that makes an object before it takes its first call,
+and an *identity*: an object in the node's own table, whose holders are counted like those of any
+object. Handles, and calls that have not ended, hold the identity, on any host. When it has no
+holder left, the pool is closed.
+It must never know: what a call does, how calls are ordered (their submitters' queues do that).
+
+Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
+that holds a handle may submit to that number without asking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import errors, ids, serial
+from hoplite_mp._node.actors.actor_records import (
+    ENDED,
+    Actor,
+    Asker,
+    Client,
+    Opening,
+    Wanted,
+    ended_calls,
+    taken_words,
+)
+from hoplite_mp._node.tasks.pools import Pool
+from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
+from hoplite_mp.protocol.actors import BACKLOG_CALLS_MAX
+from hoplite_mp.protocol.local import POOL_LEAVING, Reply
+from hoplite_mp.protocol.messages import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameHeld,
+    ActorNameReleased,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.actors import BindActor
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.messages import NodeToManager
+
+__all__ = ["POOL_ENDED", "Actors"]
+
+POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def audience_of(self, slot: int) -> int:
+        """The driver that gets the output of an actor that the process in that slot begins."""
+
+    def keep_granted(self, slot: int, number: int, hold: Any) -> None:
+        """Keeps a hold for the process in that slot until it has one of its own."""
+
+    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        """Begins an actor on another node."""
+
+    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
+        """Ends an actor of another host."""
+
+    def far_restarts(self, asker: Client, identity: int) -> None:
+        """Answers how often an actor of another host was restarted."""
+
+    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
+        """Opens a pool here for calls to an actor of another host."""
+
+    def far_fail_calls(self, pool: int) -> None:
+        """Fails calls that are queued for an actor of another host, if that has ended."""
+
+    def far_freed(self, oid: int) -> None:
+        """No process here holds an object, perhaps the identity of an actor of another host."""
+
+    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+        """Sends the actor's spare what a restart needs; `done`: see Spares.keep."""
+
+    def has_ended(self, actor: Actor) -> None:
+        """The actor will not be restarted."""
+
+
+class Actors:
+    """All actors of this host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        guests: Guests,
+        resources: Resources,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.imports = host.imports
+        self.results = host.results
+        self.clients = host.clients
+        self.reply = host.reply
+        self.replier = host.replier
+        self.send_manager = host.send_manager
+        self.workers = workers
+        self.guests = guests
+        self.resources = resources
+        self.above = above
+        self.by_pool: dict[int, Actor] = {}
+        self.by_identity: dict[int, Actor] = {}
+        self.openings: dict[int, Opening] = {}  # by number of the request to the manager
+        self.leaving = False  # this node leaves the cluster when all calls made so far have ended
+        self._requests = 0
+
+    # -- requests of clients -------------------------------------------------------------------
+
+    def asker(self, slot: int, request: Request) -> Client:
+        line = self.clients.get(slot)
+
+        def keep(hold: Any) -> bool:
+            if line is None or self.clients.get(slot) is not line:
+                return False
+            self.above.keep_granted(slot, request.number, hold)
+            return True
+
+        return Client(slot, request.number, self.replier(slot), keep)
+
+    def open(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        asker = self.asker(slot, request)
+        audience = self.above.audience_of(slot)
+        wanted = Wanted(
+            ask.setup,
+            ask.about,
+            ask.class_name,
+            ask.name,
+            ask.restarts,
+            ask.get_if_exists,
+            ask.detached,
+            audience,
+            ask.places,
+            ask.env,
+            ask.demand,
+            ask.only_now,
+        )
+        if ask.node == self.client.number:
+            self.begin(asker, wanted)
+        else:
+            self.above.far_begin(asker, wanted, ask.node)
+
+    def begin(self, asker: Asker, wanted: Wanted) -> None:
+        """Begins an actor on this host, unless another one has its name."""
+        if self.leaving:
+            asker.refused(self._why_leaving(), True)
+            return
+        if wanted.only_now and not self.resources.has_room(wanted.demand):
+            asker.refused(f"node h{self.client.number} has no room now", True)
+            return
+        identity = self.client.new(KIND_PUT, STATE["CLAIMED"], NODE_SLOT, 0)
+        opening = Opening(asker, wanted, identity)
+        opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
+        if wanted.name:
+            about = self.client.number, wanted.name, self.public(identity), wanted.restarts > 0
+            self._ask_manager(opening, lambda number: ActorNameClaimed(number, *about))
+        else:
+            self._start(opening, wanted)
+
+    def find(self, slot: int, request: Request) -> None:
+        name = request.ask.name  # type: ignore[union-attr]
+        self._ask_manager(
+            Opening(self.asker(slot, request), None),
+            lambda number: ActorNameAsked(number, self.client.number, name),
+        )
+
+    def public(self, oid: int) -> bytes:
+        """The cluster-wide id of an object that has a header here."""
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+
+    def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
+        self._requests += 1
+        opening.asked = make(self._requests)
+        self.openings[self._requests] = opening
+        self.send_manager(opening.asked)
+
+    def receive(self, message: Any) -> bool:
+        """Handles a message of the manager; False if it is not about actors."""
+        if not isinstance(message, ActorNameHeld):
+            return False
+        opening = self.openings.pop(message.request, None)
+        if opening is None:
+            return True
+        wanted, holder = opening.wanted, message.identity
+        if opening.refusal:
+            opening.asker.refused(opening.refusal, opening.gone)
+        elif wanted is not None and holder == self.public(opening.identity):
+            self._start(opening, wanted)
+        else:
+            self._discard(opening)
+            if holder is None:
+                opening.asker.refused("")
+            elif wanted is None or wanted.get_if_exists:
+                self._grant(opening.asker, holder)
+            else:
+                opening.asker.refused(taken_words(wanted.name))
+        return True
+
+    def _discard(self, opening: Opening) -> None:
+        """Gives up an identity that no actor was made for."""
+        if opening.identity:
+            self.results.store_value(opening.identity, serial.encode(None), False)
+            opening.holds.clear()
+
+    def report(self) -> Iterator[NodeToManager]:
+        """What a new manager must know of actors."""
+        for actor in self.by_identity.values():
+            if actor.name:
+                identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
+                yield ActorNameClaimed(0, self.client.number, actor.name, identity, moves)
+        for opening in self.openings.values():
+            yield opening.asked
+
+    def _start(self, opening: Opening, wanted: Wanted) -> None:
+        """Starts the actor's process."""
+        workers, identity = self.workers, opening.identity
+        about = wanted.audience, wanted.env, wanted.demand
+        opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
+        if self.leaving or not workers.open(opened):
+            self._refuse(opening, wanted)
+            return
+        pool = opened.number
+        known = serial.encode((pool, wanted.about, self.public(identity)))
+        self.results.store_value(identity, known, False)
+        name, restarts = wanted.name, wanted.restarts
+        actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
+        self.by_pool[pool] = self.by_identity[identity] = actor
+        if wanted.detached:
+            actor.hold = self.client.hold(identity)
+        opening.asker.granted(self.client.hold(identity))
+        self.keep(actor)
+
+    def _refuse(self, opening: Opening, wanted: Wanted) -> None:
+        """Tells the asker why its actor does not begin. If it has a name, the manager frees that
+        first: the asker's next claim, by way of another node, could overtake the release."""
+        name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
+        self._release_name(name, opening.identity)
+        self._discard(opening)
+        if name:
+            later = Opening(opening.asker, None, refusal=why, gone=self.leaving)
+            self._ask_manager(later, lambda n: ActorNameAsked(n, self.client.number, name))
+        else:
+            opening.asker.refused(why, self.leaving)
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """Updates the actor's spare; `done`: see Spares.keep."""
+        self.above.keep_spare(actor, done)
+
+    def _grant(self, asker: Asker, identity: bytes) -> None:
+        """Answers with an existing actor of any host."""
+
+        def done(holds: list[Any]) -> None:
+            hold = holds[0]  # None, or FAILED if elsewhere: the last handle was just released
+            if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:
+                return asker.refused("")
+            asker.granted(hold)
+
+        self.imports.ask([identity], done)
+
+    def end(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        here = self.end_here(ask.identity, ask.kill, ask.unheld)
+        if not here:
+            self.above.far_end(ask.identity, ask.kill, ask.unheld)
+        if not ask.unheld:
+            self.reply(slot, Reply(request.number))
+
+    def of(self, identity: int) -> Actor | None:
+        """The actor of this host with that identity; it may have begun on another host."""
+        return self.by_identity.get(identity) or self.by_identity.get(
+            self.imports.own(self.public(identity))
+        )
+
+    def end_here(self, identity: int, kill: bool, unheld: bool = False, far: bool = False) -> bool:
+        """Ends an actor of this host; False: it is none. far: another host asks for it, and says so
+        again if the actor moves."""
+        actor = self.of(identity)
+        if actor is not None and unheld:
+            actor.killed_unheld = True
+        elif actor is not None:
+            self._end(actor, kill, far)
+        return actor is not None
+
+    def _end(self, actor: Actor, kill: bool, far: bool) -> None:
+        self._forget_name(actor)
+        actor.hold = None
+        if kill:
+            if actor.ended is None:
+                error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
+                self.end_with(actor, error)
+            pool = self.workers.pools[actor.pool]
+            pool.broken = ENDED
+            if pool.demand:  # its process may still wait for resources
+                self.resources.wait_workers(pool, 0)
+            for worker in list(pool.workers.values()):
+                self.workers.kill(worker, "closing")
+        elif actor.ended is None:
+            self.client.open_pool(actor.pool, POOL_CLOSING)
+            self.tasks.wake_pool(actor.pool)
+            if far:
+                self.keep(actor)  # tells the spare that the actor has no name and is not detached
+            else:  # nobody could tell the spare if this host were lost
+                actor.closed = True
+                self.above.has_ended(actor)
+
+    def restarts(self, slot: int, request: Request) -> None:
+        identity = request.ask.identity  # type: ignore[union-attr]
+        actor = self.of(identity)
+        if actor is None:
+            self.above.far_restarts(self.asker(slot, request), identity)
+        else:
+            self.reply(slot, Reply(request.number, actor.restarts))
+
+    def bind(self, slot: int, request: Request) -> None:
+        self.above.far_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
+
+    def refuse_calls(self, pool: int) -> None:
+        """Fails calls that were queued for an actor after it ended."""
+        actor = self.by_pool.get(pool)
+        if actor is not None and actor.ended is not None:
+            self._fail_queued(actor)
+
+    def fail_calls(self, slot: int, request: Request) -> None:
+        pool = request.ask.pool  # type: ignore[union-attr]
+        self.refuse_calls(pool)
+        if pool not in self.by_pool:
+            self.above.far_fail_calls(pool)
+
+    # -- requests of actors' own processes -----------------------------------------------------
+
+    def _of_worker(self, slot: int) -> Actor | None:
+        worker = self.workers.all.get(slot)
+        return None if worker is None else self.by_pool.get(worker.pool)
+
+    def begins(self, slot: int, request: Request) -> None:
+        """The process has made its object. If it began with a checkpoint, it takes calls only after
+        the spare has that checkpoint, too."""
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+
+        def go_on() -> None:
+            asker.answer(self._backlog(actor))
+
+        if actor is not None:
+            actor.begun = True
+            self.keep(actor, go_on if actor.state is not None else None)
+        if actor is None or actor.state is None:
+            go_on()
+
+    def backlog(self, slot: int, request: Request) -> None:
+        """The process has begun the calls of its backlog that it was told of."""
+        self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
+
+    def _backlog(self, actor: Actor | None) -> list[int]:
+        return [] if actor is None else self.client.queued_in(actor.pool)[:BACKLOG_CALLS_MAX]
+
+    def state_asked(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        if actor is None or actor.state is None:
+            self.reply(slot, Reply(request.number, 0))
+        else:
+            self.asker(slot, request).granted(actor.state)
+
+    def keep_state(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+        hold = self.client.hold(request.ask.state)  # type: ignore[union-attr]
+        if actor is None or hold is None:
+            asker.answer(None)
+            return
+        actor.state = hold
+        self.keep(actor, lambda: asker.answer(None))
+
+    def constructor_raised(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        ask: Any = request.ask
+        if actor is not None and actor.ended is None:
+            self._end_with_payload(actor, ask.payload)
+        self.reply(slot, Reply(request.number))
+
+    def may_end(self, slot: int, request: Request) -> None:
+        """A closed actor is idle: it may end unless calls to it still wait for arguments."""
+        actor = self._of_worker(slot)
+        if actor is None:
+            ends = True
+        elif self.tasks.pool_state(actor.pool) == POOL_LEAVING:
+            ends = False  # other hosts may still send calls
+        else:
+            ends = not (
+                self.client.queued_in(actor.pool, True) or self.guests.on_their_way(actor.pool)
+            )
+        if ends and actor is not None and actor.ended is None:
+            self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
+        self.reply(slot, Reply(request.number, ends))
+
+    # -- ends and restarts ---------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """This node leaves the cluster: no new calls or actors are accepted, names are released."""
+        self.leaving = True
+        for actor in self.by_pool.values():
+            self._forget_name(actor)
+            if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
+                self.client.open_pool(actor.pool, POOL_LEAVING)
+                self.keep(actor)  # tells the spare that the actor has no name
+
+    def has_left(self) -> None:
+        """All calls have ended, and this node goes: no other host begins its actors again."""
+        for actor in self.by_pool.values():
+            if actor.ended is None:
+                self.end_with(actor, errors.ActorLostError(f"{actor.title}: {self._why_leaving()}"))
+
+    def _why_leaving(self) -> str:
+        return f"node h{self.client.number} is leaving the cluster"
+
+    def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """An actor's process has ended, and its call is settled: it is restarted, or ends."""
+        actor = self.by_pool.get(pool.number)
+        if actor is None:  # the identity is gone, so no call is left
+            pool.broken = ENDED
+            return
+        actor.begun = False
+        actor.calls_done += ended_calls(self.client, worker.slot)
+        if actor.ended is None and actor.restarts_left > 0:
+            actor.restarts_left -= 1
+            actor.restarts += 1
+            self.keep(actor)
+            return
+        if actor.ended is None:
+            self.end_with(actor, self.loss(actor, worker, how))
+        pool.broken = ENDED
+        self._fail_queued(actor)
+
+    def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        """The error of a call during which its actor's process ended; None: it was no actor."""
+        actor = self.by_pool.get(worker.pool)
+        return None if actor is None else self.loss(actor, worker, how)
+
+    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
+        return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
+
+    def freed(self, oid: int) -> None:
+        """No process holds an object any more; if it was an identity, its actor ends."""
+        actor = self.by_identity.pop(oid, None)
+        if actor is None:
+            self.above.far_freed(oid)
+            return
+        self._forget_name(actor)
+        self.above.has_ended(actor)
+        self.by_pool.pop(actor.pool, None)
+        self.workers.close(actor.pool, actor.killed_unheld)
+
+    def end_with(self, actor: Actor, error: BaseException) -> None:
+        self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
+
+    def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
+        """Ends the actor; every call raises this error from now on. The pool's state is set before
+        queued calls are failed, because a process that posts a call later sees the state, and asks
+        the node to fail it."""
+        actor.ended = payload
+        self._forget_name(actor)
+        self.above.has_ended(actor)
+        self.client.open_pool(actor.pool, POOL_ENDED)
+        self._fail_queued(actor)
+
+    def _fail_queued(self, actor: Actor) -> None:
+        assert actor.ended is not None
+        self.fail_all(actor.pool, actor.ended)
+
+    def fail_all(self, pool: int, payload: bytes) -> None:
+        """Fails all queued calls with that error."""
+        error = serial.Encoded(payload, [], [], len(payload), [])
+        for oid in self.client.queued_in(pool):
+            if self.client.take_over(oid, NODE_SLOT):
+                self.workers.tasks_failed += 1
+                self.results.store_value(oid, error, True)
+
+    def _forget_name(self, actor: Actor) -> None:
+        name, actor.name = actor.name, ""
+        self._release_name(name, actor.identity)
+
+    def _release_name(self, name: str, identity: int) -> None:
+        if name:
+            released = ActorNameReleased(self.client.number, name, self.public(identity))
+            self.send_manager(released)

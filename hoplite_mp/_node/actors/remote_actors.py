@@ -1,0 +1,445 @@
+"""Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
+
+Why it exists: an actor's identity is an object of its host's node, so handles travel as refs do.
+For calls from this host the node keeps a pool without workers, whose tasks are all delegated to the
+actor's pool on its host, in their order. It also begins actors here for other hosts.
+It must never know: what calls do, how messages travel.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from hoplite_mp import errors, ids, serial
+from hoplite_mp._node.actors.actor_records import Wanted
+from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
+from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
+from hoplite_mp.protocol.local import POOL_LEAVING, Reply
+from hoplite_mp.protocol.peers import (
+    ActorBegun,
+    ActorFound,
+    ActorHeld,
+    ActorSought,
+    BeginActor,
+    EndActorThere,
+    RestartsAsked,
+    RestartsTold,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.actors.actor_records import Asker, Client
+    from hoplite_mp._node.actors.actors import Actors
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.questions import Answer
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.actors import BindActor
+
+__all__ = ["FarActors"]
+
+NO_IDENTITY = bytes(ids.ID_BYTES)
+# How many calls are sent to an actor of another host beyond the one that runs. Higher: no pause
+# between calls over a network of high latency. Lower: fewer may have begun when that host is lost.
+ACTOR_AHEAD_CALLS = 64
+NO_SPARE = "its host is gone, and no other one could begin it again"
+
+
+@dataclass(slots=True)
+class FarAsker:
+    """Another node that has asked for an actor on this host."""
+
+    far: FarActors
+    host_id: int
+    number: int
+
+    def granted(self, hold: Any) -> None:
+        identity = self.far.actors.public(hold.oid)
+        if self.far.send(self.host_id, ActorBegun(self.number, identity)):
+            self.far.given[self.host_id, self.number] = hold
+
+    def refused(self, why: str, gone: bool = False) -> None:
+        self.far.send(self.host_id, ActorBegun(self.number, NO_IDENTITY, why, gone))
+
+
+@dataclass(slots=True)
+class Bound:
+    """A pool of this host whose tasks are calls to an actor of another host."""
+
+    identity: int
+    host_id: int  # id of the actor's host
+    restarts: int
+    retries: int
+    places: tuple[int, ...]  # numbers of the nodes to which the actor is bound
+    ended: bytes | None = None  # the error payload of all calls from now on
+
+    @property
+    def moves(self) -> bool:
+        """Whether the actor's options allow a restart on another host."""
+        return self.restarts > 0 and len(self.places) != 1
+
+    @property
+    def ahead(self) -> int:
+        """How many calls are sent beyond the one that runs. When the host is lost, calls that were
+        sent may have begun and must fail; so without retries a restartable actor gets one at a
+        time, and the others are run after its restart."""
+        return 0 if self.moves and not self.retries else ACTOR_AHEAD_CALLS
+
+
+@dataclass(slots=True)
+class Closing:
+    """An actor of another host that a process here has closed. `calls`: those made before, which
+    must be sent before the message that ends the actor."""
+
+    host_id: int
+    identity: bytes
+    calls: list[int]
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
+        """Calls `action` as soon as it is known whether that actor is on this host."""
+
+
+class FarActors:
+    """This node's part in actors across hosts, both as the caller and as the actor's host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        actors: Actors,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        owners: Owners,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.imports = host.imports
+        self.roster = host.roster
+        self.reply = host.reply
+        self.send = host.send_peer
+        self.questions = host.questions
+        self.actors = actors
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.owners = owners
+        self.above = above
+        # Identity of an actor whose host is lost -> processes that ask for its number of restarts.
+        self.counting: dict[int, list[Client]] = {}
+        # Identities of actors that a process here has ended -> whether by kill.
+        self.ends: dict[int, bool] = {}
+        # (host id, number of its request) -> hold on the identity until that host has its own.
+        self.given: dict[tuple[int, int], Any] = {}
+        self.by_identity: dict[int, int] = {}  # identity -> pool
+        self.bound: dict[int, Bound] = {}  # by pool
+        self.closing: list[Closing] = []
+
+    # -- for processes of this host --------------------------------------------------------------
+
+    def begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        """Begins an actor on another node."""
+        member = self.roster.by_number.get(node)
+        if member is None:
+            asker.refused(f"node h{node} is gone", True)
+            return
+
+        def make(number: int) -> BeginActor:
+            return BeginActor(number, self.actors.public(wanted.setup), *wanted[1:])
+
+        self.questions.ask(
+            member.host_id, make, functools.partial(self._begun, member.host_id, asker)
+        )
+
+    def _begun(self, host_id: int, asker: Asker, answer: Answer | None) -> None:
+        """The other node has answered, or is lost."""
+        if answer is None:
+            asker.refused("its host was lost while the actor was to begin there", True)
+            return
+        message: ActorBegun = answer.message
+        if message.identity == NO_IDENTITY:
+            asker.refused(message.error, message.gone)
+            return
+
+        def done(holds: list[Any]) -> None:
+            self.send(host_id, ActorHeld(message.number))
+            if holds[0] is None:
+                asker.refused("its host was lost when the actor had just begun", True)
+            else:
+                asker.granted(holds[0])
+
+        self.imports.ask([message.identity], done)
+
+    def bind(self, slot: int, number: int, ask: BindActor) -> None:
+        """Answers with the pool of this host for calls to that actor, which it opens if needed."""
+        identity = ask.identity
+        actor = self.actors.of(identity)
+        pool = self.by_identity.get(identity) if actor is None else actor.pool
+        if pool is None:
+            one = self.imports.by_oid.get(identity)
+            pool = None if one is None else self.workers.open_bound(NODE_SLOT, 0)
+            if pool is None or one is None:
+                why = "that actor has ended" if one is None else self.workers.why_none
+                self.reply(slot, Reply(number, None, why))
+                return
+            self.workers.pools[pool].actor = True
+            self.by_identity[identity] = pool
+            bound = Bound(identity, one.owner, ask.restarts, ask.retries, ask.places)
+            self.bound[pool] = bound
+            if one.owner in self.roster.leaving:
+                self._end(pool, bound, "its host is leaving the cluster")
+            elif one.owner != ids.unpack_id(one.object)[0]:
+                self._seek(pool, bound)  # the actor has moved to another host
+            elif one.owner in self.delegation.runners:
+                self.delegation.add_far(pool, one.owner, ask.pool, 1, bound.ahead)
+            elif self.owners.is_decided(one.owner):
+                self._end(pool, bound, NO_SPARE)
+            else:
+                self.lost(pool, "its host is gone")
+        self.reply(slot, Reply(number, pool))
+
+    def end(self, identity: int, kill: bool, unheld: bool) -> None:
+        one = self.imports.by_oid.get(identity)
+        if one is None:
+            return
+        if not unheld:
+            self.ends[identity] = kill or self.ends.get(identity, False)
+        if kill or unheld:
+            self.send(one.owner, EndActorThere(one.object, kill, unheld))
+            return
+        pool, calls = self.by_identity.get(identity), []
+        if pool is not None and self.bound[pool].ended is None:
+            self.client.open_pool(pool, POOL_CLOSING)  # first, so that later calls are refused
+            calls = self.client.queued_in(pool, True)
+        self.closing.append(Closing(one.owner, one.object, calls))
+        self.poll()
+
+    def poll(self) -> None:
+        """Forwards the end of closed actors once all earlier calls have been sent."""
+        for one in list(self.closing):
+            one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]
+            if not one.calls:
+                self.closing.remove(one)
+                if one.host_id == self.client.host_id:  # the actor has moved to this host
+                    self.actors.end_here(self.imports.own(one.identity), False)
+                else:
+                    self.send(one.host_id, EndActorThere(one.identity, False))
+
+    def _moves(self, one: Closing) -> bool:
+        """Whether the calls that wait for that actor can go to another host after a restart."""
+        found = self.imports.by_object.get(one.identity)
+        pool = None if found is None else self.by_identity.get(found.oid)
+        return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
+
+    def ask_restarts(self, asker: Client, identity: int) -> None:
+        one = self.imports.by_oid.get(identity)
+        if one is None:
+            asker.answer(0)
+            return
+        owner, object_id = one.owner, one.object
+
+        def told(answer: Answer | None) -> None:
+            if answer is not None:
+                asker.answer(answer.message.restarts)
+            elif self.owners.is_open(owner):  # its new host is asked once that is known
+                self.counting.setdefault(identity, []).append(asker)
+            else:
+                asker.answer(0)
+
+        self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), told)
+
+    def fail_calls(self, pool: int) -> None:
+        """A call was posted to a pool whose actor may have ended: fails it in that case."""
+        bound = self.bound.get(pool)
+        if bound is not None and bound.ended is not None:
+            self.actors.fail_all(pool, bound.ended)
+
+    def lost(self, pool: int, why: str) -> bool:
+        """Ends a pool whose actor's host is gone, unless the actor can restart on another host.
+        False: the pool stands for no actor."""
+        bound = self.bound.get(pool)
+        if bound is None:
+            return False
+        if bound.ended is None and bound.moves:
+            return True  # calls wait until the actor's next host is known
+        self._end(pool, bound, why)
+        return True
+
+    def _end(self, pool: int, bound: Bound, why: str) -> None:
+        if bound.ended is None:
+            if bound.restarts and not bound.moves:
+                why += f", and options(node=) binds it to node h{bound.places[0]}"
+            error = errors.ActorLostError(f"the actor has lost its state: {why}")
+            bound.ended = serial.encode_error(error, "").tobytes()
+            self.client.open_pool(pool, POOL_ENDED)
+        self.actors.fail_all(pool, bound.ended)
+
+    # -- actors whose host was lost --------------------------------------------------------------
+
+    def moved(self, one: Import) -> None:
+        """An object, which may be an identity, has a new owner, which restarts the actor if it
+        can."""
+        waits = [other for other in self.closing if other.identity == one.object]
+        if not waits and self.ends.get(one.oid) is False and one.oid in self.by_identity:
+            calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be tried again
+            if calls:
+                waits = [Closing(one.owner, one.object, calls)]
+                self.closing += waits
+        for other in waits:  # earlier calls must still be sent before the end is forwarded
+            other.host_id = one.owner
+        if one.owner == self.client.host_id:
+            self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
+        else:
+            self._is_there(one, bool(waits))
+
+    def _is_here(self, one: Import, closes: bool) -> None:
+        """This host is the new owner: it has restarted the actor, or no host can."""
+        if self._ends(one, closes):
+            self.actors.end_here(one.oid, self.ends[one.oid])
+        self.ownerless(one)
+
+    def ownerless(self, one: Import) -> None:
+        """No other host is the owner, so no other one will restart the actor."""
+        actor = self.actors.by_identity.get(one.oid)
+        for client in self.counting.pop(one.oid, ()):
+            client.answer(actor.restarts if actor else 0)
+        pool = self.by_identity.get(one.oid)
+        if pool is not None and self.bound[pool].ended is None:
+            self._end(pool, self.bound[pool], NO_SPARE)
+
+    def _is_there(self, one: Import, closes: bool) -> None:
+        """Another host is the new owner, and may have restarted the actor."""
+        if self._ends(one, closes):
+            self.send(one.owner, EndActorThere(one.object, self.ends[one.oid]))
+        for client in self.counting.pop(one.oid, ()):
+            self.ask_restarts(client, one.oid)
+        pool = self.by_identity.get(one.oid)
+        if pool is not None and self.bound[pool].ended is None:
+            self._seek(pool, self.bound[pool])
+
+    def _ends(self, one: Import, closes: bool) -> bool:
+        """Whether the actor's end must be forwarded to its new host at once: it was killed, or no
+        earlier calls wait here."""
+        return one.oid in self.ends and (self.ends[one.oid] or not closes)
+
+    def _seek(self, pool: int, bound: Bound) -> None:
+        """Asks the new owner of the identity for the pool to which calls shall be sent."""
+        one = self.imports.by_oid.get(bound.identity)
+        if one is None:
+            return
+        bound.host_id = one.owner
+        if one.owner == self.client.host_id:
+            self.above.when_known(one.object, lambda: self._is_here(one, False))
+        elif not (
+            self.send(one.owner, ActorSought(one.object))
+            or self.owners.is_open(one.owner)  # in that case another owner will be named
+        ):
+            self._end(pool, bound, NO_SPARE)
+
+    def _found(self, host_id: int, message: ActorFound) -> None:
+        for one in self.imports.all_of(message.identity):
+            pool = self.by_identity.get(one.oid)
+            bound = None if pool is None else self.bound[pool]
+            if pool is None or bound is None or bound.host_id != host_id or bound.ended is not None:
+                continue
+            if not message.pool:
+                self._end(pool, bound, NO_SPARE)
+            elif host_id in self.delegation.runners and pool not in self.delegation.far:
+                first = self.client.queued_in(pool)
+                delegation = self.delegation
+                delegation.add_far(pool, host_id, message.pool, 1, bound.ahead, first)
+
+    def give_up(self, identity: int) -> int | None:
+        """Removes and returns the pool in which calls from here wait, because the actor restarts on
+        this host and uses that pool."""
+        pool = self.by_identity.pop(identity, None)
+        if pool is not None:
+            del self.bound[pool]
+        return pool
+
+    def leaves(self, host_id: int) -> None:
+        """A host leaves the cluster: calls made so far are still sent there, new ones refused."""
+        for pool, bound in self.bound.items():
+            if bound.host_id == host_id and bound.ended is None:
+                self.client.open_pool(pool, POOL_LEAVING)
+
+    def has_calls(self, host_id: int) -> bool:
+        """Whether calls to actors of that host have not ended."""
+        under_way = map(self.tasks.pool_of, self.delegation.where)
+        pools = {pool for pool, bound in self.bound.items() if bound.host_id == host_id}
+        return not pools.isdisjoint(under_way) or any(
+            self.client.queued_in(pool, True) for pool in pools
+        )
+
+    def freed(self, oid: int) -> None:
+        """Closes the pool for calls to an actor whose identity no process here holds any more."""
+        self.ends.pop(oid, None)
+        pool = self.by_identity.pop(oid, None)
+        if pool is not None:
+            del self.bound[pool]
+            self.workers.close(pool, False)
+
+    # -- for other hosts -------------------------------------------------------------------------
+
+    def asked(self, host_id: int, message: BeginActor) -> None:
+        """Another node asks for an actor on this host."""
+        asker = FarAsker(self, host_id, message.number)
+        if self.roster.leaves:
+            asker.refused(f"node h{self.client.number} is leaving the cluster", True)
+            return
+
+        def ready(holds: list[Any]) -> None:
+            if holds[0] is None:
+                asker.refused("its constructor's arguments are gone")
+                return
+            _, _, *options = msgspec.structs.astuple(message)
+            audience = self.guests.audience_here(host_id, message.audience)
+            wanted = Wanted(holds[0].oid, *options)._replace(audience=audience)
+            self.actors.begin(asker, wanted)
+
+        self.imports.ask([message.setup], ready)
+
+    def receive(self, host_id: int, message: Any) -> bool:
+        """Handles a message of another host; False: it is not about actors."""
+        match message:
+            case BeginActor():
+                self.asked(host_id, message)
+            case ActorHeld():
+                self.given.pop((host_id, message.number), None)
+            case EndActorThere():
+                self.above.when_known(message.identity, lambda: self._end_here(message))
+            case RestartsAsked():
+                self.above.when_known(
+                    message.identity, lambda: self._tell_restarts(host_id, message)
+                )
+            case ActorFound():
+                self._found(host_id, message)
+            case _:
+                return False
+        return True
+
+    def _end_here(self, message: EndActorThere) -> None:
+        oid = self.imports.own(message.identity)
+        self.actors.end_here(oid, message.kill, message.unheld, far=True)
+
+    def _tell_restarts(self, host_id: int, message: RestartsAsked) -> None:
+        actor = self.actors.by_identity.get(self.imports.own(message.identity))
+        self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
+
+    def lose_peer(self, host_id: int) -> None:
+        """Drops closings of a lost host's actors that cannot restart, and holds for that host."""
+        self.closing = [one for one in self.closing if one.host_id != host_id or self._moves(one)]
+        for key in [key for key in self.given if key[0] == host_id]:
+            del self.given[key]

@@ -1,0 +1,483 @@
+"""Collectives on refs: watches the sources, executes the planner's plans, seals the results.
+
+Why it exists: the planner decides which sources take part. This file reports which have become
+ready, runs plans that concern this node alone over pinned sources in a thread without the GIL, and
+seals the results at the commit. One host uses the same protocol (epoch, stripes complete, commit)
+as many; its reduction forest is a single vertex.
+It must never know: how membership is decided, what user classes are (it never unpickles).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import ids, serial
+from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
+from hoplite_mp._node.collectives.endings import finish, placed
+from hoplite_mp._node.execution.local_reduce import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp._node.objects.array_layouts import can_fold, layout_of
+from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
+from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import (
+    Commit,
+    ExecuteReduce,
+    ExecutionFailed,
+    Forget,
+    NodeToManager,
+    OperationDropped,
+    OperationFailed,
+    ReduceRequested,
+    SourceFailed,
+    SourceReady,
+    StripesComplete,
+)
+from hoplite_mp.protocol.reports import ReduceHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.reports import Report
+
+__all__ = ["Operations"]
+
+# Errors that mean that too few sources are available. Sources that were lost may be made again.
+_FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
+# Bits of an operation's counter; the number of the requesting node is in the bits above.
+NUMBER_BITS = 40
+
+
+@dataclass(slots=True)
+class Operation:
+    """One collective in progress."""
+
+    number: int
+    ask: Collective
+    holds: list[Any]
+    waiting: dict[int, list[int]]  # source id -> its indices, for sources that are not done yet
+    parked: list[int]
+    # An execution that has finished; while it runs, only its thread has it.
+    execution: Execution | None = None
+    chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
+    epoch: int = 0
+    space_deadline: float = 0.0
+    try_again_at: float = 0.0  # when to look for room again; see `_no_room`
+    plan: ExecuteReduce | None = None
+    executed: ExecuteReduce | None = None  # the latest plan that only this node executes
+    layout: bytes = b""  # dtype and shape of a source; all sources must agree
+    slot: int = 0  # the caller's client slot
+    asked_ns: int = 0
+    planned_ns: int = 0  # when the latest plan arrived; 0: none has
+    waits_for: tuple[int, ...] = ()  # nodes that must report before the plan is complete
+
+
+class Operations:
+    """The collectives that this node has requested, and its part in those of others."""
+
+    def __init__(self, host: HostContext, threads: int) -> None:
+        self.config = host.config
+        self.results = host.results
+        self.store = host.store
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.client = host.client
+        self.tasks = host.tasks
+        self.send = host.send_manager
+        self.loop = host.loop
+        self.threads = threads
+        self.plan_executor: PlanExecutor | None = None  # set if there is a network
+        self.notes = host.notes
+        self.operations: dict[int, Operation] = {}
+        self._next = 1
+
+    # -- the request ---------------------------------------------------------------------------
+
+    def asked(self, ask: Collective, slot: int) -> None:
+        """Takes up a client's request, which makes this node responsible for the results."""
+        if any([self.tasks.take(oid) for oid in ask.results]):
+            self.begin(ask, slot)  # else the caller was interrupted and has cancelled the results
+
+    def begin(self, ask: Collective, slot: int) -> None:
+        """Begins an operation whose results the node has claimed; holds sources and results until
+        its end."""
+        number, self._next = self.client.number << NUMBER_BITS | self._next, self._next + 1
+        holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
+        waiting: dict[int, list[int]] = {}
+        for index, oid in enumerate(ask.sources):
+            if not self.tasks.done(oid) or self.remote_objects.needs_making(oid):
+                waiting.setdefault(oid, []).append(index)
+        operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
+        operation.slot, operation.asked_ns = slot, self.loop.now_ns()
+        self.operations[number] = operation
+        for message in self._request(operation):
+            self.send(message)
+        self.poll()
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """Yields what a manager that knows of no operation must be told."""
+        for operation in self.operations.values():
+            yield from self._request(operation)
+            if operation.executed is not None:
+                reported = operation.execution is not None
+                yield ReduceHeld(self.client.number, operation.executed, reported)
+
+    def _request(self, operation: Operation) -> Iterator[NodeToManager]:
+        """Yields the messages that request the operation, as its sources are now."""
+        ask = operation.ask
+        ready: list[int] = []
+        failed: list[int] = []
+        lost = {
+            oid
+            for oid in ask.sources
+            if oid not in operation.waiting and self.remote_objects.needs_making(oid)
+        }
+        for index, oid in enumerate(ask.sources):
+            if oid in lost:
+                operation.waiting.setdefault(oid, []).append(index)
+            elif oid not in operation.waiting:
+                (ready if self.client.state(oid) in VALUED else failed).append(index)
+        told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
+        in_lan = self.plan_executor is not None
+        host_id = self.client.host_id
+        yield ReduceRequested(
+            operation.number,
+            self.client.number,
+            operation.slot,
+            tuple(self.imports.public(oid) for oid in ask.sources),
+            ask.op,
+            ask.num,
+            self._deadline_s(operation),
+            ask.reproducible,
+            tuple(ids.pack_id(host_id, oid) for oid in ask.results),
+            ask.kind,
+            tuple(ready),
+            tuple(ask.to),
+            tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
+            tuple(layout for _, layout, _ in told) if in_lan else (),
+            tuple(holders for _, _, holders in told) if in_lan else (),
+        )
+        for index in failed:
+            yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
+
+    def _deadline_s(self, operation: Operation) -> float | None:
+        """The seconds that remain until the operation's deadline."""
+        whole_s = operation.ask.deadline_s
+        if whole_s is None:
+            return None
+        return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
+
+    def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+        """(bytes, layout, nodes that hold it) of a ready source; placeholders if there are no other
+        nodes."""
+        if self.plan_executor is None:
+            return 0, b"", (self.client.number,)
+        remote = self.remote_objects.by_oid.get(oid)
+        nbytes = self.client.inspect(oid)["size"] if remote is None else remote.nbytes
+        holders = (self.client.number,) if remote is None else remote.holders
+        layout = layout_of(self.results, self.remote_objects, oid)
+        ask = operation.ask
+        operation.layout = operation.layout or layout
+        if ask.kind in FOLDING and not can_fold(ask.op, layout):
+            holders = (self.client.number,)  # it is fetched to this node, where NumPy can fold it
+        return nbytes, layout, holders
+
+    def _reason(self, oid: int) -> str:
+        state = self.client.state(oid)
+        if state == STATE["FAILED"]:
+            return "its task failed"
+        if state in CANCELLED:
+            return "it was cancelled"
+        return "it was deleted" if state == STATE["DELETED"] else "it is gone"
+
+    def poll(self) -> None:
+        """Reports sources that have become done, and operations whose results nobody wants any
+        more."""
+        for operation in list(self.operations.values()):
+            waiting = operation.waiting
+            done = [
+                oid
+                for oid in waiting
+                if self.tasks.done(oid) and not self.remote_objects.needs_making(oid)
+            ]
+            for oid in done:
+                ready = self.client.state(oid) in VALUED
+                for index in operation.waiting.pop(oid):
+                    if ready:
+                        nbytes, layout, holders = self._about(operation, oid)
+                        about = holders[0], nbytes, layout, tuple(holders[1:])
+                        self.send(SourceReady(operation.number, index, *about))
+                    else:
+                        self.send(SourceFailed(operation.number, index, self._reason(oid)))
+            if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):
+                # The results were deleted while it ran.
+                self.send(OperationDropped(operation.number))
+
+    def refuse(self, results: list[int], why: str) -> None:
+        """Fails the results of an invalid request."""
+        for oid in results:
+            self.tasks.take(oid)
+            if self.client.state(oid) == STATE["CLAIMED"]:
+                self.results.store_error(oid, ValueError(f"the node refused the request: {why}"))
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """Handles a message from the manager; False if it is not about an operation."""
+        if isinstance(message, ExecuteReduce):
+            self._planned(message)
+        elif isinstance(message, Commit):
+            self.commit(message)
+        elif isinstance(message, OperationFailed):
+            if self.plan_executor is not None:
+                self.plan_executor.drop(message.operation)
+            self.fail(message)
+        elif isinstance(message, Forget):
+            if self.plan_executor is not None:
+                self.plan_executor.drop(message.operation)
+            operation = self.operations.get(message.operation)
+            if operation is not None:
+                for oid in operation.ask.results:
+                    self.tasks.settle(oid)
+                self._note(operation, "dropped")
+                self.end(operation)
+        else:
+            return False
+        return True
+
+    def _planned(self, plan: ExecuteReduce) -> None:
+        operation = self.operations.get(plan.operation)
+        if operation is not None:
+            if operation.plan is not None:
+                self._drop_chunked(operation)
+            else:  # a thread may be folding a chunk, and `_ran` drops what it writes into
+                operation.chunked_reduce = None
+            operation.plan = operation.executed = None
+            self._note(operation, "planned again" if operation.planned_ns else "planned")
+            operation.planned_ns = self.loop.now_ns()
+            operation.waits_for = tuple(sorted(waits_for(plan)))
+            operation.epoch = plan.epoch
+            if operation.execution is not None:  # it executed an earlier epoch's plan
+                operation.execution.drop()
+                operation.execution = None
+        if self.plan_executor is not None:
+            if operation is None or set(participants(plan)) != {self.client.number}:
+                self.plan_executor.execute(plan)  # it takes over what earlier plans have received
+                return
+            self.plan_executor.drop(plan.operation)
+        if operation is not None:
+            operation.plan = operation.executed = plan
+            operation.space_deadline = self.loop.now() + self.config.put_wait_s
+            self.execute(operation)
+
+    def execute(self, operation: Operation) -> None:
+        """Pins the members and starts a thread; if there is no room, `execute_again` tries it
+        later."""
+        plan = operation.plan
+        assert plan is not None
+        execution: Execution | None = None
+        try:
+            if operation.chunked_reduce is None:
+                execution = prepare(self.results, operation.ask, plan)
+            if execution is None:
+                execution = self._chunk(operation, plan)
+        except SourcesGone as gone:
+            self._failed(operation, str(gone), gone.indices)
+            return
+        except PlanError as error:
+            self._failed(operation, str(error), ())
+            return
+        except NotInChunks as error:
+            self._no_room(operation, str(error))
+            return
+        if execution is None:
+            self._no_room(
+                operation, "it and one source do not fit into the store beside what is in use"
+            )
+            return
+        operation.plan = None
+        self.loop.run_in_thread(
+            functools.partial(self._run, execution),
+            functools.partial(self._ran, operation.number, plan.epoch, execution),
+        )
+
+    def _chunk(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+        """Pins as many of the next members as fit; None if there is no room for any now."""
+        chunked_reduce = operation.chunked_reduce
+        if chunked_reduce is None:
+            chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
+        try:
+            if not chunked_reduce.pin():
+                return None
+        except (PlanError, SourcesGone):
+            chunked_reduce.drop()  # its first chunk may have taken blocks already
+            operation.chunked_reduce = None
+            raise
+        operation.chunked_reduce = chunked_reduce
+        operation.space_deadline = self.loop.now() + self.config.put_wait_s
+        return chunked_reduce
+
+    def _no_room(self, operation: Operation, why: str) -> None:
+        """An attempt may have spilled and restored objects in vain, which wakes processes, and by
+        that this node's next turn. So the next attempt does not follow in that turn."""
+        now = self.loop.now()
+        operation.try_again_at = now + ROOM_LOOK_S
+        if now > operation.space_deadline:
+            why = f"{why}; {self.store.full_message()}"
+            self._failed(operation, why, (), "full")
+
+    def _drop_chunked(self, operation: Operation) -> None:
+        if operation.chunked_reduce is not None:
+            operation.chunked_reduce.drop()
+            operation.chunked_reduce = None
+
+    def _failed(
+        self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
+    ) -> None:
+        operation.plan = None
+        self._drop_chunked(operation)
+        about = operation.number, operation.epoch, self.client.number
+        self.send(ExecutionFailed(*about, reason, sources, error))
+
+    def _run(self, execution: Execution) -> BaseException | None:
+        """Runs in a thread, mostly without the GIL. Returns the error if there was one."""
+        try:
+            execution.run(self.threads)
+        except BaseException as error:
+            return error
+        return None
+
+    def _ran(
+        self, number: int, epoch: int, execution: Execution, failure: BaseException | None
+    ) -> None:
+        """Handles the end of an execution, or of one of its chunks, in the loop's thread."""
+        operation = self.operations.get(number)
+        if operation is None or operation.epoch != epoch:
+            execution.drop()  # the operation was dropped or planned again while it ran
+        elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
+            execution.let_go()
+            operation.plan = execution.plan  # `execute_again` starts the next chunk
+            operation.try_again_at = 0.0
+        elif failure is None:
+            operation.chunked_reduce = None
+            operation.execution = execution
+            self.send(StripesComplete(number, epoch, self.client.number))
+        else:
+            execution.drop()
+            self._failed(operation, f"{type(failure).__name__}: {failure}", ())
+
+    def execute_again(self) -> float | None:
+        """Tries plans that wait for room; returns when to try again, None if none waits."""
+        for operation in list(self.operations.values()):
+            if operation.plan is not None and self.loop.now() >= operation.try_again_at:
+                self.execute(operation)
+        waiting = (one.try_again_at for one in self.operations.values() if one.plan is not None)
+        return min(waiting, default=None)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
+        """Adds an event to the trace: first the wait for sources, then one for each plan, which
+        lasts until the next plan or the end."""
+        if self.notes.on:
+            ask = operation.ask
+            self.notes.add(
+                "collective",
+                f"{ask.kind} waits for sources" if outcome == "planned" else ask.kind,
+                operation.planned_ns or operation.asked_ns,
+                operation=operation.number,
+                kind=ask.kind,
+                op=ask.op,
+                sources=len(ask.sources),
+                members=members,
+                epoch=operation.epoch,
+                outcome=outcome,
+            )
+
+    def commit(self, message: Commit) -> None:
+        blocks = {} if self.plan_executor is None else self.plan_executor.commit(message)
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        execution = operation.execution
+        if execution is not None:
+            for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
+                self.results.store_block(oid, payload, nbytes)
+        elif operation.ask.kind not in FOLDING:  # a kind that only copies: every copy is in place
+            if self.plan_executor is not None:
+                placed(self.plan_executor, operation.ask, message)
+            for oid in operation.ask.results:
+                self.results.store_value(oid, serial.encode(None), False)
+        else:
+            assert self.plan_executor is not None
+            finish(self.plan_executor, operation.ask, operation.layout, blocks, message)
+        self._note(operation, "committed", message.contributors)
+        self.end(operation)
+
+    def fail(self, message: OperationFailed) -> None:
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        if message.error in _FOR_WANT_OF_SOURCES:
+            gone = [operation.ask.sources[index] for index in message.gone[::2]]
+            for oid, node in zip(gone, message.gone[1::2], strict=True):
+                self.remote_objects.lose_holder(oid, node)
+            if self._begin_again(operation, gone):
+                return
+        for oid in operation.ask.results:
+            self.results.store_value(oid, self._error(operation, message), True)
+        self._note(operation, "failed")
+        self.end(operation)
+
+    def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
+        """Requests the operation anew if sources were lost that can be made again, or if sources
+        were merely not where the plan looked for them. False if neither is the case."""
+        ask = operation.ask
+        lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
+        moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
+        if not lost and not moved:
+            return False
+        ask = msgspec.structs.replace(ask, deadline_s=self._deadline_s(operation))
+        self._note(operation, "begun again")
+        self.begin(ask, operation.slot)  # `begin` holds all objects before `end` releases them
+        self.end(operation)
+        return True
+
+    def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:
+        index = message.cause_index
+        source = None
+        if index is not None:
+            source = self.results.ref(operation.ask.sources[index])
+        error: BaseException
+        if message.error == "value":
+            error = ValueError(message.message)
+        elif message.error == "lost":
+            error = ObjectLostError(message.message)
+        elif message.error == "full":
+            error = StoreFullError(f"result of a collective: {message.message}")
+        elif message.error == "source" and index is not None:
+            raw = self.results.raw_error(operation.ask.sources[index])
+            if raw is not None:
+                return raw
+            error = ObjectLostError(f"source {index}: {message.message}")
+        else:
+            error = ReduceError(message.message)
+            error.source = source  # type: ignore[attr-defined]  # the reader fetches the cause
+        return serial.encode_error(error, "")
+
+    def end(self, operation: Operation) -> None:
+        self.operations.pop(operation.number, None)
+        self.tasks.unpark(operation.parked)
+        if operation.execution is not None:
+            operation.execution.drop()
+        if operation.plan is not None:  # no thread is using the pinned sources now
+            self._drop_chunked(operation)
+        operation.holds.clear()

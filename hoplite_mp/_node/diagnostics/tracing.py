@@ -1,0 +1,303 @@
+"""Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
+
+Why it exists: the process that traces sends requests to its own node only. That node informs the
+others, including those that join later, and passes on what they have recorded, a piece at a time,
+so that no process holds all of it in memory. Clocks are compared at the beginning and at the end:
+the answer to a message gives the other clock to within half of the round trip, as in Cristian's
+algorithm (1989); of several answers the one with the shortest round trip is used.
+
+Only one trace at a time runs in a cluster, because two would halve the room of each, and a second
+one is usually a mistake. A trace ends with the process that began it, or with that process's host.
+It must never know: what events mean, files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.questions import PATIENCE_S
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.looking import PIECE_BYTES_MAX, ClockAsked, LookTold, TraceAsked, TraceRead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.diagnostics.recording import Recording
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.questions import Answer
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["Clock", "Tracing", "best_clock"]
+
+# Messages to each node for one comparison of clocks. Higher: closer to the shortest possible round
+# trip. Lower: a trace begins and ends sooner (each message takes some 0.3 ms in a LAN).
+CLOCK_ROUNDS = 8
+# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are in the file.
+# Lower: a node that hangs delays the end of the trace for a shorter time.
+END_PATIENCE_S = 5.0
+
+Clock = tuple[int, int, int]  # (local time, how far the other clock is ahead, maximal error), in ns
+
+
+def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
+    """The more precise of two comparisons: the known one, and the one that a new answer gives.
+    asked_ns, came_ns: local times of question and answer. there_ns: the other clock's time."""
+    trip = max(0, came_ns - asked_ns)
+    middle = asked_ns + trip // 2
+    error = (trip + 1) // 2
+    if known is not None and known[2] <= error:
+        return known
+    return middle, there_ns - middle, error
+
+
+@dataclass(slots=True, eq=False)
+class _Owned:
+    """A trace that a process of this host has begun."""
+
+    trace: int
+    slot: int
+    host_ids: set[int] = field(default_factory=set)  # hosts of the other nodes that record
+    # Number of a node -> its host's id; filled when the trace has ended.
+    nodes: dict[int, int] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
+    # As `lost`, but for nodes without workers (programs that have left).
+    left: set[int] = field(default_factory=set)
+    before: dict[int, Clock] = field(default_factory=dict)  # by host id, compared at the beginning
+
+
+class Tracing:
+    """The trace in which this node takes part, if there is one."""
+
+    def __init__(self, host: HostContext, recording: Recording) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.replier = host.replier
+        self.questions = host.questions
+        self.recording = recording
+        self.owned: _Owned | None = None  # set if a process of this host has begun the trace
+        self.trace = 0  # number of the trace, whoever began it; 0: there is none
+        self.owner = 0  # id of the host where it was begun
+
+    # -- requests of a process of this host -----------------------------------------------------
+
+    def begin(self, slot: int, request: Request) -> None:
+        """Begins a trace; replies when all nodes record."""
+        trace = request.ask.trace  # type: ignore[union-attr]
+        say = self._speaker(slot, request)
+        why = self._start(trace, self.client.host_id)
+        if why:
+            say(why)
+            return
+        owned = self.owned = _Owned(trace, slot, set(self.roster.by_host_id))
+
+        def begun(found: dict[int, Answer]) -> None:
+            if self.owned is not owned:
+                return
+            refusal = next((a.message.error for a in found.values() if a.message.error), "")
+            if refusal:
+                self._end(owned, lambda: say(refusal))
+                return
+            for host_id in owned.host_ids - found.keys():
+                self._lose(owned, host_id)
+            self._compare_clocks(found, clocks_known)
+
+        def clocks_known(clocks: dict[int, Clock]) -> None:
+            owned.before = clocks
+            say("")
+
+        self._ask(owned, owned.host_ids, "begin", begun)
+
+    def end(self, slot: int, request: Request) -> None:
+        """Ends a trace; replies with the size of each node's document, the comparisons of clocks,
+        and the nodes that are missing."""
+        owned = self.owned
+        say = self._speaker(slot, request)
+        if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
+            say(None)
+            return
+        size = self.recording.stop()
+
+        def ended(answers: dict[int, Answer]) -> None:
+            found = {host_id: one for host_id, one in answers.items() if not one.message.error}
+            for host_id in owned.host_ids - found.keys():
+                self._lose(owned, host_id)
+            owned.nodes = {answer.node: host_id for host_id, answer in found.items()}
+            self._compare_clocks(found, lambda clocks: clocks_known(found, clocks))
+
+        def clocks_known(found: dict[int, Answer], clocks: dict[int, Clock]) -> None:
+            rows: list[tuple[int, int, list[Clock]]] = [(self.client.number, size, [])]
+            for host_id, answer in found.items():
+                known = [owned.before.get(host_id), clocks.get(host_id)]
+                at = [clock for clock in known if clock is not None]
+                if at:
+                    rows.append((answer.node, answer.message.value, at))
+                else:
+                    owned.lost.add(answer.node)
+            say((sorted(rows), sorted(owned.lost), sorted(owned.left)))
+
+        self._ask(owned, owned.host_ids, "end", ended)
+
+    def piece(self, slot: int, request: Request) -> None:
+        """Replies with a piece of a node's document."""
+        ask: Any = request.ask
+        owned = self.owned
+        say = self._speaker(slot, request)
+        if owned is None or owned.trace != ask.trace:
+            say(None)
+        elif ask.node == self.client.number:
+            say(self._piece(ask.offset))
+        elif ask.node not in owned.nodes:
+            say(None)
+        else:
+            self.questions.ask(
+                owned.nodes[ask.node],
+                lambda number: TraceRead(number, ask.trace, ask.offset),
+                lambda answer: say(None if answer is None else answer.message.data),
+                END_PATIENCE_S,
+            )
+
+    def drop(self, slot: int, request: Request) -> None:
+        """Discards a trace that has been read or is not wanted any more."""
+        owned = self.owned
+        say = self._speaker(slot, request)
+        if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
+            say(None)
+        else:
+            self._end(owned, lambda: say(None))
+
+    def forget_client(self, slot: int) -> None:
+        """Ends the trace that a process had begun, because the process has ended."""
+        if self.owned is not None and self.owned.slot == slot:
+            self._end(self.owned, _nothing)
+
+    # -- requests of other nodes ----------------------------------------------------------------
+
+    def asked(self, host_id: int, message: TraceAsked) -> None:
+        """Another host's node asks for a step of its trace: "begin", "end" or "drop"."""
+        value, error = 0, ""
+        if message.step == "begin":
+            error = self._start(message.trace, host_id)
+        elif message.trace != self.trace or host_id != self.owner:
+            error = "that trace is over"
+        elif message.step == "end":
+            value = self.recording.stop()
+        else:
+            self._drop()
+        self.send_peer(host_id, LookTold(message.number, value, error=error))
+
+    def read(self, host_id: int, message: TraceRead) -> None:
+        """Sends another host a piece of what was recorded here."""
+        right = message.trace == self.trace and host_id == self.owner
+        data = self._piece(message.offset) if right else b""
+        self.send_peer(host_id, LookTold(message.number, data=data))
+
+    def clock(self, host_id: int, message: ClockAsked) -> None:
+        """Sends this node's clock to another host."""
+        self.send_peer(host_id, LookTold(message.number, self.loop.now_ns()))
+
+    # -- nodes that join and leave -------------------------------------------------------------
+
+    def came(self, host_id: int) -> None:
+        """A node that joins during a trace of this host takes part in it."""
+        owned = self.owned
+        if owned is None:
+            return
+
+        def begun(found: dict[int, Answer]) -> None:
+            if self.owned is owned and host_id in found and not found[host_id].message.error:
+                self._compare_clocks(found, owned.before.update)
+            else:
+                self._lose(owned, host_id)
+
+        owned.host_ids.add(host_id)
+        self._ask(owned, [host_id], "begin", begun)
+
+    def went(self, host_id: int, number: int, workers: int) -> None:
+        """A node is gone. If it owned the trace, that is discarded here; if this node owns it, what
+        the other one had recorded is lost."""
+        if host_id == self.owner and self.owned is None:
+            self._drop()
+        if self.owned is not None and host_id in self.owned.host_ids:
+            self.owned.host_ids.discard(host_id)
+            (self.owned.lost if workers else self.owned.left).add(number)
+            self.owned.nodes.pop(number, None)
+
+    # -- internals ------------------------------------------------------------------------------
+
+    def _start(self, trace: int, owner: int) -> str:
+        """Starts recording. Returns why this node cannot take part, or ""."""
+        if self.trace:
+            known = self.roster.number_of(self.owner)
+            number = self.client.number if known is None else known
+            return f"this cluster is being traced already, by a process at h{number}: one at a time"
+        self.trace, self.owner = trace, owner
+        self.recording.start()
+        return ""
+
+    def _drop(self) -> None:
+        self.trace = self.owner = 0
+        self.owned = None
+        self.recording.drop()
+
+    def _end(self, owned: _Owned, done: Callable[[], None]) -> None:
+        """Discards a trace everywhere, and calls `done` when all living nodes know."""
+        self._ask(owned, owned.host_ids, "drop", lambda found: done())
+        self._drop()
+
+    def _lose(self, owned: _Owned, host_id: int) -> None:
+        """Continues without a node that has not answered, and sends it "drop", in case it begins to
+        record late."""
+        number = self.roster.number_of(host_id)
+        if number is not None:
+            owned.lost.add(number)
+            self.send_peer(host_id, TraceAsked(0, owned.trace, "drop"))
+        owned.host_ids.discard(host_id)
+
+    def _piece(self, offset: int) -> bytes:
+        return self.recording.document[offset : offset + PIECE_BYTES_MAX]
+
+    def _ask(
+        self,
+        owned: _Owned,
+        host_ids: Iterable[int],
+        step: str,
+        done: Callable[[dict[int, Answer]], None],
+    ) -> None:
+        def make(number: int) -> TraceAsked:
+            return TraceAsked(number, owned.trace, step)
+
+        self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
+
+    def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
+        """A function that replies to that request, unless its process has died in the meantime."""
+        reply = self.replier(slot)
+        return lambda value: reply(Reply(request.number, value))
+
+    def _compare_clocks(
+        self, host_ids: Iterable[int], done: Callable[[dict[int, Clock]], None]
+    ) -> None:
+        """Compares clocks in several rounds of messages; `done` gets the best comparison by
+        host."""
+        best: dict[int, Clock] = {}
+        left = CLOCK_ROUNDS
+
+        def came(found: dict[int, Answer]) -> None:
+            nonlocal left
+            left -= 1
+            for host_id, answer in found.items():
+                there = answer.message.value
+                known = best.get(host_id)
+                best[host_id] = best_clock(known, answer.asked_ns, answer.came_ns, there)
+            if left and found:
+                self.questions.ask_all(found, ClockAsked, came, PATIENCE_S)
+            else:
+                done(best)
+
+        self.questions.ask_all(host_ids, ClockAsked, came, PATIENCE_S)
+
+
+def _nothing() -> None:
+    """In place of a reply, when the process that has begun the trace has ended."""

@@ -1,0 +1,386 @@
+"""Reports what every process on this host waits for and who must act; used to diagnose hangs.
+
+Why it exists: each wait in this library has an owner, and each room of the node knows its own part.
+This file collects the answers of all rooms, bounded in number, without changing anything.
+It must never know: how the answers are printed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import ids, serial
+from hoplite_mp._node.io.os_info import hostname
+from hoplite_mp.headers import (
+    CLIENT_DRIVER,
+    DRIVER_SLOT,
+    GONE,
+    KIND_FOREIGN,
+    KIND_OPERATION,
+    KIND_STREAM,
+    KIND_TASK,
+    NODE_SLOT,
+    PENDING,
+    STATE,
+    VALUED,
+)
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.collectives.operations import Operations
+    from hoplite_mp._node.diagnostics.recording import Recording
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.ports import Stacks
+    from hoplite_mp._node.questions import Answer
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.retry_delays import Delays
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["WAITS_MAX", "Waits"]
+
+# How many entries of one kind (waiting tasks, say) an answer lists; of the rest it gives only the
+# count. Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
+WAITS_MAX = 100
+NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
+# How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
+# included. Lower: a node that does not answer is reported sooner.
+DUMP_PATIENCE_S = 3.0
+# Kinds that other rooms add, if those rooms exist.
+MORE = ("transfers", "groups", "actors", "actor calls")
+
+
+class Waits:
+    """Collects the waits of this host, and those of all hosts when a process of this host asks."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        recording: Recording,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        operations: Operations,
+        delays: Delays,
+        stacks: Stacks,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.clients = host.clients
+        self.tasks = host.tasks
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.roster = host.roster
+        self.reply = host.reply
+        self.send_peer = host.send_peer
+        self.questions = host.questions
+        self.recording = recording
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.operations = operations
+        self.delays = delays
+        self.stacks = stacks
+        self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
+        # Client slot that has asked -> node -> its answer.
+        self.dumps: dict[int, dict[int, bytes]] = {}
+
+    def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        """Registers a room that knows of waits of some kind."""
+        self._more[kind] = gather
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def ask(self, slot: int, request: Request) -> None:
+        """Collects the waits of all nodes for a process, which then reads them with `piece`."""
+        stacks: bool = request.ask.stacks  # type: ignore[union-attr]
+        line = self.clients.get(slot)
+        numbers = {host_id: member.node for host_id, member in self.roster.by_host_id.items()}
+
+        def done(found: dict[int, Answer]) -> None:
+            if self.clients.get(slot) is not line:
+                return
+            answers = {answer.node: answer.message.data for answer in found.values()}
+            silent = sorted(set(numbers.values()) - answers.keys())
+
+            def told(own: bytes) -> None:
+                if self.clients.get(slot) is line:
+                    answers[self.client.number] = own
+                    self.dumps[slot] = answers
+                    sizes = sorted((number, len(data)) for number, data in answers.items())
+                    self.reply(slot, Reply(request.number, (sizes, silent)))
+
+            self.collect(stacks, told)
+
+        def make(number: int) -> DumpAsked:
+            return DumpAsked(number, stacks)
+
+        self.questions.ask_all(numbers, make, done, DUMP_PATIENCE_S)
+
+    def piece(self, slot: int, request: Request) -> None:
+        """Replies with a piece of a node's answer."""
+        ask: Any = request.ask
+        data = self.dumps.get(slot, {}).get(ask.node, b"")
+        reply = Reply(request.number, data[ask.offset : ask.offset + PIECE_BYTES_MAX])
+        self.reply(slot, reply)
+
+    def forget_client(self, slot: int) -> None:
+        """Discards the answers for a process that has ended."""
+        self.dumps.pop(slot, None)
+
+    def asked(self, host_id: int, message: DumpAsked) -> None:
+        """Answers another node's request."""
+
+        def told(data: bytes) -> None:
+            self.send_peer(host_id, LookTold(message.number, data=data))
+
+        self.collect(message.stacks, told)
+
+    def collect(self, stacks: bool, done: Callable[[bytes], None]) -> None:
+        """Collects this host's waits, and its workers' stacks if `stacks`; `done` gets them
+        packed."""
+        found = self.gather()
+        if not stacks:
+            done(msgspec.msgpack.encode(found))
+            return
+
+        def told(texts: list[dict[str, Any]]) -> None:
+            found["stacks"] = some(texts)
+            done(msgspec.msgpack.encode(found))
+
+        self.stacks.ask(told)
+
+    # -- collecting -----------------------------------------------------------------------------
+
+    def gather(self) -> dict[str, Any]:
+        """All waits as plain values: of each kind the first WAITS_MAX entries, and the number of
+        all."""
+        return {
+            "node": self.client.number,
+            "host": hostname(),
+            **self._unclaimed(),
+            "running": some(self._running()),
+            "sent": some(self._sent()),
+            "collectives": some(self._collectives()),
+            "parts": some(self._parts()),
+            "processes": some(self._processes()),
+            **{kind: some(self._more[kind]() if kind in self._more else ()) for kind in MORE},
+        }
+
+    def _unclaimed(self) -> dict[str, Any]:
+        """Tasks that wait for their arguments, and those that are queued; tasks that wait for their
+        next try count as queued."""
+        delayed = self.delays.waiting()
+        waiting, count = self.tasks.unfinished(STATE["WAITING"], WAITS_MAX + len(delayed))
+        queued, more = self.tasks.unfinished(STATE["QUEUED"], WAITS_MAX)
+        missing = [oid for oid in waiting if oid not in delayed][:WAITS_MAX]
+        pauses = [self._queued(oid) | {"pause": delayed[oid]} for oid in list(delayed)[:WAITS_MAX]]
+        first = [self._queued(oid) for oid in queued[: WAITS_MAX - len(pauses)]]
+        return {
+            "waiting": {
+                "count": count - len(delayed), "first": [self._waiting(oid) for oid in missing],
+            },
+            "queued": {"count": more + len(delayed), "first": first + pauses},
+        }  # fmt: skip
+
+    def _task(self, oid: int, since_ns: int) -> dict[str, Any]:
+        return {
+            "name": self.tasks.name(oid),
+            "id": self._id(oid),
+            "seconds": self._seconds(since_ns),
+        }
+
+    def _id(self, oid: int) -> str:
+        return self.imports.public(oid).hex()
+
+    def _waiting(self, oid: int) -> dict[str, Any]:
+        """A task that is not queued yet because some of its arguments are not there."""
+        found = self._task(oid, self.tasks.submitted_ns(oid))
+        missing = []
+        try:
+            for need in self._needs(oid):
+                where = self.where(need)
+                if where:
+                    missing.append({"id": need.hex(), "where": where})
+        except (ValueError, IndexError):  # the task's record is being written now
+            pass
+        owner = self.client.inspect(oid)["owner"]
+        found["by"] = self.process(owner)
+        found["missing"] = len(missing)
+        found["needs"] = missing[:NEEDS_MAX]
+        return found
+
+    def _needs(self, oid: int) -> list[bytes]:
+        _, args_id, inline, *_ = self.tasks.task(oid)
+        mem = memoryview(inline)
+        if args_id:
+            got = self.client.view(args_id)
+            if isinstance(got, int):
+                return []
+            mem = memoryview(got)
+        return (serial.read_dependencies(mem) or serial.read_refs(mem)) if mem else []
+
+    def _queued(self, oid: int) -> dict[str, Any]:
+        found = self._task(oid, self.tasks.submitted_ns(oid))
+        number = self.tasks.pool_of(oid)
+        pool = self.workers.pools.get(number)
+        found["pool"] = number
+        found["workers"] = 0 if pool is None else len(pool.workers)
+        guest = self.guests.by_oid.get(oid)
+        found["from"] = "" if guest is None else self._peer(guest.peer)
+        return found
+
+    def _running(self) -> Iterable[dict[str, Any]]:
+        """The tasks on the stacks of this host's processes."""
+        for slot in list(self.clients):
+            for event in EVENT.iter_unpack(self.recording.running(slot)):
+                oid, begin_ns, depth = event[0], event[1], event[5]
+                yield {
+                    "name": event[7].split(b"\0")[0].decode(errors="replace"),
+                    "id": self._id(oid),
+                    "seconds": self._seconds(begin_ns),
+                    "on": self.process(slot),
+                    "inside": depth - 1,
+                }
+
+    def _sent(self) -> Iterable[dict[str, Any]]:
+        for oid, runner in list(self.delegation.where.items()):
+            yield self._task(oid, self.tasks.submitted_ns(oid)) | {"to": f"h{runner.number}"}
+
+    def _collectives(self) -> Iterable[dict[str, Any]]:
+        for operation in list(self.operations.operations.values()):
+            ask = operation.ask
+            waiting = sorted((i, oid) for oid, at in operation.waiting.items() for i in at)
+            yield {
+                "operation": operation.number,
+                "kind": ask.kind,
+                "op": ask.op,
+                "seconds": self._seconds(operation.asked_ns),
+                "by": self.process(operation.slot),
+                "sources": len(ask.sources),
+                "num": ask.num,
+                "missing": len(waiting),
+                "needs": [
+                    {"index": index, "id": self._id(oid), "where": self.where_local(oid)}
+                    for index, oid in waiting[:NEEDS_MAX]
+                ],
+                "planned": self._seconds(operation.planned_ns) if operation.planned_ns else None,
+                "epoch": operation.epoch,
+                "waits_for": list(operation.waits_for),
+                "no_room": operation.plan is not None,
+                "to": list(ask.to),
+            }
+
+    def _parts(self) -> Iterable[dict[str, Any]]:
+        """This node's parts of the plans of collectives, whichever node has begun them."""
+        plan_executor = self.operations.plan_executor
+        for execution in (
+            list(plan_executor.executions.values()) if plan_executor is not None else ()
+        ):
+            yield {
+                "operation": execution.plan.operation,
+                "epoch": execution.plan.epoch,
+                "seconds": self._seconds(execution.begun_ns),
+                "begun": execution.begun,
+                "posted": execution.posted,
+                "reported": execution.reported,
+                "missing": len(execution.missing) + execution.waiting,
+            }
+
+    def _processes(self) -> Iterable[dict[str, Any]]:
+        """Processes that sleep until something is done."""
+        for slot in list(self.clients):
+            info = self.client.client_info(slot)
+            oid = info["waiting_id"]
+            if not oid and not info["blocked"]:
+                continue
+            running = info["running"]
+            yield {
+                "pid": info["pid"],
+                "process": self.process(slot),
+                "task": self.tasks.name(running) if running else "",
+                "blocked": bool(info["blocked"]),
+                "id": self._id(oid) if oid else "",
+                "where": self.where_local(oid) if oid else "",
+                "more": max(0, info["waiting_n"] - 1) if oid else 0,
+                "seconds": self._seconds(info["waiting_ns"]) if oid else None,
+            }
+
+    # -- descriptions in words ------------------------------------------------------------------
+
+    def process(self, slot: int) -> str:
+        """Describes a process of this host for people."""
+        if slot == NODE_SLOT:
+            return "the node"
+        pid = self.tasks.pid(slot)
+        if slot == DRIVER_SLOT:
+            return f"the driver (pid {pid})"
+        if self.client.client_info(slot)["kind"] == CLIENT_DRIVER:
+            return f"an attached driver (pid {pid})"
+        return f"worker {slot} (pid {pid})"
+
+    def _seconds(self, since_ns: int) -> float | None:
+        """The seconds since then; None if the time is not known."""
+        return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
+
+    def _peer(self, host_id: int) -> str:
+        number = self.roster.number_of(host_id)
+        return "a host that is gone" if number is None else f"h{number}"
+
+    def where(self, object_id: bytes) -> str:
+        """Describes where an object is that is not ready; "" if the object is ready."""
+        oid = self.imports.local(object_id) or None
+        if oid is None:
+            host_id, _ = ids.unpack_id(object_id)
+            return f"an object of {self._peer(host_id)}"
+        return self.where_local(oid)
+
+    def where_local(self, oid: int) -> str:
+        """As `where`, for an object that has a header on this host."""
+        header = self.client.inspect(oid)
+        state = header["state"]
+        if header["id"] != oid or STATE[state] in GONE:
+            return "gone"
+        if STATE[state] in VALUED:
+            remote = self.remote_objects.by_oid.get(oid)
+            if remote is not None and remote.making:
+                return "lost, and is being found or made again"
+            if remote is None or not remote.payload:
+                return ""
+            return "ready, its bytes are on their way from another host"
+        if STATE[state] not in PENDING:
+            return f"{state.lower()}"
+        if header["kind"] == KIND_TASK:
+            what = f"the result of {self.tasks.name(oid)}()"
+            if state == "WAITING":
+                return f"{what}, which waits itself"
+            if state == "QUEUED":
+                return f"{what}, which is queued"
+            runner = self.delegation.where.get(oid)
+            if runner is not None:
+                return f"{what}, which was sent to h{runner.number}"
+            return f"{what}, which runs on {self.process(header['claimant'])}"
+        if header["kind"] == KIND_OPERATION:
+            for operation in self.operations.operations.values():
+                if oid in operation.ask.results:
+                    return f"the result of a {operation.ask.kind} (operation {operation.number})"
+            return "the result of a collective"
+        if header["kind"] == KIND_FOREIGN:
+            one = self.imports.by_oid.get(oid)
+            return "pending at " + ("another host" if one is None else self._peer(one.owner))
+        who = self.process(header["claimant"])
+        if header["kind"] == KIND_STREAM:
+            return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"
+        return f"being written by {who}"
+
+
+def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The first WAITS_MAX items, and the number of all."""
+    found = list(items)
+    return {"count": len(found), "first": found[:WAITS_MAX]}

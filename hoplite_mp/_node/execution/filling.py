@@ -1,0 +1,136 @@
+"""Makes the cells of plans that only copy. These cells fill blocks that belong to no object yet.
+
+Why it exists: copies of an object and large pieces of a Group's call are filled in the same way:
+only bytes that no earlier plan has brought are pulled.
+It must never know: who wants the copies, what becomes of the blocks.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.execution.plan_state import NotNow
+from hoplite_mp._node.ranges import Ranges
+from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.protocol.stripes import copy_offset
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.execution.plan_cells import PlanCells
+    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Key
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = ["fill_blocks"]
+
+
+def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) -> None:
+    """Makes all cells and queues the pulls; raises NotNow if there is no room yet. Afterwards
+    `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
+    for the one object of a Distribute."""
+    plan = execution.plan
+    if execution.posted:
+        execution.memories = lambda: {index: (view, 0) for index, view in execution.views.items()}
+    if isinstance(plan, Distribute):
+        _spread(results, execution, cells, plan)
+    else:
+        _gather(results, execution, cells, plan)
+
+
+def _block(
+    results: Results, execution: PlanExecution, index: int, object_id: bytes, nbytes: int
+) -> Any:
+    """The memory of a new block, or of the one that an earlier plan has begun to fill."""
+    if index not in execution.blocks:
+        begun = execution.carryover.copies.pop(object_id, None)
+        spare = execution.posted
+        payload = results.lease(nbytes, spare=spare) if begun is None else begun.payload
+        if payload is None:
+            raise NotNow(
+                "the object that arrives does not fit into the store beside what is in use"
+            )
+        execution.blocks[index] = payload, nbytes if begun is None else begun.nbytes
+        execution.arrived_before[object_id] = Ranges() if begun is None else begun.arrived
+    return results.client.memory(*execution.blocks[index])
+
+
+def _pulled(
+    execution: PlanExecution,
+    cells: PlanCells,
+    object_id: bytes,
+    memory: Any,
+    stripe: tuple[int, int],
+    shown: Key | None,
+    pull: tuple[int, Key],
+) -> list[int]:
+    """Makes one cell for each missing range of a stripe and returns those cells. If there is only
+    one missing range and it reaches to the stripe's end, its cell covers the whole stripe, and
+    other nodes read that cell. Otherwise they read a separate cell that follows all of these."""
+    begin, end = stripe
+    arrived = execution.arrived_before[object_id]
+    gaps = arrived.gaps(begin, end)
+    if shown and not (len(gaps) == 1 and gaps[0][1] == end):
+        cell = cells.make(execution, shown, memory, begin, end - begin, arrived.reach(begin, end))
+        if gaps:
+            execution.followed[cell] = begin, end
+        shown = None
+    made = []
+    for first, last in gaps:
+        cell = cells.make(execution, shown, memory, begin, last - begin, first - begin)
+        execution.fills[cell] = object_id, begin, first
+        execution.pulls[cell] = pull
+        execution.missing.add(cell)
+        made.append(cell)
+    return made
+
+
+def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: Distribute) -> None:
+    program = execution.program
+    memory: Any = None
+    queued: dict[int, list[int]] = {}  # stripe -> its cells, in the order of the program's pulls
+    given = 0 in execution.views or (execution.posted and results.client.number in plan.sources)
+    if not given:
+        memory = _block(results, execution, 0, plan.object, plan.nbytes)
+        queued = {pull.cell.stripe: [] for pull in program.pulls}
+    parents = {pull.cell.stripe: pull.parent for pull in program.pulls}
+    served = {serve.cell.stripe for serve in program.serves}
+    for index, stripe in enumerate(plan.stripes):
+        begin = copy_offset(plan.nbytes, stripe.begin_share)
+        end = copy_offset(plan.nbytes, stripe.end_share)
+        key = (plan.operation, plan.epoch, index, 0)
+        shown = key if index in served else None
+        if index in queued:
+            pull = parents[index], key
+            queued[index] = _pulled(
+                execution, cells, plan.object, memory, (begin, end), shown, pull
+            )
+        elif shown:
+            cells.own(execution, shown, 0, execution.views.get(0), begin, end - begin)
+    execution.queue += chain.from_iterable(queued.values())
+
+
+def _gather(
+    results: Results, execution: PlanExecution, cells: PlanCells, plan: ExecuteReduce
+) -> None:
+    program = execution.program
+    # Lease all blocks before making any cell: NotNow makes the caller try again, and no cell may be
+    # made twice.
+    blocks = {
+        pull.cell: _block(results, execution, index, plan.objects[index], plan.sizes[index])
+        for pull in program.pulls
+        for index in [pull.cell.stripe]
+    }
+    for serve in program.serves:
+        index = serve.cell.stripe
+        member = plan.members[index]
+        view = None if execution.posted else execution.views[member]
+        nbytes = plan.sizes[index] if view is None else len(view)
+        cells.own(execution, execution.key(serve.cell), member, view, 0, nbytes)
+    for pull in program.pulls:
+        index = pull.cell.stripe
+        memory, whole = blocks[pull.cell], (0, plan.sizes[index])
+        wanted = pull.parent, execution.key(pull.cell)
+        execution.queue += _pulled(
+            execution, cells, plan.objects[index], memory, whole, None, wanted
+        )

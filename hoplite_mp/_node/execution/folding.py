@@ -1,0 +1,240 @@
+"""Makes the cells of a fold on one node: members, pulled contributions, folds, served cells.
+
+Why it exists: a plan's program names abstract cells; here each gets memory, a dtype and a key, and
+the engine is told what to fold. Two cells that hold the same bytes become one.
+It must never know: messages, what happens when something fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._node.execution.carryover import Slot, SlotName, slot_name
+from hoplite_mp._node.execution.local_reduce import check_alike
+from hoplite_mp._node.execution.plan_state import NotNow
+from hoplite_mp._node.execution.stripe_layout import StripeLayout
+from hoplite_mp.planner.program import Cell, Program, members_in
+from hoplite_mp.protocol.messages import Distribute
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.execution.plan_cells import PlanCells
+    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Key
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = ["Folding", "slots_of"]
+
+
+def slots_of(plan: ExecuteReduce, program: Program) -> set[SlotName | None]:
+    """The slots of earlier plans that this one could fill further. Raises PlanError if the plan
+    cannot be executed."""
+    layout = StripeLayout(plan, program)
+    cells = [pull.cell for pull in program.pulls]
+    return {slot_name(plan, cell, layout.elements(cell.stripe)) for cell in cells}
+
+
+class Folding:
+    """Turns one execution's plan into cells. Raises PlanError if the plan cannot be executed."""
+
+    def __init__(
+        self, results: Results, execution: PlanExecution, plan: ExecuteReduce, cells: PlanCells
+    ) -> None:
+        self.results = results
+        self.config = results.config
+        self.client = results.client
+        self.execution = execution
+        self.plan = plan
+        self.cells = cells
+        self.stripe_layout = StripeLayout(plan, execution.program)
+        # Members on this host: (their elements, where these begin in the payload).
+        self.arrays: dict[int, tuple[Any, int]] = {}
+
+    def begin(self) -> None:
+        """Makes all cells and queues the pulls; raises NotNow if there is no room yet."""
+        self._lease()
+        self._fold()
+
+    def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
+        """Makes an empty cell, to be filled by a pull or a fold."""
+        return self.cells.make(self.execution, key, memory, begin, nbytes, False)
+
+    def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
+        """Makes a cell over a stripe of a member on this host."""
+        memory, at = self.arrays.get(index, (None, 0))  # of a posted plan they come later
+        size = self.stripe_layout.member_itemsize
+        begin, end = (element * size for element in self.stripe_layout.elements(stripe))
+        return self.cells.own(self.execution, key, index, memory, begin, end - begin, at)
+
+    def _lease(self) -> None:
+        """Leases blocks for the results that belong on this node, and writes their heads."""
+        plan, number = self.plan, self.client.number
+        if number not in plan.destinations:
+            return
+        wanted = [0]
+        if plan.kind == "reduce_scatter":
+            wanted = [i for i, node in enumerate(plan.destinations) if node == number]
+        for index in wanted:
+            if index in self.execution.blocks:
+                continue
+            head, _, nbytes = self.stripe_layout.head(index)
+            payload = self.results.lease(nbytes, spare=self.execution.posted)
+            if payload is None:
+                raise NotNow("its result does not fit into the store beside what is in use")
+            self.execution.blocks[index] = payload, nbytes
+            self.client.write(payload, head, [], [])
+
+    def _fold(self) -> None:
+        plan, program = self.plan, self.execution.program
+        served = {serve.cell for serve in program.serves}
+        pulled = {pull.cell for pull in program.pulls}
+        result = set(program.result)
+        alias = self._aliases(program, pulled)
+        names = {source: cell for cell, source in alias.items()}
+        found: dict[Cell, int] = {}
+
+        def key(cell: Cell) -> Key | None:
+            return self.execution.key(cell) if cell in served else None
+
+        if self.execution.posted:
+            self.execution.memories = self._arrays
+        else:
+            self.arrays = self._arrays()
+        members = dict(program.given)
+        for cell, index in program.given:
+            if cell in served or not self.stripe_layout.is_empty(cell.stripe):
+                found[cell] = self.member_cell(key(cell), index, cell.stripe)
+        for pull in program.pulls:
+            cell = pull.cell
+            name = names.get(cell, cell)
+            if {cell, name} & result or name in served:
+                memory, begin, nbytes = self._memory(
+                    name if name in result else cell, {cell, name} & result
+                )
+                found[cell] = self.cell(key(name), memory, begin, nbytes)
+            else:
+                found[cell] = self._slot(cell)
+            self.execution.pulls[found[cell]] = cell.node, self.execution.key(cell)
+        for fold in program.folds:
+            cell = fold.cell
+            if cell in alias:
+                found[cell] = found[alias[cell]]
+                continue
+            first, *more = fold.sources
+            if first in members and not more and self._is_name(first, cell, result):
+                found[cell] = self.member_cell(key(cell), members[first], cell.stripe)
+                continue
+            memory, begin, nbytes = self._memory(cell, {cell} & result)
+            found[cell] = self.cell(key(cell), memory, begin, nbytes)
+            if not nbytes:
+                continue
+            sources = [found[source] for source in fold.sources]
+            self.cells.fold(
+                self.execution,
+                found[cell],
+                sources,
+                plan.op,
+                self.stripe_layout.kernel,
+                len(plan.members),
+                [
+                    found[source]
+                    for source in fold.sources
+                    if source not in members and members_in(plan, source) > 1
+                ],
+                self.stripe_layout.is_final(cell),
+            )
+        arrived = self.cells.engine.watermark
+        pulls = [found[pull.cell] for pull in program.pulls]
+        self.execution.queue = [
+            cell for cell in pulls if arrived(cell) < max(1, self.execution.sizes[cell])
+        ]
+        self.execution.missing.update(self.execution.queue)
+
+    def _aliases(self, program: Program, pulled: set[Cell]) -> dict[Cell, Cell]:
+        """The pulled cell of each fold that only copies it: the fold needs no cell of its own."""
+        return {
+            fold.cell: fold.sources[0]
+            for fold in program.folds
+            if len(fold.sources) == 1
+            and fold.sources[0] in pulled
+            and self.stripe_layout.same_bytes(fold.sources[0], fold.cell)
+        }
+
+    def _slot(self, cell: Cell) -> int:
+        """The cell of one contribution, kept until the commit; an earlier plan may have filled part
+        of it."""
+        bounds = self.stripe_layout.elements(cell.stripe)
+        nbytes = (bounds[1] - bounds[0]) * self.stripe_layout.itemsize(cell)
+        name = slot_name(self.plan, cell, bounds)
+        slot = None if name is None else self.execution.carryover.slots.pop(name, None)
+        if slot is None:
+            payload, memory = self._scratch(nbytes)
+            slot = Slot(self.cell(None, memory, 0, nbytes), payload)
+        self.execution.cells[slot.cell] = self.execution.engine_buffer
+        self.execution.sizes[slot.cell] = nbytes
+        if name is not None:
+            self.execution.slots[name] = slot
+        elif slot.payload:
+            self.execution.scratch.append(slot.payload)
+        return slot.cell
+
+    def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
+        """Does `cell` hold exactly the bytes of a member on this host?"""
+        return cell not in result and self.stripe_layout.same_bytes(member, cell)
+
+    def _arrays(self) -> dict[int, tuple[Any, int]]:
+        """The elements of the members on this host, in C order, and where they begin in the
+        member's payload."""
+        found = {}
+        plan = self.execution.plan  # of a posted one, the members' names are known only now
+        assert not isinstance(plan, Distribute)
+        objects = dict(zip(plan.members, plan.objects, strict=True))
+        for index, view in self.execution.views.items():
+            info = check_alike(
+                index, objects[index], view, self.stripe_layout.shape, self.stripe_layout.dtype_name
+            )
+            raw = view[info.offset : info.offset + info.nbytes]
+            if info.order == "F" and len(info.shape) > 1:
+                itemsize = max(1, info.nbytes // max(1, self.stripe_layout.count))
+                plain = np.frombuffer(raw, f"V{itemsize}").reshape(info.shape, order="F")
+                raw = memoryview(np.ascontiguousarray(plain).reshape(-1).view(np.uint8).data)
+            self.execution.engine_buffer.keep.append(raw)
+            found[index] = raw, info.offset
+        return found
+
+    def _scratch(self, nbytes: int) -> tuple[int, Any]:
+        """(payload, memory) for bytes that are only needed until the result is made. Many bytes get
+        a block of the store if there is room, because its pages have been touched already, and
+        touching fresh pages costs as much as receiving the bytes. Otherwise the memory is ordinary
+        memory, and the payload is 0."""
+        payload = None
+        if nbytes > self.config.small_object_bytes_max:
+            payload = self.results.lease(nbytes, spare=self.execution.posted)
+        if payload is None:
+            memory: Any = np.empty(nbytes, np.uint8)
+        else:
+            memory = self.client.memory(payload, nbytes)
+        self.execution.engine_buffer.keep.append(memory)
+        return payload or 0, memory
+
+    def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
+        """(memory, begin, bytes) of a cell, which is inside the result's block if the cell is part
+        of the result."""
+        begin, end = self.stripe_layout.elements(cell.stripe)
+        if not result:
+            nbytes = (end - begin) * self.stripe_layout.itemsize(cell)
+            payload, memory = self._scratch(nbytes)
+            if payload:
+                self.execution.scratch.append(payload)
+            return memory, 0, nbytes
+        index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
+        payload, whole = self.execution.blocks[index]
+        _, offset, _ = self.stripe_layout.head(index)
+        size = self.stripe_layout.result_itemsize
+        if self.plan.kind == "reduce_scatter":
+            begin, end = 0, end - begin
+        block = self.client.memory(payload, whole)
+        self.execution.engine_buffer.keep.append(block)
+        return block, offset + begin * size, (end - begin) * size

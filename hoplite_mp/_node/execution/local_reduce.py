@@ -1,0 +1,217 @@
+"""Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
+
+Why it exists: this is the work between a plan and its commit. Everything that can be wrong is found
+before any byte moves: a source that is gone or is no array, shapes that differ, no room.
+It must never know: epochs, who decides, who reads the result.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _reduce, serial
+from hoplite_mp.reduction import fold, has_kernel, result_dtype
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = [
+    "Execution",
+    "PlanError",
+    "SourcesGone",
+    "address_of",
+    "allocate",
+    "check",
+    "check_alike",
+    "prepare",
+    "slices_of",
+]
+
+
+NAMED_MAX = 10  # how many sources an error message lists at most
+
+
+class PlanError(Exception):
+    """No set of members could execute this plan; the message is for the user."""
+
+
+class SourcesGone(Exception):
+    """Members of the plan whose values are permanently gone from here."""
+
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        named = ", ".join(map(str, indices[:NAMED_MAX]))
+        more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
+        super().__init__(f"sources {named}{more} are not there any more")
+        self.indices = indices
+
+
+class Execution:
+    """Keeps sources pinned and results allocated until `take` or `drop`, one of which follows
+    `run`."""
+
+    def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
+        self.results = results
+        self.op = op
+        self.views = views
+        self.infos: list[serial.ArrayInfo] = []
+        self.parts: list[tuple[int, int]] = []  # element range of each slice
+        self.blocks: list[tuple[int, int]] = []  # payload, bytes
+        self.targets: list[int] = []  # store offsets of each slice's bytes
+        # All sources have the result's memory order, in which the slices are contiguous.
+        self.flat = True
+        self.order = "C"  # memory order of the result's elements
+
+    def run(self, threads: int) -> None:
+        """Folds all slices; without the GIL if a kernel exists for the operator and dtype."""
+        first = self.infos[0]
+        name = has_kernel(self.op, first.dtype_name)
+        if not self.flat or name is None:
+            self._with_numpy()
+            return
+        itemsize = first.nbytes // max(1, prod(first.shape))
+        begins = [address_of(np.frombuffer(view, np.uint8)) for view in self.views]
+        base = [at + info.offset for at, info in zip(begins, self.infos, strict=True)]
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            sources = [address + begin * itemsize for address in base]
+            destination = self.results.client.store_address + target
+            _reduce.reduce_addresses(self.op, name, sources, destination, end - begin, threads)
+
+    def _with_numpy(self) -> None:
+        arrays = [
+            serial.decode(view, make_ref=lambda object_id: None)  # type: ignore[arg-type,return-value]
+            for view in self.views
+        ]
+        total = fold(self.op, [np.asarray(array) for array in arrays])
+        # The fold of a single source returns it unchanged, perhaps not in the result's dtype.
+        dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
+        flat = np.asarray(total, dtype).ravel("F" if self.order == "F" else "C")
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
+            into = self.results.client.memory(target, raw.nbytes)
+            into[:] = raw.tobytes()
+
+    def take(self) -> list[tuple[int, int]]:
+        """Passes the results' blocks to the caller and unpins the sources."""
+        blocks, self.blocks = self.blocks, []
+        self.drop()
+        return blocks
+
+    def drop(self) -> None:
+        self.views = []
+        for payload, _ in self.blocks:
+            self.results.client.give_back(payload)
+        self.blocks = []
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """The address of the first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution | None:
+    """Pins and checks the members and allocates the results; None if there is no room now."""
+    # Look at all members first: `view` pins those in memory, so that they are not spilled to make
+    # room for the others.
+    found = {index: results.client.view(ask.sources[index]) for index in plan.order}
+    gone = [index for index, got in found.items() if results.is_gone(got)]
+    if gone:
+        raise SourcesGone(tuple(sorted(gone)))
+    execution = Execution(results, ask.op, [])
+    first = None
+    for index in plan.order:
+        view = results.pin(ask.sources[index])
+        if view is None or isinstance(view, int):
+            return None
+        execution.views.append(view)
+        execution.infos.append(check(results, ask, index, view, plan.order[0], first))
+        first = execution.infos[0]
+    return allocate(execution, ask, plan)
+
+
+def check(
+    results: Results,
+    ask: Collective,
+    index: int,
+    view: memoryview,
+    first_index: int,
+    first: serial.ArrayInfo | None,
+) -> serial.ArrayInfo:
+    """Describes a source's array; PlanError if it is no array, or unlike the first source."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(_no_array(index, results.ref(ask.sources[index])))
+    if first is not None and (info.shape, info.dtype_name) != (first.shape, first.dtype_name):
+        raise PlanError(
+            f"sources differ: {first_index} ({results.ref(ask.sources[first_index])}) has shape "
+            f"{first.shape} and dtype {first.dtype_name}, {index} "
+            f"({results.ref(ask.sources[index])}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}"
+        )
+    return info
+
+
+def check_alike(
+    index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
+) -> serial.ArrayInfo:
+    """As `check`, where the plan alone says which shape and dtype the source must have."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(_no_array(index, ObjectRef(object_id)))
+    if (info.shape, info.dtype_name) != (shape, dtype_name):
+        raise PlanError(
+            f"sources differ: {index} ({ObjectRef(object_id)}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}, others have shape {shape} and dtype {dtype_name}"
+        )
+    return info
+
+
+def _no_array(index: int, ref: ObjectRef[Any]) -> str:
+    return (
+        f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced by a name; "
+        "op=callable, a function of two values, reduces any values"
+    )
+
+
+def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Execution | None:
+    """Leases the results' blocks and writes their heads; None if there is no room now."""
+    slices = len(ask.results)
+    first = execution.infos[0]
+    try:
+        dtype = result_dtype(ask.op, first.dtype_name)
+    except TypeError as error:
+        raise PlanError(f"op {ask.op!r} is not defined for {first.dtype_name}: {error}") from error
+    order = first.order if slices == 1 else "C"
+    execution.flat = all(info.order == order for info in execution.infos)
+    execution.order = order = order if execution.flat else "C"
+    shapes = slices_of(first.shape, slices)
+    row = prod(first.shape[1:]) if first.shape else 1
+    begin = 0
+    for shape in shapes:
+        head, offset, nbytes = serial.encode_array_head(dtype, shape, order, plan.members)
+        payload = execution.results.lease(nbytes)
+        if payload is None:
+            execution.drop()
+            return None
+        execution.blocks.append((payload, nbytes))
+        execution.results.client.write(payload, head, [], [])
+        execution.targets.append(payload + offset)
+        count = prod(shape) if slices == 1 else shape[0] * row
+        execution.parts.append((begin, begin + count))
+        begin += count
+    return execution
+
+
+def slices_of(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+    """The shapes that np.array_split(axis=0) gives."""
+    if n == 1:
+        return [shape]
+    if not shape:
+        raise PlanError("reduce_scatter needs arrays of at least one dimension")
+    size, extra = divmod(shape[0], n)
+    return [(size + (i < extra), *shape[1:]) for i in range(n)]

@@ -1,0 +1,289 @@
+"""The cells of all plans in which this node takes part: made, filled from other nodes, closed.
+
+Why it exists: copies of objects (transfers.py) and collectives (plan_runner.py) are carried out
+alike. A plan is a set of cells. Some cells are pulled from other nodes, and failed pulls are
+retried by one policy. Other cells are served while their bytes are still arriving. When a plan
+ends, the bytes that have arrived are kept for the next plan.
+It must never know: who made a plan, what becomes of the bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.peers.link_estimator import Meter
+from hoplite_mp._node.peers.links import UNREACHABLE
+from hoplite_mp._node.peers.path_estimator import PairMeter
+from hoplite_mp.planner.loads import filled_links
+from hoplite_mp.protocol.messages import Distribute, HostMeasured, LinkMeasured
+from hoplite_mp.protocol.peers import HeldUp
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.execution.carryover import Carryover
+    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.peers.links import Links
+    from hoplite_mp._node.ports import Key
+    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+
+__all__ = ["NOBODY", "PlanCells"]
+
+# A pull that fails although its node lives is retried, because a connection may break while both
+# ends live: at most PULL_TRIES_MAX times, PULL_RETRY_S apart. Higher values survive longer
+# interruptions, but a parent that has nothing to give delays a copy for longer before the manager
+# names another parent.
+PULL_RETRY_S = 0.1
+PULL_TRIES_MAX = 20
+# How often a served cell is advanced while its bytes are still being received. Higher: fewer
+# wake-ups; lower: a receiver that joins a running broadcast late lags less behind.
+WINDOW_S = 0.004
+# Stands in place of a node's number if a fold on this host fills the cell.
+NOBODY = -1
+_log = logging.getLogger("hoplite_mp")
+
+
+class PlanCells:
+    """The cells of all executions. Node numbers are those that plans use."""
+
+    def __init__(self, host: HostContext, links: Links) -> None:
+        self.client = host.client
+        self.loop = host.loop
+        self.remote_objects = host.remote_objects
+        self.send_manager = host.send_manager
+        self.roster = host.roster
+        self.links = links
+        self.engine = links.engine
+        self.pairs = PairMeter(
+            links.flows, lambda: self.meter.rates, host.loop, self._held_up, self._narrow
+        )
+        self.meter = Meter(
+            lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
+        )
+        self.by_cell: dict[int, PlanExecution] = {}
+
+    def _measured(self, up: int, down: int) -> None:
+        """Sends this host's measured link rates to the manager."""
+        self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
+
+    def held_up(self, host_id: int) -> None:
+        """The node of that host has reported that its flow to this node is backlogged although its
+        own link is not full."""
+        number = self.roster.number_of(host_id)
+        if number is not None:
+            self.pairs.held_up(number)
+
+    def _held_up(self, node: int) -> None:
+        """Tells a node that the flow from this node to it is backlogged although this host's link
+        is not full."""
+        peer = self.links.peers.by_number.get(node)
+        if peer is not None:
+            self.links.peers.send(peer.member.host_id, HeldUp())
+
+    def _narrow(self, node: int, rate: float) -> None:
+        """Sends the measured rate from another node to this one to the manager."""
+        _log.info("the path from node h%d to this host carries %.1f MB/s", node, rate / 1e6)
+        self.send_manager(LinkMeasured(node, self.client.number, None, rate))
+
+    # -- making and filling --------------------------------------------------------------------
+
+    def make(
+        self,
+        execution: PlanExecution,
+        key: Key | None,
+        memory: Any,
+        begin: int,
+        nbytes: int,
+        filled: bool | int,
+        engine_buffer: EngineBuffer | None = None,
+    ) -> int:
+        """Makes a cell in the engine on behalf of that execution."""
+        cell = self.engine.cell(key, memory, begin, nbytes, filled)
+        execution.cells[cell] = engine_buffer or execution.engine_buffer
+        execution.sizes[cell] = nbytes
+        self.by_cell[cell] = execution
+        return cell
+
+    def own(
+        self,
+        execution: PlanExecution,
+        key: Key | None,
+        index: int,
+        memory: Any,
+        begin: int,
+        nbytes: int,
+        at: int = 0,
+    ) -> int:
+        """Makes a cell over the bytes of a member on this host, valid as far as they are written.
+        `at` is the offset of `memory` in the member. Of a posted plan, the cell is placed later."""
+        if execution.posted:
+            cell = self.make(execution, key, None, 0, nbytes, False)
+            execution.unplaced.append((cell, index, begin))
+            return cell
+        there = execution.written(index, at + begin, nbytes)
+        cell = self.make(execution, key, memory, begin, nbytes, there)
+        execution.follow(index, cell, at + begin, nbytes)
+        return cell
+
+    def place(self, execution: PlanExecution) -> None:
+        """The members here of a posted plan have given what its cells over them are to hold."""
+        memories = execution.memories()
+        execution.is_ahead = any(map(self.engine.watermark, execution.pulls))
+        for cell, index, begin in execution.unplaced:
+            (memory, at), nbytes = memories[index], execution.sizes[cell]
+            there = execution.written(index, at + begin, nbytes)
+            self.engine.place(cell, memory, begin, there)
+            execution.follow(index, cell, at + begin, nbytes)
+        execution.unplaced, execution.memories = [], dict
+        execution.placed = True
+
+    def fold(
+        self,
+        execution: PlanExecution,
+        cell: int,
+        sources: list[int],
+        op: str,
+        dtype: str,
+        divisor: int,
+        partial: list[int],
+        final: bool,
+    ) -> None:
+        """Fills a cell from other cells of this host; arguments as of `Engine.fold`."""
+        self.links.wanting[cell] = self
+        execution.missing.add(cell)
+        self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
+
+    def begin(self, execution: PlanExecution) -> None:
+        """Starts the pulls, once all cells are made. `measure` must follow."""
+        # Includes cells that an earlier execution made and this one continues.
+        self.by_cell.update(dict.fromkeys(execution.cells, execution))
+        self._pull_together(execution)
+        if execution.followed:
+            self.loop.call_later(0.0, lambda: self._advance(execution))
+
+    def measure(self, execution: PlanExecution) -> None:
+        """Has the meter count what an execution that has just begun moves, unless it is over."""
+        if not execution.cells or execution.measured:
+            return
+        if execution.pulls or execution.program.serves:
+            execution.measured = True
+            if execution.moved is None and execution.may_be_relieved:
+                execution.moved = self.meter.moved()
+            fills = filled_links(execution.plan, self.client.number)
+            if execution.is_ahead:  # so its links carry less from now on than they could
+                fills = False, False
+            self.meter.begin(fills)
+
+    def pull_posted(self, execution: PlanExecution) -> None:
+        """Starts the pulls of a posted plan before it is begun."""
+        self.by_cell.update(dict.fromkeys(execution.cells, execution))
+        self._pull_together(execution)
+
+    def _pull_together(self, execution: PlanExecution) -> None:
+        most = execution.program.inbound_max
+        at_once = not most or len(execution.queue) + len(execution.running) <= most
+        if at_once and not execution.copies and not self.links.notes.on:
+            # Only the last one is waited for.
+            self.engine.together(execution.missing, execution.vote)
+        self.pull_more(execution)
+
+    def pull_more(self, execution: PlanExecution) -> None:
+        """Starts queued pulls, as many at a time as the program allows."""
+        most = execution.program.inbound_max or len(execution.queue)
+        while execution.queue and len(execution.running) < max(1, most):
+            cell = execution.queue.pop(0)
+            execution.running.add(cell)
+            self._pull(execution, cell)
+
+    def _pull(self, execution: PlanExecution, cell: int) -> None:
+        if self.by_cell.get(cell) is execution:  # else the execution has ended
+            self.links.pull(cell, *execution.pulls[cell], self)
+
+    def _advance(self, execution: PlanExecution) -> None:
+        """Advances the cells that are served while their bytes are still arriving; repeats on a
+        timer."""
+        if not execution.cells:
+            return  # the execution has ended
+        arrived = execution.above.arrived(execution)
+        for cell, (begin, end) in execution.followed.items():
+            come = end - begin if arrived is None else arrived.reach(begin, end)
+            if come > self.engine.watermark(cell):
+                self.engine.advance(cell, come)
+        if arrived is not None:
+            self.loop.call_later(WINDOW_S, lambda: self._advance(execution))
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def end(self, execution: PlanExecution) -> Carryover:
+        """Ends an execution, and returns what the next one can take over."""
+        stay = {slot.cell for slot in execution.slots.values()}
+        carryover = execution.leave(self.engine.watermark)
+        self.engine.hold()
+        try:
+            if stay:
+                self.engine.together(stay)  # and no longer with those that are closed
+            for cell, engine_buffer in execution.cells.items():
+                if cell not in stay:
+                    self.links.close(cell, engine_buffer, keep_requests=execution.posted)
+                self.by_cell.pop(cell, None)
+        finally:
+            self.engine.release()
+        execution.cells, execution.memories = {}, dict
+        if execution.measured:
+            self.meter.end()
+        return carryover
+
+    def give_up(self, execution: PlanExecution, cell: int) -> None:
+        """Closes one cell that is not wanted any more."""
+        engine_buffer = execution.cells.pop(cell)
+        execution.missing.discard(cell)
+        execution.running.discard(cell)
+        if cell in execution.queue:
+            execution.queue.remove(cell)
+        self.links.close(cell, engine_buffer)
+        del self.by_cell[cell]
+
+    # -- notifications of the links ------------------------------------------------------------
+
+    def filled(self, cell: int) -> None:
+        """Called by `Links` when all bytes of a cell are there."""
+        execution = self.by_cell.get(cell)
+        if execution is not None:
+            execution.missing.discard(cell)
+            execution.running.discard(cell)
+            execution.above.filled(execution, cell)
+
+    def failed(self, cell: int, reason: str) -> None:
+        """Called by `Links` when a pull or a fold has ended early: retries, or reports the
+        failure."""
+        execution = self.by_cell.get(cell)
+        if execution is None:
+            return
+        node, _ = execution.pulls.get(cell, (NOBODY, None))
+        tries = execution.tries[cell] = execution.tries.get(cell, 0) + 1
+        lives = node in self.links.peers.by_number
+        if execution.is_copy and reason == UNREACHABLE:
+            lives = False  # unreachable from here; another parent may be reachable
+        if lives and tries <= PULL_TRIES_MAX:
+            self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
+        else:
+            execution.above.failed(execution, node, reason)
+
+    def describe(self, cell: int) -> dict[str, Any]:
+        """For `dump`: which object or operation a cell belongs to, and how many bytes it has."""
+        execution = self.by_cell.get(cell)
+        if execution is None:
+            return {}
+        plan = execution.plan
+        found: dict[str, Any] = {"bytes": execution.sizes.get(cell, 0)}
+        if not execution.is_copy:
+            found |= {"operation": plan.operation, "epoch": plan.epoch}
+        if isinstance(plan, Distribute):
+            _, begin, first = execution.fills.get(cell, (plan.object, 0, 0))
+            found |= {"object": plan.object, "bytes": found["bytes"] - (first - begin)}
+            return found | {"offset": first}
+        found["kind"] = plan.kind
+        remote = self.remote_objects.by_oid.get(execution.copies.get(cell, 0))
+        if remote is not None:
+            found["object"] = remote.object
+        return found

@@ -1,0 +1,189 @@
+"""The state of one plan on one of the nodes that take part in it.
+
+Why it exists: the code that makes a plan's cells and the code that watches them share this state,
+for plans that copy an object and for collectives alike.
+It must never know: how cells are made, when a plan is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp._node.execution.carryover import Carryover, Copy
+from hoplite_mp._node.ranges import Ranges
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.protocol.operations import COPY_OPERATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.execution.carryover import Slot, SlotName
+    from hoplite_mp._node.ports import Key
+    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+    from hoplite_mp._node.store.growing_block import StreamingSource
+    from hoplite_mp.planner.program import Cell, Program
+    from hoplite_mp.protocol.group_calls import Plan
+
+__all__ = ["NotNow", "PlanExecution"]
+
+
+class NotNow(Exception):
+    """There is no room yet, or a source is still on its way from disk or from another host."""
+
+
+class Above(Protocol):
+    """The owner of an execution, which is notified of what happens to its cells."""
+
+    def filled(self, execution: PlanExecution, cell: int) -> None:
+        """All bytes of a cell are there."""
+
+    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
+        """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
+
+    def arrived(self, execution: PlanExecution) -> Ranges | None:
+        """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
+
+
+@dataclass(slots=True)
+class PlanExecution:
+    """One plan, as far as this node takes part."""
+
+    plan: Plan
+    program: Program
+    above: Above
+    begun_ns: int  # when this node received the plan
+    until: float = 0.0  # the time at which to give up waiting for room
+    # Pinned members on this host, by index.
+    views: dict[int, memoryview] = field(default_factory=dict)
+    growing: bool = False  # another plan is still receiving the object in `views`
+    # The members in `views` that are still being written.
+    streaming: dict[int, StreamingSource] = field(default_factory=dict)
+    carryover: Carryover = field(default_factory=Carryover)  # left by the execution before
+    slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
+    # Object -> the byte ranges that its block had when this execution took it over.
+    arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
+    # Cell -> (the object in whose block it is, offset of its stripe, offset from which it is
+    # filled).
+    fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
+    # Served cells that advance while other cells receive their bytes: [begin, end) in the block.
+    followed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    cells: dict[int, EngineBuffer] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
+    missing: set[int] = field(default_factory=set)  # cells that are not full yet
+    pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
+    queue: list[int] = field(default_factory=list)  # pulls that have not begun
+    running: set[int] = field(default_factory=set)  # pulls in progress
+    tries: dict[int, int] = field(default_factory=dict)  # cell -> how many pulls of it have failed
+    blocks: dict[int, tuple[int, int]] = field(default_factory=dict)  # result -> (payload, bytes)
+    # Cell -> id of the header whose object it fills.
+    copies: dict[int, int] = field(default_factory=dict)
+    known: set[Key] = field(default_factory=set)  # keys of copies that are done or in progress
+    waiting: int = 0  # number of copies that another execution is bringing
+    scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
+    begun: bool = False
+    # The plan is not begun; its cells are made before the members here have given anything, so that
+    # nothing else has to be done when they have (`PlanExecutor.post`).
+    posted: bool = False
+    placed: bool = False  # they have given, and the bytes are on their way
+    is_ahead: bool = False  # bytes came while it was posted
+    # Cells over members on this host that are to be placed then: (cell, index of the member, where
+    # the cell begins in the memory of that member).
+    unplaced: list[tuple[int, int, int]] = field(default_factory=list)
+    # Of a posted plan: finds, once the members here are in `views`, by index: (the memory that
+    # cells lie in, where it begins in the member's payload).
+    memories: Callable[[], dict[int, tuple[Any, int]]] = dict
+    reports: bool = True  # somebody is to be told when this node's part is complete
+    reported: bool = False  # that has been done
+    # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
+    vote: tuple[int, int, int] | None = None
+    measured: bool = False  # the meter counts its bytes
+    # Bytes (sent, received) by this host before its first execution of an operation whose stripes
+    # may pass to others while it runs.
+    moved: tuple[int, int] | None = None
+    # For a plan that is not the manager's: called at its end, instead of a report to the manager.
+    done: Callable[[str, str], None] | None = None
+
+    @property
+    def engine_buffer(self) -> EngineBuffer:
+        """Shared with the execution that this one replaces."""
+        return self.carryover.engine_buffer
+
+    def key(self, cell: Cell) -> Key:
+        """The key by which other nodes ask for a cell and this one serves it."""
+        return self.plan.operation, self.plan.epoch, cell.stripe, cell.part
+
+    @property
+    def is_copy(self) -> bool:
+        """Is this a manager's plan to copy one object, for which other parents might be found?"""
+        return self.plan.operation >= COPY_OPERATION
+
+    @property
+    def may_be_relieved(self) -> bool:
+        """May the manager give this node's stripes to others while the plan is executed?"""
+        if self.done is not None or isinstance(self.plan, Distribute):
+            return False
+        return self.plan.kind == "allreduce"
+
+    @property
+    def copied(self) -> Distribute:
+        """The plan of an execution that is known to copy one object."""
+        assert isinstance(self.plan, Distribute)
+        return self.plan
+
+    @property
+    def receives(self) -> bool:
+        """Does this plan bring the object of a Distribute to this node?"""
+        return bool(self.blocks)
+
+    def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
+        """Which bytes of an arriving object are here."""
+        found = self.arrived_before.get(object_id, Ranges()).copy()
+        for cell, (one, begin, first) in self.fills.items():
+            if one == object_id:
+                found.add(first, begin + watermark(cell))
+        return found
+
+    def leave(self, watermark: Callable[[int], int]) -> Carryover:
+        """Takes out what the next execution may continue, including the blocks of copies."""
+        carryover = Carryover(
+            self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
+        )
+        names = self.block_objects()
+        for index in [index for index in self.blocks if index in names]:
+            payload, nbytes = self.blocks.pop(index)
+            arrived = self.arrived(names[index], watermark)
+            carryover.copies[names[index]] = Copy(payload, nbytes, arrived)
+        self.slots, self.carryover = {}, Carryover(self.engine_buffer)
+        return carryover
+
+    def written(self, index: int, begin: int, nbytes: int) -> bool | int:
+        """How much of that range of a member on this host is written: True if the member is whole,
+        else the number of bytes from `begin` on."""
+        if self.growing:
+            return 0
+        source = self.streaming.get(index)
+        return True if source is None else source.written.reach(begin, begin + nbytes)
+
+    def block_objects(self) -> dict[int, bytes]:
+        """The object of which each block in `blocks` is a copy; blocks of results are left out."""
+        plan = self.plan
+        if isinstance(plan, Distribute):
+            return {0: plan.object}
+        return {} if plan.kind in FOLDING else dict(enumerate(plan.objects))
+
+    def makes(self, object_id: bytes) -> bool:
+        """Will the commit of this plan make that object available on this node?"""
+        plan = self.plan
+        if isinstance(plan, Distribute) or self.done is not None:
+            return False
+        return any(plan.results[index] == object_id for index in self.blocks if plan.results)
+
+    def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
+        """Registers a cell over those bytes of a member, so that it advances while they are
+        written."""
+        if self.growing:
+            self.followed[cell] = begin, begin + nbytes
+        if index in self.streaming:
+            self.streaming[index].cells[cell] = begin, nbytes

@@ -1,0 +1,499 @@
+"""Calls of Groups whose members live on several hosts, on the nodes of these members.
+
+Why it exists: members hand their parts to their node. When all of a node's members have called, it
+tells the leading node, that of the lowest living rank, which decides (`leader.py`). Large
+parts move by plans: by that of an earlier call, with which a node begins at once
+(`repeated_plans.py`), or by one that the leading node has sent. The commit is written to every
+host's board, so members wait as on one host. The manager takes no part in a call; it only decides
+who is a member.
+It must never know: how a call is decided, how bytes move, how members wait.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
+from hoplite_mp._node.groups.engine_commit import VotedCalls
+from hoplite_mp._node.groups.group_decisions import lost
+from hoplite_mp._node.groups.group_state import MemberCall, State
+from hoplite_mp._node.groups.leader import Leading
+from hoplite_mp._node.groups.posted_calls import PostedCalls
+from hoplite_mp._node.groups.speculative_start import fill_in, lacks
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.protocol.group_calls import (
+    GroupCommit,
+    GroupDone,
+    GroupGo,
+    GroupPart,
+    GroupSkip,
+    GroupSlow,
+    GroupSmall,
+    GroupStart,
+    GroupSync,
+    error_kind,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.groups.group_results import GroupResults
+    from hoplite_mp._node.groups.group_state import Known
+    from hoplite_mp._node.groups.small_calls import SmallCalls
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp.protocol.group_calls import GroupMessage
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupCalls"]
+
+# How many messages are kept for a group that this node does not know (two from each node suffice),
+# and for how many such groups. They are bounded because a closed group's messages may arrive late.
+EARLY_MAX = 1024
+PENDING_GROUPS_MAX = 64
+
+
+class GroupCalls:
+    """All groups over several hosts that have, or had, members on this one."""
+
+    def __init__(self, host: HostContext, results: GroupResults, small: SmallCalls) -> None:
+        self.client = host.client
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.clients = host.clients
+        self.results = results
+        self.small = small
+        self.states: dict[int, State] = {}  # by generation
+        self.leading = Leading(host, small, self.states, self.send)
+        self.voted = VotedCalls(host, results, small)
+        self.posted = PostedCalls(host, results.plan_executor, self.states)
+        small.serve(self, self.states)
+        # Messages from other nodes about groups of which the manager has not told this node yet.
+        self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
+
+    # -- membership, from the manager -----------------------------------------------------------
+
+    def changed(self, members: GroupMembers, known: Known) -> None:
+        """The manager has announced a new version of the members."""
+        state = self.states.get(members.generation)
+        if state is None:
+            state = self.states[members.generation] = State(members, known)
+            self.small.add(known)
+        if state.owned:  # the engine must not commit a call after this node has reported its calls
+            self.small.close(state, partial(self._changed, state, members))
+        else:
+            self._changed(state, members)
+
+    def _changed(self, state: State, members: GroupMembers) -> None:
+        self.posted.drop(state)
+        state.plans.clear()
+        state.members = members
+        state.early = {}
+        self._change(state)
+        for node, message in self.pending_messages.pop(members.generation, ()):
+            self.receive(node, message)
+
+    def _change(self, state: State) -> None:
+        members, known = state.members, state.known
+        for rank in range(members.size):
+            if not (members.alive | members.joining) >> rank & 1:
+                called = state.member_calls.pop(rank, None)
+                if called is not None and called.ask.call == state.calls and state.go is not None:
+                    state.left += called.holds  # an attempt may include them
+                elif called is not None:
+                    self.results.unpin(called.holds)
+        # Each node knows the first calls of its ranks; the leading one receives the others'.
+        here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
+        state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
+        if members.first:
+            for rank in here.difference(state.starts):
+                if members.alive >> rank & 1:
+                    state.start(rank, 0)
+                    known.board.set_start(rank, 0)
+        state.synced = set()
+        living, knowing = state.nodes, state.knowing
+        state.parts = {
+            node: part  # if of a later version, its member has yet to be announced to this node
+            for node, part in state.parts.items()
+            if node in living or part.version > members.version
+        }
+        if self.client.number not in state.nodes:  # no member is left here to read a result
+            self._let_go(state)
+            state.result, state.owed = [], None
+        if state.leader != self.client.number:
+            state.in_progress = None  # the new leading node begins again
+        if state.owed is not None:
+            self._commit(state, state.owed)
+        if state.leader is not None:
+            sync = GroupSync(
+                members.generation,
+                members.version,
+                state.calls,
+                state.last_for(state.leader),
+                tuple(state.starts.items()),
+            )
+            self.send(state, state.leader, sync)
+        state.last_part = None
+        state.awaiting_local = False  # that attempt was made for other members
+        self._tell(state)
+        for node, pending in list(state.syncs.items()):
+            if node in knowing and node != self.client.number:  # it counts if of this version
+                self.leading.sync(state, node, pending)
+
+    def closed(self, generation: int) -> None:
+        """The group has ended: all members have left or died."""
+        state = self.states.pop(generation, None)
+        if state is None:
+            return
+        self.small.forget(generation)
+        self.posted.drop(state)
+        state.plans.clear()
+        self._look_at_board(state)
+        self._let_go(state)
+        state.result = []
+        state.deferred.clear()  # the engine says nothing of this Group any more
+        for called in (*state.member_calls.values(), *state.deferred_calls):
+            self.results.unpin(called.holds)
+
+    def lose_node(self, node: int) -> None:
+        """That host is gone. The number of a Group that it alone has heard of may be given to
+        another one, for which its messages are not meant."""
+        for waiting in self.pending_messages.values():
+            waiting[:] = [one for one in waiting if one[0] != node]
+
+    def _let_go(self, state: State) -> None:
+        """Drops the current attempt, and what members that are gone gave to it."""
+        self.voted.give_up(state)
+        go, state.go = state.go, None
+        if go is not None:
+            self.results.drop(go)
+        self.results.unpin(state.left)
+
+    # -- from members ---------------------------------------------------------------------------
+
+    def member_called(self, slot: int, ask: GroupCall) -> None:
+        """A member on this host has made its next call. Its parts, which it may still be writing,
+        are pinned at once, even if the engine has to give the calls back first."""
+        state = self.states.get(ask.generation)
+        if state is None:
+            self.results.refuse(slot, ask)
+            return
+        self._look_at_board(state)  # before a block that came back by the last call is given again
+        holds = []
+        try:
+            holds = self.results.pin(slot, ask)
+        except (ValueError, StoreFullError) as error:
+            ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
+        self._called(state, MemberCall(ask, slot, holds))
+
+    def _called(self, state: State, called: MemberCall) -> None:
+        ask = called.ask
+        if state.owned and self._begin_voting(state, called):
+            return
+        if state.owned:
+            state.deferred_calls.append(called)
+            self.small.give_way(state, ask.call, partial(self._given_way, state, called))
+            return
+        before = state.member_calls.get(ask.rank)
+        if ask.call < state.calls or (before and before.ask.call == ask.call):
+            self.results.unpin(called.holds)
+            return
+        if before is not None:
+            self.results.unpin(before.holds)
+        state.member_calls[ask.rank] = called
+        self._tell(state)
+
+    def _begin_voting(self, state: State, called: MemberCall) -> bool:
+        """Begins a call that the engine owns by a repeated plan; False: there is none."""
+        ask = called.ask
+        self.passed(state, ask.call)
+        # Else an earlier try of the same call was interrupted.
+        if ask.call < state.calls or state.voting is not None:
+            self.results.unpin(called.holds)
+            return True
+        if ask.mistake or not state.is_one_each:
+            return False
+        # All members have made the calls before this one, which the engine has committed alone.
+        state.calls = max(state.calls, ask.call)
+        part, go = self.posted.begin(state, ask) or (None, None)
+        part = part or self.results.part(state.members, ask.call, [ask])
+        go = self.voted.begin(state, part, go) if ask.call == state.calls else None
+        if go is None:
+            return False
+        state.member_calls[ask.rank] = called
+        self._move(state, go)
+        self.voted.prepare(state)
+        self.posted.note(state, part)
+        return True
+
+    def passed(self, state: State, calls: int) -> None:
+        """The engine has committed all calls before this one. One of these may have been begun
+        here, but committed as a small one, because its member was interrupted and called anew."""
+        self._look_at_board(state)
+        if state.voting is None or state.voting.go.call >= calls:
+            return
+        self._let_go(state)
+        for rank in list(state.member_calls):
+            if state.member_calls[rank].ask.call < calls:
+                self.results.unpin(state.member_calls.pop(rank).holds)
+
+    def _look_at_board(self, state: State) -> None:
+        """Concludes a call that the engine has committed, before the engine's word of it is read:
+        its member may have gone on already."""
+        voting = state.voting
+        if voting is not None and state.known.board.look()[4] > voting.go.call:
+            self.moved(state, voting.go.call)
+
+    def _given_way(self, state: State, called: MemberCall) -> None:
+        """Takes up a member's call that waited for the engine to give the calls back."""
+        state.deferred_calls.remove(called)
+        if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
+            self._called(state, called)
+        else:  # its member is gone
+            self.results.unpin(called.holds)
+
+    def _tell(self, state: State) -> None:
+        """Sends this node's parts to the leading node when all members here have called."""
+        if state.owned or not state.members.formed or state.leader is None:
+            return
+        asks = state.asks(self.client.number)
+        if asks is None:
+            return
+        if state.last_part == (state.members.version, state.calls):
+            return
+        state.last_part = state.members.version, state.calls
+        part = self.results.part(state.members, state.calls, asks)
+        voting, repeated = state.voting, state.plans.next(state.members, part)
+        if voting is not None and not voting.is_for(state.members.version, state.calls):
+            voting = None
+        if voting is not None:
+            part = msgspec.structs.replace(part, repeats=voting.made_for + 1)
+        elif repeated is not None and state.go is None:
+            part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
+            self._move(state, repeated[1])
+        self.send(state, state.leader, part)
+        if voting is not None and voting.ended is not None:
+            self._say_done(state, voting.go, *voting.ended)
+        if state.awaiting_local and state.go is not None:
+            state.awaiting_local = False
+            self._fill_in(state, state.go, asks)
+
+    def send(self, state: State, node: int, message: GroupMessage) -> None:
+        if node == self.client.number:
+            self.receive(node, message)
+        elif node in self.roster.by_number:
+            self.send_peer(self.roster.by_number[node].host_id, message)
+
+    # -- from nodes -----------------------------------------------------------------------------
+
+    def receive(self, node: int, message: GroupMessage) -> None:
+        """Handles a message from a node, perhaps this one."""
+        state = self.states.get(message.generation)
+        if state is None:
+            waiting = self.pending_messages.setdefault(message.generation, [])
+            waiting.append((node, message))
+            while len(self.pending_messages) > PENDING_GROUPS_MAX:
+                del self.pending_messages[next(iter(self.pending_messages))]
+            del waiting[:-EARLY_MAX]
+            return
+        match message:
+            case GroupPart():
+                if message.call >= state.calls:
+                    state.parts[node] = message
+                    self.leading.lead(state)
+                elif message.call < state.calls and state.last is not None:
+                    self.send(state, node, state.last)  # that node has missed the commit
+            case GroupSync():
+                self.leading.sync(state, node, message)
+            case GroupGo() | GroupCommit() if state.owned:  # the leading node's Python owns it
+                again = partial(self.receive, node, message)
+                self.small.give_way(state, message.call, again)
+            case GroupSmall():
+                self.small.receive(node, message)
+            case GroupGo():
+                self._go(state, message)
+            case GroupDone():
+                self.leading.done(state, node, message)
+            case GroupSlow():
+                self.leading.slow(state, node, message)
+            case GroupStart():
+                if message.version == state.members.version:
+                    state.start(message.rank, message.call)
+                    state.known.board.set_start(message.rank, message.call)
+                    self._tell(state)
+            case GroupSkip() if node in state.knowing and not state.owned:
+                self._skip(state, message.call)
+            case GroupCommit() if node in state.knowing:
+                self._commit(state, message)
+            case GroupCommit() | GroupSkip():
+                # The sender is gone, or the skip is older than the commit that opened small calls.
+                pass
+
+    def _skip(self, state: State, calls: int) -> None:
+        if calls > state.calls and state.owed is None:
+            self._let_go(state)
+            state.calls = calls
+            state.last_part = None
+            self._catch_up(state)
+            self._tell(state)
+            self.leading.lead(state)
+
+    # -- executing decisions --------------------------------------------------------------------
+
+    def _go(self, state: State, message: GroupGo) -> None:
+        if message.call != state.calls:
+            state.ahead = message if message.call > state.calls else state.ahead
+            return
+        if message.attempt >> ATTEMPT_BITS < state.members.version:
+            return  # made for other members, so the leading node will begin again
+        self.voted.give_up(state)
+        if state.go is not None:  # operations that are planned again go on
+            self.results.drop(state.go, {plan.operation for plan in message.plans})
+        if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
+            self.results.unpin(state.left)
+        state.go, state.awaiting_local = message, False
+        asks = state.asks(self.client.number)
+        if asks is not None:
+            self._fill_in(state, message, asks)
+        elif state.ranks_of(self.client.number):
+            state.awaiting_local = True  # begin when the members here have called
+        else:
+            self._move(state, message)
+
+    def _catch_up(self, state: State) -> None:
+        """Takes up an attempt that came before the end of the call before it."""
+        ahead, state.ahead = state.ahead, None
+        if ahead is not None:
+            self._go(state, ahead)
+
+    def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
+        """Begins an attempt; fills in parts of members here that the leading node only assumed."""
+        if lacks(message, {ask.rank for ask in asks}):
+            part = self.results.part(state.members, state.calls, asks)
+            filled = fill_in(message, part)
+            if filled is None:  # the leading node will see that they differ, and decide again
+                return
+            message = filled
+        self._move(state, message)
+
+    def _move(self, state: State, message: GroupGo) -> None:
+        state.go, state.awaiting_local = message, False
+        if state.moved[0] != message.call:
+            state.moved = message.call, *self.results.plan_executor.meter.moved()
+        votes = state.voting is not None and state.voting.go is message
+
+        def say(failure: str = "", error: str = "") -> None:
+            if state.go is not message:
+                return
+            if state.voting is not None:
+                self.voted.done(state, failure, error)
+            if not state.owned:
+                self._say_done(state, message, failure, error)
+
+        def done(failure: str, error: str) -> None:
+            if failure:
+                say(failure, error)
+            else:  # parts that only members here read have no cell that waits for their bytes
+                self.results.when_written((one.holds for one in state.member_calls.values()), say)
+
+        vote = self.voted.vote_of(state) if votes else None
+        self.results.go(message, done, always=votes, vote=vote)
+
+    def _say_done(self, state: State, go: GroupGo, failure: str, error: str) -> None:
+        """Tells the leading node how an attempt has ended here."""
+        if state.leader is None:
+            return
+        about = go.generation, go.call, go.attempt, failure[:1000]
+        rates = self.results.plan_executor.meter.rates
+        self.send(state, state.leader, GroupDone(*about, *rates, error))
+
+    def slowed(self, up: int, down: int) -> None:
+        """This host's link has become slow while bytes move: bytes per second that it carries."""
+        for state in self.states.values():
+            go = state.go
+            if go is not None and go.call == state.calls and state.leader is not None:
+                moved = zip(state.moved[1:], self.results.plan_executor.meter.moved(), strict=True)
+                about = go.generation, go.call, go.attempt, up, down
+                slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
+                self.send(state, state.leader, slow)
+
+    def _commit(self, state: State, message: GroupCommit) -> None:
+        if message.call < state.calls:
+            return  # repeated after a change of the members
+        given, voting = message, state.voting
+        if voting is not None and (
+            message.error or not voting.is_about(message.call, message.attempt)
+        ):
+            self.voted.give_up(state)
+            voting = None
+        if voting is not None and message.to != self.client.number:  # it names others' pieces
+            about = {"leader": message.leader, "keeps": message.keeps}
+            given = msgspec.structs.replace(voting.commit, **about)
+        elif voting is None and state.lacks(self.client.number, message):
+            if message.leader in state.knowing:
+                state.owed = message  # the node that decided it has sent what is missing
+                return
+            given = lost(message, state.members)  # other nodes may have the whole result
+        # If this skips calls, no member here took part in them.
+        self._conclude(state, given, message.opens)
+
+    def moved(self, state: State, call: int) -> None:
+        """The engines have committed a call for which all nodes had voted; members here may have
+        read its result already. Comes once more when the engine says so, if this process has seen
+        it on the board before."""
+        voting = state.voting
+        if voting is not None and voting.go.call == call:
+            self._conclude(state, voting.commit, on_board=True)
+
+    def _conclude(
+        self, state: State, given: GroupCommit, opens: int = 0, *, on_board: bool = False
+    ) -> None:
+        """Ends a call. on_board: the engine has written the commit to the board."""
+        message, state.owed = given, None
+        voting, state.voting = state.voting, None
+        go, state.go = state.go, None
+        taken = message.call, message.attempt
+        if go is not None and ((go.call, go.attempt) != taken or given.error):
+            self.results.drop(go)
+            go = None
+        # A process that has ended gets nothing, even if the manager has not announced its end yet.
+        slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
+        here = state.here(self.client.number, message)
+        mine = {rank: slots.get(rank, 0) for rank in here}
+        before = state.result
+        if voting is not None and voting.prepared is not None:
+            oid, state.result = self.voted.settle(voting)
+        else:
+            oid, state.result = self.results.commit(given, go, mine)
+        state.calls = message.call + 1
+        state.last = message
+        state.last_part = None
+        for rank in list(state.member_calls):
+            if state.member_calls[rank].ask.call < state.calls:
+                self.results.unpin(state.member_calls.pop(rank).holds)
+        if opens == state.members.version and state.nodes:
+            self.small.open(state, state.calls)
+        if not on_board:
+            state.known.board.commit(message.call, oid)
+        if go is not None:
+            self.results.drop(go)  # only now, because members wait for the line above
+        if voting is not None and voting.prepared is not None:
+            self.results.let_go(voting.prepared)
+        if not given.error:
+            keeps = message.keeps or go is None
+            state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
+        if voting is not None and on_board:
+            self.posted.post_next(state, voting)
+        # Other nodes may have begun the next call before this one has heard of the end of this one.
+        state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
+        self.results.unpin(state.left)
+        del before  # every member has read the result before this one, so its holds are released
+        self._catch_up(state)
+        self._tell(state)
+        self.leading.lead(state)
+
+    def resume(self, state: State) -> None:
+        """Goes on after the engine has given the calls back."""
+        self._tell(state)
+        self.leading.lead(state)

@@ -1,0 +1,447 @@
+"""The leading node's decision on a Group's call: an error, a result, or a plan for large parts.
+
+Why it exists: the decision is a pure function of the parts, so that a test can exercise every case.
+Errors follow the rules of one host: whatever is wrong with one rank's part is raised by every rank.
+It must never know: sockets, shared memory, who waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from hoplite_mp import serial
+from hoplite_mp._node.groups.attempts import is_repeated
+from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
+from hoplite_mp.planner import cost
+from hoplite_mp.planner.forest import cut
+from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.repair import kept_cut
+from hoplite_mp.planner.topology import Host, levelled
+from hoplite_mp.protocol.fields import FOLDING, NO_OBJECT, SHARES
+from hoplite_mp.protocol.group_calls import GroupCommit, Piece
+from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
+from hoplite_mp.protocol.operations import GROUP_OPERATION
+from hoplite_mp.reduction import reduce_arrays, result_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from hoplite_mp.protocol.group_calls import GroupPart, Plan
+    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
+
+EQUAL = 1e-6  # parts of an array that differ by less are the same
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A decision. It is committed when the bytes of `plans` have moved, which the nodes in `waits`
+    report."""
+
+    ranks: tuple[int, ...]
+    kind: str
+    op: str
+    root: int
+    pieces: list[Piece] = field(default_factory=list)
+    plans: tuple[Plan, ...] = ()
+    waits: set[int] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)  # nodes that take part in the plans
+    attempt: int = 0
+    error: str = ""
+    message: str = ""
+    keeps: bool = True  # a later call may begin by these plans
+
+    def fail(self, error: str, message: str) -> Outcome:
+        """Turns the decision into an error that every rank raises."""
+        self.error, self.message = error, message
+        self.pieces, self.plans, self.attempt = [], (), 0
+        return self
+
+    def without_plans(self) -> Outcome:
+        """The same call without bytes that move, which ends the attempt before on all nodes."""
+        return Outcome(self.ranks, self.kind, self.op, self.root, nodes=self.nodes)
+
+    def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
+        """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
+        next call on, and 0 while calls are large and differ, because engines would yield each of
+        them."""
+        whole = not members.joining and mask_of(self.ranks) == members.alive
+        large = self.attempt and (before is None or before.attempt)
+        yielded = large and not self._is_voted_for_again(members)
+        return members.version if whole and not yielded else 0
+
+    def _is_voted_for_again(self, members: GroupMembers) -> bool:
+        """Would the engines commit the next call if it were like this one? See engine_commit.py."""
+        if not is_repeated(self.attempt) or not self.keeps:
+            return False
+        if self.kind in FOLDING and self.pieces:
+            return False  # there is no kernel, so Python folds the parts
+        nodes = [members.nodes[rank] for rank in self.ranks]
+        return len(set(nodes)) == len(nodes)
+
+    def commit(
+        self, members: GroupMembers, call: int, node: int, leader: int, opens: int = 0
+    ) -> GroupCommit:
+        """The commit message for one node, from the leading one."""
+        ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
+        pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
+        # A small reduction goes to every node, so that any of them can pass it on if the leader
+        # dies.
+        summed = self.kind == "reduce" and not self.attempt
+        if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
+            pieces = []
+        return GroupCommit(
+            members.generation,
+            call,
+            self.ranks,
+            self.kind,
+            self.op,
+            self.root,
+            tuple(pieces),
+            self.attempt,
+            self.error,
+            self.message,
+            leader,
+            node,
+            len(pieces) == len(self.pieces),
+            opens,
+            bool(self.plans) and self.keeps,
+        )
+
+
+def decide(
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    ranks: Sequence[int],
+    given: dict[int, GroupPart],
+    rates: Mapping[int, Host],
+    owners: Collection[int] = (),
+    before: Plan | None = None,
+) -> Outcome:
+    """Decides a call of these ranks, whose parts are `given`. `rates`: the measured links of nodes,
+    as far as known. `owners`: nodes that should own stripes of an allreduce, if not all. `before`:
+    the plan of an earlier attempt, whose cut is kept."""
+    first = given[ranks[0]]
+    outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
+    for rank in ranks:
+        if given[rank].mistake:
+            return outcome.fail(given[rank].error, given[rank].mistake)
+    for rank in ranks:
+        part = given[rank]
+        if (part.kind, part.op, part.root) != (first.kind, first.op, first.root):
+            text = f"{_described(first)} and {_described(part)}"
+            return outcome.fail(
+                "value", f"ranks {ranks[0]} and {rank} made different calls: {text}"
+            )
+    if first.kind in ROOTED and first.root not in ranks:
+        text = f"group {members.name!r}: the root, rank {first.root}, is lost"
+        return outcome.fail("lost", text)
+    taking = set(ranks)
+    pieces = [
+        piece
+        for rank in ranks
+        for piece in given[rank].pieces
+        if piece.source == rank and (piece.target < 0 or piece.target in taking)
+    ]
+    if first.kind in FOLDING:
+        _fold(outcome, members, call, attempt, pieces, rates, owners)
+    elif first.kind != "barrier" and (first.kind not in PREFIXES or _alike(outcome, pieces)):
+        _copy(outcome, members, call, attempt, pieces, rates)
+    if before is not None:
+        outcome.plans = tuple(_cut_as(before, plan) for plan in outcome.plans)
+    return outcome
+
+
+def _cut_as(before: Plan, plan: Plan) -> Plan:
+    """The plan, cut into the stripes of an earlier one where the two are compatible."""
+    if isinstance(before, ExecuteReduce) and isinstance(plan, ExecuteReduce):
+        owners = {stripe.owner for stripe in plan.stripes}
+        if before.kind != plan.kind or plan.kind not in ("reduce", "allreduce"):
+            return plan
+    elif isinstance(before, Distribute) and isinstance(plan, Distribute):
+        owners = {*plan.sources, *plan.receivers}
+    else:
+        return plan
+    kept = kept_cut(before.stripes, owners, plan.stripes)
+    return plan if kept is None else msgspec.structs.replace(plan, stripes=kept)
+
+
+def _described(part: GroupPart) -> str:
+    if part.op and part.kind == "allgather":  # of a reduction by a function
+        return part.op
+    detail = [repr(part.op)] * bool(part.op) + [f"root={part.root}"] * (part.kind in ROOTED)
+    return f"{part.kind}({', '.join(detail)})"
+
+
+def operation_of(members: GroupMembers, call: int) -> int:
+    """The number of a call in its plans and cells."""
+    return GROUP_OPERATION | (members.generation & 0x3FFFFFFF) << 32 | call & 0xFFFFFFFF
+
+
+def _fold(
+    outcome: Outcome,
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    pieces: list[Piece],
+    rates: Mapping[int, Host],
+    owners: Collection[int],
+) -> None:
+    if not _alike(outcome, pieces):
+        return
+    first = pieces[0]
+    if all(piece.payload is not None for piece in pieces):
+        total = combine(outcome.op, [piece.payload or b"" for piece in pieces])
+        outcome.pieces = [Piece(first.source, -1, len(total), total)]
+        return
+    if not can_fold(outcome.op, first.layout):  # every node gets all parts and folds them itself
+        _copy(outcome, members, call, attempt, pieces, rates)
+        return
+    nodes = _nodes(members, outcome.ranks)
+    holders = tuple(_node(members, piece.source) for piece in pieces)
+    results: tuple[bytes, ...] = (NO_OBJECT,)
+    if outcome.kind == "reduce":
+        destinations: tuple[int, ...] = (_node(members, outcome.root),)
+        root = destinations[0]
+        others = [node for node in nodes if node != root] or nodes
+        stripes = _passed_on(members, root, others, first.nbytes, rates)
+    elif outcome.kind == "allreduce":
+        destinations = tuple(nodes)
+        owning = [node for node in nodes if node in owners] or nodes
+        stripes = shared(members, owning, first.nbytes, rates)
+    else:
+        size = members.size
+        destinations = tuple(
+            _node(members, rank) if rank in outcome.ranks else nodes[0] for rank in range(size)
+        )
+        stripes = tuple(
+            Stripe(node, i * SHARES // size, (i + 1) * SHARES // size)
+            for i, node in enumerate(destinations)
+        )
+        results = (NO_OBJECT,) * size
+    order = tuple(piece.source for piece in pieces)
+    plan = ExecuteReduce(
+        operation_of(members, call),
+        attempt,
+        tuple(sorted(order)),
+        order,
+        stripes,
+        "any",
+        outcome.kind,
+        outcome.op,
+        nodes[0],
+        tuple(piece.object for piece in pieces),
+        holders,
+        destinations,
+        results,
+        first.nbytes,
+        first.layout,
+    )
+    _go(outcome, plan, attempt)
+
+
+def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
+    """Can the pieces be reduced with each other? If not, the outcome becomes an error."""
+    first = pieces[0]
+    for piece in pieces:
+        if not piece.layout:
+            outcome.fail("value", f"rank {piece.source} gave what cannot be reduced")
+            return False
+        if piece.layout != first.layout:
+            outcome.fail(
+                "value",
+                f"rank {first.source} has {layout_words(first.layout)}, rank {piece.source} has "
+                f"{layout_words(piece.layout)}",
+            )
+            return False
+    shape, name = parse_layout(first.layout)
+    if outcome.kind == "reduce_scatter" and not shape:
+        outcome.fail("value", "reduce_scatter needs arrays of at least one dimension")
+        return False
+    try:
+        result_dtype(outcome.op, name)
+    except TypeError as error:
+        outcome.fail("value", str(error))
+        return False
+    return True
+
+
+def _go(outcome: Outcome, plan: Plan, attempt: int) -> None:
+    outcome.plans, outcome.attempt = (plan,), attempt
+    outcome.waits = outcome.waits | waits_for(plan)
+    outcome.nodes = outcome.nodes | set(participants(plan))
+
+
+def _copy(
+    outcome: Outcome,
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    pieces: list[Piece],
+    rates: Mapping[int, Host],
+) -> None:
+    """Plans calls that move pieces unchanged: small pieces go with the commit, large ones by a
+    plan."""
+    outcome.pieces = [piece for piece in pieces if piece.payload is not None]
+    large = [piece for piece in pieces if piece.payload is None]
+    outcome.pieces += large  # receivers look their blocks up by these entries
+    nodes = _nodes(members, outcome.ranks)
+    if not large:
+        return
+    # A piece that no other node pulls may still be being written by its member, so its node must
+    # report when that is done.
+    outcome.waits = {
+        _node(members, piece.source) for piece in large if _stays(members, outcome, nodes, piece)
+    }
+    outcome.nodes = set(outcome.waits)
+    outcome.attempt = attempt
+    if len(nodes) == 1:
+        return
+    operation = operation_of(members, call)
+    if outcome.kind == "broadcast":
+        (piece,) = large
+        root = _node(members, outcome.root)
+        receivers = tuple(node for node in nodes if node != root)
+        stripes = _passed_on(members, root, receivers, piece.nbytes, rates)
+        spread = Distribute(
+            operation, piece.object, attempt, piece.nbytes, (root,), receivers, stripes, "stripes"
+        )
+        _go(outcome, spread, attempt)
+        return
+    kind, destinations = "allgather", tuple(nodes)
+    index = {piece.source: piece for piece in large}
+    if outcome.kind == "gather":
+        kind, destinations = "gather", (_node(members, outcome.root),)
+    elif outcome.kind in TARGETED:
+        kind = "alltoall"
+        destinations = tuple(
+            _node(members, rank) if rank in outcome.ranks else nodes[0]
+            for rank in range(members.size)
+        )
+        index = {piece.source * members.size + piece.target: piece for piece in large}
+    order = tuple(sorted(index))
+    plan = ExecuteReduce(
+        operation,
+        attempt,
+        order,
+        order,
+        (),
+        "any",
+        kind,
+        "",
+        nodes[0],
+        tuple(index[i].object for i in order),
+        tuple(_node(members, index[i].source) for i in order),
+        destinations,
+        (),
+        max(piece.nbytes for piece in large),
+        sizes=tuple(index[i].nbytes for i in order),
+    )
+    _go(outcome, plan, attempt)
+
+
+def _stays(members: GroupMembers, outcome: Outcome, nodes: Sequence[int], piece: Piece) -> bool:
+    """Is a piece read only on the node of its giver?"""
+    node = _node(members, piece.source)
+    if piece.target >= 0:
+        return _node(members, piece.target) == node
+    if outcome.kind == "gather":
+        return _node(members, outcome.root) == node
+    return len(nodes) == 1
+
+
+def _node(members: GroupMembers, rank: int) -> int:
+    node = members.nodes[rank]
+    assert node is not None
+    return node
+
+
+def _nodes(members: GroupMembers, ranks: Sequence[int]) -> list[int]:
+    return list(dict.fromkeys(_node(members, rank) for rank in ranks))
+
+
+def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...]:
+    """Stripes owned by these nodes, with widths in the proportions of the group's own stripes."""
+    widths = dict.fromkeys(owners, 0)
+    for stripe in members.stripes:
+        if stripe.owner in widths:
+            widths[stripe.owner] += stripe.end_share - stripe.begin_share
+    if not any(widths.values()):
+        widths = dict.fromkeys(owners, 1)
+    return cut(widths.items())
+
+
+def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
+    """The nodes' measured links, rounded to levels; None if a node has not reported its rate
+    yet."""
+    if any(node not in rates for node in nodes):
+        return None
+    fastest = max(min(rates[node]) for node in nodes)
+    level = [levelled(min(rates[node]), fastest) for node in nodes]
+    return [Host(rate, rate) for rate in level]
+
+
+def shared(
+    members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If that
+    is one of all nodes, and the others' links are alike, their stripes begin where members begin to
+    write (section_bounds)."""
+    hosts = _snapped(nodes, rates)
+    if hosts is None or len(nodes) < 2:
+        return _weighted(members, nodes)
+    _, shares = cost.allreduce(nbytes, hosts)
+    owning = [node for node, share in zip(nodes, shares, strict=True) if share]
+    idle = len(nodes) - len(owning)
+    even = max(shares) - sum(shares) / len(owning) < EQUAL
+    if idle == 1 and even and len(nodes) == members.size:
+        shares = early_shares(len(nodes))
+    else:
+        owning = [*nodes]
+    return cut(zip(owning, shares, strict=True))
+
+
+def _passed_on(
+    members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of a transfer from one node to the others, each of which forwards one. A reduce uses
+    the same stripes, because it is the mirror image."""
+    hosts = _snapped([root, *others], rates)
+    if hosts is None or len(others) < 2:
+        return _weighted(members, others)
+    _, _, shares = cost.broadcast(nbytes, hosts[0].up, hosts[1:])
+    return cut(zip(others, shares, strict=True))
+
+
+def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
+    """The commit as an error, for a node whose share of the result was lost with the node that
+    decided the call."""
+    text = (
+        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
+        "what was to come here"
+    )
+    return msgspec.structs.replace(message, pieces=(), error="lost", message=text)
+
+
+def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
+    """The payload of the left fold of arrays that have the same shape and dtype."""
+    arrays = [
+        np.asarray(serial.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
+    ]
+    name = serial.dtype_name(arrays[0].dtype)
+    assert name is not None
+    out = np.empty(arrays[0].shape, serial.named_dtype(result_dtype(op, name)))
+    reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], out, 1)
+    return serial.encode(out).tobytes()
+
+
+def _no_ref(object_id: bytes) -> ObjectRef[Any]:
+    raise ValueError("an array has no refs")

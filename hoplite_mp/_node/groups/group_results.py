@@ -1,0 +1,465 @@
+"""Parts and results of a Group's calls on one host: what members give, and what they will read.
+
+Why it exists: messages about a call only describe large arrays, whose bytes lie in the node's
+store. The result of a call becomes one object that all members on this host read; the node holds it
+until they have all begun the next call.
+It must never know: who decides, when a call is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp._node.groups.attempts import is_repeated
+from hoplite_mp._node.groups.group_decisions import combine
+from hoplite_mp._node.groups.repeated_plans import member_of
+from hoplite_mp._node.objects.array_layouts import payload_layout
+from hoplite_mp._node.store.deferred_lease import free_if_returned, keep_promise, promise
+from hoplite_mp._node.store.growing_block import BLOCK, StreamingSource
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp.protocol.fields import FOLDING, shorten
+from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind, too_large
+from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupResults", "Prepared"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """The result of a call that is not committed yet. Its blocks still belong to the execution of
+    the call's plan, or are still what a member gives."""
+
+    oid: int = 0  # what members are to read
+    holds: list[Any] = field(default_factory=list)
+    blocks: dict[int, int] = field(default_factory=dict)  # payload -> rank that gets it
+    sources: list[StreamingSource] = field(default_factory=list)  # those among them that come back
+
+
+class GroupResults:
+    """Describes members' parts and makes the objects that members read as results."""
+
+    def __init__(self, host: HostContext, plan_executor: PlanExecutor) -> None:
+        self.store = host.store
+        self.imports = host.imports
+        self.client = host.client
+        self.results = host.results
+        self.plan_executor = plan_executor
+        self.streaming_sources = plan_executor.streaming_sources
+        # Operation -> holds on refs inside values that have arrived.
+        self.inner: dict[int, list[Any]] = {}
+
+    def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
+        """This node's message to the leading one: what its members give to a call."""
+        first = asks[0]
+        mistaken = next((ask for ask in asks if ask.mistake), None)
+        mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
+        for ask in asks:
+            if (ask.kind, ask.op, ask.root) != (first.kind, first.op, first.root) and not mistake:
+                mistake = (
+                    f"ranks {first.rank} and {ask.rank} made different calls: {first.kind} and "
+                    f"{ask.kind}, op {first.op!r} and {ask.op!r}, root {first.root} and {ask.root}"
+                )
+        pieces = [] if mistake else [piece for ask in asks for piece in self._pieces(ask)]
+        if pieces and (large := too_large(first.kind, pieces)):
+            mistake, pieces = f"group {members.name!r}: {large}", []
+        return GroupPart(
+            members.generation,
+            members.version,
+            call,
+            tuple(ask.rank for ask in asks),
+            first.kind,
+            first.op,
+            first.root,
+            tuple(pieces),
+            mistake,
+            error,
+        )
+
+    def _pieces(self, ask: GroupCall) -> list[Piece]:
+        found = []
+        for number, part in enumerate(ask.parts):
+            target = number if ask.kind in TARGETED else -1
+            if isinstance(part, bytes):
+                layout = payload_layout(memoryview(part))
+                piece = Piece(ask.rank, target, len(part), part, layout=layout)
+            elif isinstance(part, int):
+                mem = self._read(part)
+                object_id = ids.pack_id(self.client.host_id, part)
+                piece = Piece(ask.rank, target, mem.nbytes, None, object_id, payload_layout(mem))
+            else:
+                payload, nbytes, _ = part
+                layout = payload_layout(self.client.memory(payload, nbytes))
+                piece = Piece(
+                    ask.rank, target, nbytes, None, self.streaming_sources.name(payload), layout
+                )
+            found.append(piece)
+        return found
+
+    def _read(self, oid: int) -> memoryview:
+        got = self.client.view(oid)
+        assert not isinstance(got, int), "it is pinned"
+        return memoryview(got)
+
+    def pin(self, slot: int, ask: GroupCall) -> list[Any]:
+        """Holds and pins what a member gives, so that it is not spilled during the call. Raises
+        StoreFullError if there is no room for it, and ValueError for a block that the member does
+        not lease, which no correct client hands over."""
+        found: list[Any] = []
+        failure: Exception | None = None
+        for part in ask.parts:
+            try:
+                if isinstance(part, int):
+                    found += self._pinned(ask.rank, part)
+                elif not isinstance(part, bytes):
+                    found.append(self.streaming_sources.take(slot, *part))
+            except (ValueError, StoreFullError) as error:
+                failure = failure or error  # the remaining blocks are taken over nevertheless
+        if failure is not None:
+            self.unpin(found)
+            raise failure
+        return found
+
+    def refuse(self, slot: int, ask: GroupCall) -> None:
+        """Ignores a call that came after its group was closed; blocks handed over with it are freed
+        once they are fully written."""
+        for part in ask.parts:
+            if isinstance(part, tuple):
+                self.streaming_sources.let_go(self.streaming_sources.take(slot, *part))
+
+    def _pinned(self, rank: int, oid: int) -> list[Any]:
+        hold = self.client.hold(oid)
+        got = self.client.view(oid)
+        if isinstance(got, int) and self.store.restore(oid):
+            got = self.client.view(oid)
+        if isinstance(got, int):
+            raise StoreFullError(f"rank {rank}: {self.store.full_message()}")
+        return [hold, got]
+
+    def unpin(self, holds: list[Any]) -> None:
+        """Releases what a call needed, when it is over or its member is gone; empties the list."""
+        for hold in holds:
+            if isinstance(hold, StreamingSource):
+                self.streaming_sources.let_go(hold)
+        holds.clear()
+
+    def has_lent(self, holds: Iterable[Any]) -> bool:
+        """Are there members' own arrays among these, to which they write again after the call?"""
+        return any(not isinstance(hold, StreamingSource) for hold in holds)
+
+    def is_written(self, holds: Iterable[Any]) -> bool:
+        """Have members written everything that they give?"""
+        return all(hold.whole for hold in holds if isinstance(hold, StreamingSource))
+
+    def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
+        """Calls `action` once members have written everything that they give."""
+        source = [hold for some in holds for hold in some if isinstance(hold, StreamingSource)]
+        self.streaming_sources.when_whole(source, action)
+
+    # -- moving bytes ---------------------------------------------------------------------------
+
+    def go(
+        self,
+        message: GroupGo,
+        done: Callable[[str, str], None],
+        *,
+        always: bool = False,
+        vote: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Executes this node's part of an attempt. `done` gets the reason why it failed and the
+        kind of that error (see GroupCommit), or "" and "". always: also if no other node waits for
+        this one's report. vote: see `Engine.together`."""
+        reports = False
+        for plan in message.plans:
+            early = is_repeated(message.attempt) or (
+                not isinstance(plan, Distribute) and plan.is_early
+            )
+            # Who begins so early does not wait for room: the leading node makes another plan, when
+            # all have called.
+            wait_s = 0.0 if early else None
+            come = partial(self._come, plan, done)
+            how: Any = {"always": always, "vote": vote if len(message.plans) == 1 else None}
+            reports = self.plan_executor.execute_privately(plan, come, wait_s, **how) or reports
+        if not reports and (always or self.client.number in message.waits):
+            done("", "")
+
+    def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
+        """Holds the refs inside values that have arrived before calling `done`: the givers hold
+        them only until the commit, and members may read later."""
+        part = self.plan_executor.executions.get(plan.operation)
+        copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
+        refs: list[bytes] = []
+        if copies and part is not None and not failure:
+            for payload, nbytes in part.blocks.values():
+                refs += serial.read_refs(self.client.memory(payload, nbytes))
+        if not refs:
+            done(failure, error)
+            return
+
+        def held(holds: list[Any]) -> None:
+            if self.plan_executor.executions.get(plan.operation) is part:
+                self.inner[plan.operation] = holds
+                done(failure, error)
+
+        self.imports.ask(refs, held)
+
+    def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
+        """Ends an attempt, except for these operations."""
+        for plan in message.plans:
+            self.inner.pop(plan.operation, None)
+            if plan.operation not in but:
+                self.plan_executor.drop(plan.operation)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def commit(
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int]
+    ) -> tuple[int, list[Any]]:
+        """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
+        rank -> client slot of the members here."""
+        holds: list[Any] = []
+        return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
+
+    def is_begun(self, message: GroupGo) -> bool:
+        """Are the blocks of what this node receives known?"""
+        return all(self.plan_executor.is_begun(plan.operation) for plan in message.plans)
+
+    def prepare(self, message: GroupCommit, go: GroupGo, mine: dict[int, int]) -> Prepared:
+        """As `commit`, before the call is committed: what members are to read, but nothing is
+        theirs before `settle`. `mine` has one rank at most."""
+        prepared = Prepared()
+        blocks: dict[int, Any] = {}
+        for plan in go.plans:
+            for index, (payload, nbytes) in self.plan_executor.made(plan.operation).items():
+                for rank in self._takers(message, plan, index, mine):
+                    blocks[index] = payload, nbytes, rank
+                    self._promise(prepared, payload, rank)
+        holds: list[Any] = []
+        prepared.oid, prepared.holds = self._made(message, go, mine, blocks, holds, prepared)
+        return prepared
+
+    def _promise(self, prepared: Prepared, payload: int, rank: int) -> None:
+        """The member may read and return the block as soon as the engine has committed the call,
+        and so before this process knows."""
+        if promise(self.store, payload):
+            prepared.blocks[payload] = rank
+
+    def settle(
+        self, prepared: Prepared, go: GroupGo, slots: dict[int, int]
+    ) -> tuple[int, list[Any]]:
+        """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
+        of those who get blocks of it and are still there. `let_go` must follow when the engine does
+        not use the blocks any more."""
+        for source in prepared.sources:
+            self.streaming_sources.keep(source)
+        for plan in go.plans:
+            prepared.holds += self.inner.pop(plan.operation, ())
+            self.plan_executor.take(plan.operation, prepared.blocks)
+        for payload, rank in prepared.blocks.items():
+            keep_promise(self.store, payload, slots.get(rank, NODE_SLOT))
+            if rank not in slots:
+                self.client.give_back(payload)
+        return prepared.oid, prepared.holds
+
+    def let_go(self, prepared: Prepared) -> None:
+        """Frees the blocks that members have returned already."""
+        for payload in prepared.blocks:
+            free_if_returned(self.store, payload)
+
+    def take_back(self, prepared: Prepared) -> None:
+        """The call is not committed by this attempt."""
+        for payload in prepared.blocks:
+            keep_promise(self.store, payload, NODE_SLOT)
+        prepared.holds.clear()
+
+    def _made(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        mine: dict[int, int],
+        blocks: dict[int, Any],
+        holds: list[Any],
+        prepared: Prepared | None = None,
+    ) -> tuple[int, list[Any]]:
+        """The object that members read, and the holds on what it needs."""
+        data: Any = None
+        failed = message.error, message.message
+        try:
+            if message.error or not mine:
+                pass  # members here read only the error, or there are none
+            elif message.kind in FOLDING:
+                data = self._folded(message, go, blocks, mine)
+            else:
+                data = self._copied(message, go, blocks, mine, holds, prepared)
+        except Exception as error:  # members here would wait for ever
+            _log.exception("the result of call %d of a group cannot be made", message.call)
+            text = f"the result of call {message.call} cannot be made here: {error!r}"
+            failed = error_kind(error), shorten(text)
+        mask = mask_of(message.ranks)
+        encoded = serial.encode((mask, *failed, data))
+        oid, hold = self._new()
+        self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
+        self.results.untaken.pop(oid, None)
+        return oid, [hold, *holds, *encoded.refs]
+
+    def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
+        """What members here read if not even the result's refs fit into the store."""
+        failed = message.error or "full", message.message or self.store.full_message()
+        return shortened((mask, *failed, None), 2)
+
+    def _new(self) -> tuple[int, Any]:
+        oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
+        return oid, self.client.hold(oid, False)
+
+    def _object(self, payload: int, nbytes: int, holds: list[Any]) -> ObjectRef[Any]:
+        """Turns a written block into an object for members here."""
+        oid, hold = self._new()
+        self.results.store_block(oid, payload, nbytes)
+        holds.append(hold)
+        return ObjectRef(ids.pack_id(self.client.host_id, oid), hold)
+
+    def _blocks(
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
+    ) -> dict[int, Any]:
+        """The blocks that have arrived, by their index in the plan. A block for a single rank is
+        given to that rank's process, which may write into it; others become objects."""
+        found: dict[int, Any] = {}
+        for plan in go.plans if go is not None else ():
+            holds += self.inner.pop(plan.operation, ())
+            for index, (payload, nbytes) in self.plan_executor.take(plan.operation).items():
+                takers = self._takers(message, plan, index, mine)
+                slot = mine[takers[0]] if len(takers) == 1 else 0
+                if slot and payload in self.store.leases:
+                    self.store.leases[payload] = slot
+                    found[index] = payload, nbytes, takers[0]
+                else:
+                    found[index] = self._object(payload, nbytes, holds)
+        return found
+
+    def _takers(
+        self, message: GroupCommit, plan: Plan, index: int, mine: dict[int, int]
+    ) -> list[int]:
+        """The ranks here that read a block."""
+        kind, root = message.kind, message.root
+        if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
+            return []  # parts of a fold without a kernel, which only the node itself reads
+        if kind == "reduce_scatter":
+            return [index] if index in mine else []
+        if kind in ("reduce", "gather"):
+            return [root] if root in mine else []
+        if kind in PREFIXES and not isinstance(plan, Distribute):
+            return [rank for rank in mine if rank > plan.members[index]]
+        if kind in TARGETED and not isinstance(plan, Distribute):
+            target = plan.members[index] % len(plan.destinations)
+            return [target] if target in mine else []
+        return [rank for rank in mine if kind != "broadcast" or rank != root]
+
+    def _folded(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, Any],
+        mine: dict[int, int],
+    ) -> Any:
+        """[the whole result], or slices by rank; None if no member here reads it."""
+        if message.pieces:  # a small result, or all parts of a fold without a kernel
+            payload = message.pieces[0].payload
+            return [self._combined(message, blocks, go) if payload is None else payload]
+        if message.kind == "reduce_scatter":
+            return {rank: blocks[rank] for rank in mine if rank in blocks}
+        return [blocks[0]] if 0 in blocks else None
+
+    def _copied(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, Any],
+        mine: dict[int, int],
+        holds: list[Any],
+        prepared: Prepared | None,
+    ) -> Any:
+        """Payloads, refs and (payload, bytes, rank that gets it) of blocks, by (source, target)."""
+        found = {}
+        for piece in message.pieces:
+            got: Any = piece.payload
+            source = None if got is not None else self.streaming_sources.get(piece.object)
+            if source is not None:  # a block that a member here has written
+                if _read_here(message, piece, mine):
+                    got = self._object(*self.streaming_sources.keep(source), holds)
+                elif prepared is not None and _comes_back(message, piece):
+                    got = source.payload, source.nbytes, piece.source
+                    prepared.sources.append(source)
+                    self._promise(prepared, source.payload, piece.source)
+                elif _comes_back(message, piece) and (slot := mine.get(piece.source)):
+                    payload, nbytes = self.streaming_sources.keep(source)  # nobody else needs it
+                    self.store.leases[payload], got = slot, (payload, nbytes, piece.source)
+            elif got is None:
+                got = self._piece(piece, go, blocks)
+            if got is not None:
+                found[piece.source, piece.target] = got
+        return found
+
+    def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
+        """Where a large piece is: the object of a member here, or a block that has arrived."""
+        host_id, oid = ids.unpack_id(piece.object)
+        if host_id == self.client.host_id:
+            return None if oid & BLOCK else self.results.ref(oid)
+        for plan in go.plans if go is not None else ():
+            if isinstance(plan, Distribute):
+                return blocks.get(0)
+            member = member_of(plan.kind, len(plan.destinations), piece.source, piece.target)
+            if member in plan.members:
+                return blocks.get(plan.members.index(member))
+        return None
+
+    def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:
+        """A fold without a kernel: NumPy folds all parts on this node, in the order of ranks."""
+        payloads: list[bytes | memoryview] = []
+        for piece in message.pieces:
+            if piece.payload is not None:
+                payloads.append(piece.payload)
+                continue
+            source = self.streaming_sources.get(piece.object)
+            if source is not None:
+                payloads.append(self.client.memory(source.payload, source.nbytes))
+                continue
+            ref = self._piece(piece, go, blocks)
+            assert ref is not None
+            payloads.append(self._read(ids.unpack_id(ref._id)[1]))
+        return combine(message.op, payloads)
+
+
+def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
+    """Does another rank here read a piece that was given here? The giver itself already has it."""
+    readers = set(mine) - {piece.source}
+    if message.kind == "gather":
+        readers &= {message.root}
+    if message.kind in PREFIXES:
+        readers = {rank for rank in readers if rank > piece.source}
+    if piece.target >= 0:
+        readers &= {piece.target}
+    return bool(readers)
+
+
+def _comes_back(message: GroupCommit, piece: Piece) -> bool:
+    """Does the rank that gave this piece get it back in its own result?"""
+    if message.kind in ROOTED and piece.source != message.root:
+        return False
+    return message.kind not in PREFIXES and piece.target in (-1, piece.source)

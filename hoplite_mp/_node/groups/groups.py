@@ -1,0 +1,314 @@
+"""Groups on this host: boards in shared memory, membership as the manager decides it.
+
+Why it exists: members join and leave through the planner, but calls do not involve it. The node
+writes the masks on the boards, wakes the members, and after a member has left or died holds what
+that member had committed.
+It must never know: what members send each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _tasks, ids
+from hoplite_mp._node.groups.call_buffers import CallBuffers
+from hoplite_mp._node.groups.group_state import Known
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.protocol.groups import GroupEnd
+from hoplite_mp.protocol.local import GroupBuffers, GroupJoin, GroupLeave, GroupRefusal, Reply
+from hoplite_mp.protocol.messages import (
+    GroupAdmitted,
+    GroupClosed,
+    GroupGivenUp,
+    GroupJoined,
+    GroupJoinRequested,
+    GroupLeft,
+    GroupMembers,
+    GroupRefused,
+    GroupTasksAsked,
+    GroupTasksOver,
+    NodeToManager,
+)
+from hoplite_mp.protocol.reports import GroupHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._node.groups.group_calls import GroupCalls
+    from hoplite_mp._node.groups.point_to_point import PointToPoint
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.requests import Requests
+    from hoplite_mp.protocol.reports import Report
+
+__all__ = ["Groups"]
+
+ENDS_MAX = 64  # how many ended groups a node reports to the next manager
+
+
+class Above(Protocol):
+    """What this room must learn from rooms above it."""
+
+    def runs_again(self, oid: int) -> bool:
+        """Is that task being run again because its result was lost?"""
+
+    def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
+        """The task that runs in the process of that slot, by its cluster-wide id, and the number of
+        earlier tries; b"" if none runs. call: its local id if several may run there; else 0."""
+
+    def team_of(self, slot: int, size: int) -> bytes:
+        """The id of the `spmd` call with `size` peers, one of which runs in that slot; b"" if none
+        does."""
+
+
+class Groups:
+    """All Groups with a member on this host, and their boards."""
+
+    def __init__(
+        self, host: HostContext, requests: Requests, messages: PointToPoint, above: Above
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.send = host.send_manager
+        self.reply = host.reply
+        self.requests = requests
+        self.messages = messages
+        self.above = above
+        self.buffers = CallBuffers(host.store)
+        self.known: dict[int, Known] = {}  # board -> group
+        # Requests to join of living processes: number of the request -> (number that the reply to
+        # the process needs, what the manager was asked).
+        self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
+        self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
+        self.generations = 0  # the highest generation that this node has received
+        # For the next manager: groups that ended with dead members, those that all members left,
+        # and those of which nothing else is to be remembered than that they have ended.
+        self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        # Tasks of this host about whose end the manager has asked, because members of a Group wait
+        # for it: id -> (header, where this node is parked). They are few, so all are checked in
+        # each turn.
+        self.awaited: dict[bytes, tuple[int, list[int]]] = {}
+        # Members here that the planner took out: slot -> (generation of the group, rank) -> why.
+        self.given_up: dict[int, dict[tuple[int, int], str]] = {}
+        self.hosts: GroupCalls | None = None  # set if there are other hosts
+        self._next = 1
+
+    def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
+        request, self._next = self._next, self._next + 1
+        generation = self.client.client_info(slot)["generation"]
+        task, tries = self.above.task_of(slot, ask.call)
+        asked = GroupJoinRequested(
+            request, self.client.number, slot, generation, ask.name, ask.size, ask.rank,
+            members_max, task, ask.parent, tuple(ask.founders), tries,
+            self.above.team_of(slot, ask.size),
+        )  # fmt: skip
+        self.joining[request] = number, asked
+        self.send(asked)
+
+    def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
+        """Replies once what this member had committed is held for members that still read it."""
+        self.hold_committed(slot)
+        self.reply(slot, Reply(number))
+        self._left(ask, slot)
+
+    def _left(self, ask: GroupLeave, slot: int) -> None:
+        for known in self.known.values():
+            if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
+                self._gone(known, ask.rank)
+        self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
+        self.buffers.left(ask.generation, slot, ask.rank)
+        generation = self.client.client_info(slot)["generation"]
+        about = ask.name, ask.generation, ask.rank, self.client.number
+        self.send(GroupLeft(*about, slot, generation))
+
+    def give_buffers(self, ask: GroupBuffers, slot: int, number: int) -> None:
+        """Replies with the place of a Group's call buffers of a size; None: there is no room, or
+        the process is no member any more."""
+        payload = None
+        for known in self.known.values():
+            if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
+                about = known.shown.size, slot, ask.rank, ask.nbytes
+                payload = self.buffers.ask(ask.generation, *about)
+        self.reply(slot, Reply(number, payload))
+
+    def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
+        """Why that member's group is not complete: (True, reason) if the member itself was taken
+        out, else (False, the last refusal of a request to join)."""
+        over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
+        return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
+
+    def admitted(self, name: str, generation: int, rank: int) -> None:
+        self.send(GroupAdmitted(name, generation, rank))
+
+    def forget_client(self, slot: int, runs_on: bool = False) -> None:
+        """That process has ended: its memberships and requests end with it. runs_on: it has only
+        left the cluster, so it may still write to call buffers."""
+        for known in self.known.values():
+            for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
+                self._gone(known, rank)
+                known.died.add(rank)
+        self.given_up.pop(slot, None)
+        if not runs_on:
+            self.buffers.forget_client(slot)
+        self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
+
+    def _gone(self, known: Known, rank: int) -> None:
+        """The member that held this rank here is gone; the manager has yet to announce it."""
+        del known.here[rank]
+        known.left.add(rank)
+        self.messages.left(known, rank)
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """Yields what a manager that knows of no group must be told."""
+        for known in self.known.values():
+            here = tuple((rank, *one) for rank, one in known.here.items())
+            left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
+            yield GroupHeld(self.client.number, known.shown, here, left, died)
+        yield from self.ends
+        yield from self.clean_ends
+        yield from self.bare_ends
+        yield from (asked for _, asked in self.joining.values())
+
+    def receive(self, message: Any) -> bool:
+        """Handles a message from the manager; False if it is not about a group."""
+        if isinstance(message, GroupMembers):
+            self.generations = max(self.generations, message.generation)
+            known = self.known.get(message.board)
+            if known is None or known.generation != message.generation:
+                board = _tasks.Board(self.tasks, message.board)
+                board.reset(message.size, message.generation)
+                if known is not None:  # its members see by now that they are none any more
+                    self.buffers.ended(known.generation)
+                known = Known(message.name, message.generation, board, message)
+                self.known[message.board] = known
+            before, known.shown, me = known.shown, message, self.client.number
+            known.left = {  # who is shown there now may be another one, after a manager's death
+                rank
+                for rank in known.left
+                if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
+            }
+            known.died &= known.left
+            known.board.set_masks(
+                message.alive, message.joining, message.formed, self.hosts is None
+            )
+            if self.hosts is not None:
+                self.hosts.changed(message, known)
+            self.messages.changed(message, known)
+        elif isinstance(message, GroupJoined):
+            number, asked = self.joining.pop(message.request, (0, None))
+            if asked is None:  # answered by the previous manager already, or the process is gone
+                return True
+            slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
+            known = self.known[message.board]
+            known.board.set_client(message.rank, slot)
+            known.here[message.rank] = identity[1:]
+            hosts = self.hosts is not None
+            place = message.board, message.generation, message.rank, hosts, identity
+            self.reply(slot, Reply(number, place))
+            leaves = GroupLeave(known.name, known.generation, message.rank)
+            if self.requests.is_latest(slot, number):
+                self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
+            else:  # Ctrl-C: the process has no Group of this
+                self._left(leaves, slot)
+        elif isinstance(message, GroupRefused):
+            number, asked = self.joining.pop(message.request, (0, None))
+            if asked is None:
+                return True
+            if any(known.name == asked.name for known in self.known.values()):
+                self.refused[asked.name] = message.message
+            text, ended = message.message, message.error == "ended"
+            self.reply(asked.client, Reply(number, text) if ended else Reply(number, None, text))
+        elif isinstance(message, GroupClosed):
+            self._note_end(message)
+            self.messages.closed(message.generation)
+            if self.hosts is not None:
+                self.hosts.closed(message.generation)
+            closed = self.known.get(message.board)
+            # After a manager's death another group may have been given that board already.
+            if closed is not None and closed.generation == message.generation:
+                del self.known[message.board]
+                self.refused.pop(closed.name, None)
+                closed.board.set_masks(0, 0, True)
+                self.buffers.ended(message.generation)
+        elif isinstance(message, GroupTasksAsked):
+            self._await(message)
+        elif isinstance(message, GroupGivenUp):
+            self._give_up(message)
+        else:
+            return False
+        return True
+
+    def _note_end(self, message: GroupClosed) -> None:
+        """The next manager must not restore a group of whose end another node has not heard."""
+        end = message.end
+        if end is None:
+            self.bare_ends.append(GroupEnd(message.name, message.generation, (), (), ()))
+        else:
+            (self.ends if end.dead else self.clean_ends).append(end)
+
+    def _give_up(self, message: GroupGivenUp) -> None:
+        """Makes that member raise an error that says why its group will never be complete. The
+        member notices that its rank of the board has another client's slot, or that the board is
+        another group's."""
+        known, rank, slot = self.known.get(message.board), message.rank, message.client
+        if known is None or known.generation != message.generation:
+            return
+        if known.here.get(rank) != (slot, message.client_generation):
+            return  # it has left or died in the meantime
+        self.given_up.setdefault(slot, {})[message.generation, rank] = message.message
+        self._gone(known, rank)
+        known.board.set_client(rank, NODE_SLOT)
+        self.tasks.wake(slot)
+
+    def _await(self, message: GroupTasksAsked) -> None:
+        """Tells the manager when each of these tasks is over. Only the node of the host that
+        submitted a task knows whether it is, or will be tried again, wherever it runs."""
+        over = []
+        for task in message.tasks:
+            if task in self.awaited:
+                continue
+            host_id, oid = ids.unpack_id(task)
+            if host_id != self.client.host_id or self._is_over(oid):
+                over.append(task)
+            # The node is woken when the task ends, because it is parked there. `_say_over` below
+            # reports a task that ended just before that.
+            else:
+                self.awaited[task] = oid, self.tasks.park([oid])
+        self._say_over(over)
+
+    def _is_over(self, oid: int) -> bool:
+        return self.tasks.done(oid) and not self.above.runs_again(oid)
+
+    def _say_over(self, over: list[bytes]) -> None:
+        """Reports these tasks, and the awaited ones that are over by now."""
+        for task, (oid, parked) in list(self.awaited.items()):
+            if self._is_over(oid):
+                self.tasks.unpark(parked)
+                del self.awaited[task]
+                over.append(task)
+        if over:
+            self.send(GroupTasksOver(self.client.number, tuple(over)))
+
+    def poll(self) -> None:
+        """Reports tasks that are over, and releases a held result once all members have begun the
+        next call, because by then they have read it."""
+        self._say_over([])
+        for known in self.known.values():
+            if known.hold is not None:
+                _, alive, joining, _, call, _ = known.board.look()
+                if call > known.held_call or not known.board.missing(alive | joining, call):
+                    known.hold = None
+
+    def hold_committed(self, slot: int) -> None:
+        """Holds the result that this member may have committed as a leader until all members have
+        read it."""
+        if self.hosts is not None:
+            return  # calls over several hosts are led by nodes, not by members
+        for known in self.known.values():
+            _, _, _, _, call, result = known.board.look()
+            if not result:
+                continue  # there is none, or it lies on the board, where it needs no holder
+            if any(known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)):
+                known.hold, known.held_call = self.client.hold(result), call

@@ -1,0 +1,137 @@
+"""The sockets between this node and the processes of its host, one for each client slot.
+
+Why it exists: a process sends its node requests as packets over a socket (its line) and receives
+replies over it. The end of the line means that the process has ended or makes no more requests.
+It must never know: what is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from hoplite_mp.client.channel import PACKET_BYTES_MAX
+from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
+from hoplite_mp.protocol.local import Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.ports import Loop
+
+__all__ = ["ClientLines"]
+
+# Room for the descriptors that come with a request. They are received close-on-exec.
+GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
+RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(Protocol):
+    """The room that serves the requests."""
+
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        """Serves a request. given: descriptors that came with it; those that remain in the list are
+        closed afterwards."""
+
+    def line_ended(self, slot: int) -> None:
+        """That process makes no more requests."""
+
+    def refuse_collective(self, ask: object, why: str) -> None:
+        """Fails the results of a collective, whose request has no reply and could not be served."""
+
+
+class ClientLines:
+    """All lines of one host. `by_slot` has those over which replies can be sent."""
+
+    _above: Above
+
+    def __init__(self, loop: Loop) -> None:
+        self.by_slot: dict[int, socket.socket] = {}
+        self._loop = loop
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # the buffer for received packets
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def serve(self, above: Above) -> None:
+        """Sets the room that serves the requests."""
+        self._above = above
+
+    def add(self, slot: int, sock: socket.socket) -> None:
+        self.by_slot[slot] = sock
+        self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
+
+    def forget(self, slot: int) -> None:
+        """Closes the line of a client that is gone or makes no more requests."""
+        sock = self.by_slot.pop(slot, None)
+        if sock is not None:
+            self._loop.unwatch(sock.fileno())
+            sock.close()
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        sock = self.by_slot.get(slot)
+        if sock is None:
+            return
+        packet = self._encode(reply)
+        try:
+            if len(packet) > PACKET_BYTES_MAX:
+                raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+            sock.send(packet)
+        except OSError as error:  # else the process has died, which its line will report
+            if error.errno == errno.EMSGSIZE:
+                why = f"the node's answer does not fit into a packet: {len(packet)} bytes"
+                with contextlib.suppress(OSError):
+                    sock.send(self._encode(Reply(reply.number, None, why)))
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        """A function that sends a reply later: to the process that is in that slot now, or to none
+        if that process is not there any more."""
+        line = self.by_slot.get(slot)
+
+        def reply(found: Reply) -> None:
+            if line is not None and self.by_slot.get(slot) is line:
+                self.reply(slot, found)
+
+        return reply
+
+    def _ready(self, slot: int, sock: socket.socket) -> None:
+        try:
+            nbytes, ancillary, flags, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError:
+            nbytes, ancillary, flags = 0, [], 0
+        if not nbytes:
+            self._loop.unwatch(sock.fileno())
+            self._above.line_ended(slot)
+            return
+        data = self._packet[:nbytes]
+        given = [fd for _, _, part in ancillary for fd in memoryview(part).cast("i")]
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, CUT_OFF)
+            self._above.request(slot, self._decoder.decode(data), given)
+        except Exception as error:  # one client's mistake must not end the host
+            _log.exception("a request of client %d", slot)
+            self._refuse(slot, data, f"{type(error).__name__}: {error}")
+        for fd in given:  # descriptors that nobody has taken
+            os.close(fd)
+
+    def _refuse(self, slot: int, data: memoryview, why: str) -> None:
+        """Tells the process that waits for the reply of a request that it could not be served."""
+        try:
+            number, _, ask = msgspec.msgpack.decode(data)
+            if number:
+                self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
+            elif ask and ask[0] == "Collective":
+                self._above.refuse_collective(ask[1], why)
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
+            _log.error("client %d cannot be told", slot)  # the packet is not a request at all

@@ -1,0 +1,148 @@
+"""One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
+
+Why it exists: the manager and all peers are served alike, by frames over a stream that never
+blocks. A wire reports its end exactly once, whichever side noticed it first.
+It must never know: what messages mean, who is at the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks
+from hoplite_mp.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.protocol.codec import Decoder
+    from hoplite_mp.transport.stream import Stream
+
+__all__ = ["Traffic", "Wire"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of messages so far."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Wire:
+    """A stream that the loop watches. `ended` is called once, with the reason."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        stream: Stream,
+        decoder: Decoder[Any],
+        take: Callable[[Any], None],
+        ended: Callable[[str], None],
+        *,
+        shared: bool = False,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """shared: another thread also writes to the stream (`beat`). traffic: what the
+        wire adds its bytes to."""
+        self._traffic = Traffic() if traffic is None else traffic
+        self._loop = loop
+        self._decoder = decoder
+        self._take = take
+        self._ended = ended
+        self.stream = stream
+        self.open = True
+        self.received: Callable[[], None] | None = None  # called when anything arrives, even a beat
+        self._lock: AbstractContextManager[object] = (
+            _locks.lock("node.wire") if shared else contextlib.nullcontext()
+        )
+        self._writes = False  # whether the loop also watches the stream for writing
+        loop.watch(stream.fileno(), self.ready)
+
+    def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
+        """Directs all further messages to a new receiver."""
+        self._take, self._ended = take, ended
+
+    def send(self, frame: bytes) -> bool:
+        """Queues the frame and sends what the connection takes; False if the wire has ended. A wire
+        whose queue is full is closed at once. A connection that breaks here is reported later by
+        the loop, after the last messages of the other side."""
+        if not self.open:
+            return False
+        try:
+            with self._lock:
+                self.stream.write(frame)
+        except ConnectionError as error:
+            self.close(str(error))
+            return False
+        self._traffic.sent += len(frame)
+        self._flush()
+        return True
+
+    def beat(self, frame: bytes) -> None:
+        """As `send`, from another thread. If the connection breaks here, the loop notices that when
+        it next uses the connection."""
+        with self._lock:
+            if self.open:
+                # If bytes are queued already, they are as good as a beat.
+                if not self.stream.wants_write:
+                    self.stream.write(frame)
+                self.stream.flush()
+
+    @property
+    def sending(self) -> bool:
+        """Is something that was sent still queued here?"""
+        return self.stream.wants_write
+
+    def ready(self) -> None:
+        """The stream can be read or written."""
+        flushed = self._flush()
+        with self._lock:
+            data = self.stream.read()
+        if data is None or not (flushed or data):
+            self.close(self.stream.failure or "the other side closed the connection")
+            return
+        if data:
+            self._traffic.received += len(data)
+            if self.received is not None:
+                self.received()
+        try:
+            for message in self._decoder.feed(data) if data else ():
+                if not self.open:
+                    return
+                self._take(message)
+        except ProtocolError as error:
+            _log.error("a connection is given up: %s", error)
+            self.close(str(error))
+
+    def drain(self) -> None:
+        """The other side has ended: handles all that it has sent, until the end."""
+        while self.open:
+            self.ready()
+
+    def _flush(self) -> bool:
+        with self._lock:
+            flushed = self.stream.flush()
+        # A broken stream is watched for writing, so that it wakes the loop, which then closes it.
+        wakes = self.stream.wants_write or not flushed
+        if wakes != self._writes:
+            self._writes = wakes
+            self._loop.watch(self.stream.fileno(), self.ready, write=wakes)
+        return flushed
+
+    def close(self, reason: str) -> None:
+        """Ends the wire, and reports that to its owner."""
+        if not self.open:
+            return
+        with self._lock:
+            self.open = False
+            self._loop.unwatch(self.stream.fileno())
+            self.stream.close()
+        self._ended(reason)

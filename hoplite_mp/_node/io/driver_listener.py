@@ -1,0 +1,145 @@
+"""Lets programs of this host find its node and attach: a socket named by the cluster's id.
+
+Why it exists: a driver finds the node by the name that `Meeting` keeps, and proves that it has the
+token, as a node on the network does. It receives a line, both memories and the node's eventfd over
+a connection. When that connection or the driver's process ends, the driver no longer reads the
+memories.
+It must never know: what happens to a driver that leaves (_node/runtime/drivers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import select
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp._node.io.listeners import open_door
+from hoplite_mp.client.channel import dump, seqpacket_pair
+from hoplite_mp.protocol.local import Attached, NotAttached
+from hoplite_mp.transport.rendezvous import Meeting, peer_of
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.ports import AttachedDrivers, Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart, Start
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["DriverDoor"]
+
+# How often to retry taking the cluster's name while another node of this host has it. Lower: more
+# system calls. Higher: after that node has ended, drivers find no node for longer.
+NAME_AGAIN_S = 2.0
+_log = logging.getLogger("hoplite_mp")
+
+
+class DriverDoor:
+    """The door of one node; see DriverDoor in _node/ports.py."""
+
+    def __init__(self, loop: Loop, start: Start, lan: LanStart) -> None:
+        self.loop = loop
+        self.start = start
+        self.lan = lan
+        self.meeting: Meeting | None = None
+        self._tried = False
+
+    def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
+        level = logging.DEBUG if self._tried else logging.WARNING
+        self._tried = True
+        try:
+            self.meeting = Meeting.open(cluster, level)
+        except OSError as error:
+            _log.log(level, "drivers of this host cannot attach to its node: %s", error)
+        if self.meeting is None:
+            again = functools.partial(self.open, drivers, cluster, mine)
+            self.loop.call_later(NAME_AGAIN_S, again)
+            return
+        roles = {"driver": functools.partial(self._admit, drivers)}
+        certificate = None  # no TLS, because no byte leaves this host
+        at = self.loop, self.lan, self.meeting.socket
+        open_door(*at, cluster, certificate, mine, roles)
+
+    def close(self) -> None:
+        if self.meeting is not None:
+            self.meeting.close()
+
+    def _admit(self, drivers: AttachedDrivers, admission: Admission) -> None:
+        sock = admission.stream.detach()
+        try:
+            self._attach(drivers, sock)
+        except OSError as error:  # the driver has gone again, or no descriptor is left
+            _log.info("a driver could not be attached: %s", error)
+            sock.close()
+
+    def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
+        """Gives a slot, a line, a socket for output and both memories to a driver that has proved
+        that it has the token; or sends it the reason why it is not attached."""
+        pid, uid = peer_of(life)
+        slot, generation, name, reason = -1, 0, 0, ""
+        if uid != os.geteuid():
+            reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
+        elif not pid:
+            reason = "the node does not see its process: it is in another container"
+        else:
+            slot, generation, name, reason = drivers.register()
+        if slot < 0:
+            _log.info("a driver is not attached: %s", reason)
+            with contextlib.suppress(OSError):
+                life.send(dump(NotAttached(reason)))
+            life.close()
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(drivers.unregister, slot)
+            process = os.pidfd_open(pid)
+            stack.callback(os.close, process)
+            (line, its_line), (output, its_output) = seqpacket_pair(), socket.socketpair()
+            for sock in (line, output):
+                stack.callback(sock.close)
+            with its_line, its_output:
+                start = self.start
+                told = Attached(
+                    slot,
+                    generation,
+                    start.memory_bytes,
+                    start.config["small_object_bytes_max"],
+                    start.config["span_bytes"],
+                    name,
+                )
+                given = [start.control_fd, start.store_fd, start.event_fd]
+                given += [its_line.fileno(), its_output.fileno()]
+                socket.send_fds(life, [dump(told)], given)
+            stack.pop_all()
+        close = functools.partial(self._close, life, process, output)
+        drivers.came(slot, name, pid, line, output, close)
+        self.loop.watch(life.fileno(), functools.partial(self._life, drivers, slot, life))
+        self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
+
+    def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
+        """The connection has ended; the driver never sends anything else over it."""
+        try:
+            said = life.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said:
+            _log.error("driver %d says what it must not say: it is sent away", slot)
+        drivers.gone(slot)
+
+    def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
+        """The driver's process has ended, although a child of it may keep its sockets open."""
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        if poll.poll(0):  # else the event was for an earlier descriptor of the same number
+            drivers.gone(slot)
+
+    def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # ends the output even if a child has the other end
+            output.shutdown(socket.SHUT_RDWR)
+        for fd in (life.fileno(), process):
+            self.loop.unwatch(fd)
+        life.close()
+        os.close(process)

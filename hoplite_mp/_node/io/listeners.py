@@ -1,0 +1,65 @@
+"""Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
+
+Why it exists: other nodes connect over TCP, drivers of this host over a UNIX socket. All of them
+are strangers until the handshake has proved that they have the token, and those that take too long
+for it must be disconnected by a timer.
+It must never know: what is said over a connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.transport.door import Door
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.transport.certificates import Certificate
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["open_door"]
+
+
+def open_door(
+    loop: Loop,
+    start: LanStart,
+    listener: socket.socket,
+    cluster: bytes,
+    certificate: Certificate | None,
+    mine: Introduction,
+    roles: Mapping[str, Callable[[Admission], None]],
+) -> Door:
+    """Starts admitting connections. certificate: None without TLS. roles: role -> function that
+    takes the connection; any other role is refused."""
+    door = Door(
+        listener,
+        key=start.key,
+        service="node",
+        cluster=cluster,
+        mine=mine,
+        certificate=certificate,
+        handshake_timeout_s=start.handshake_timeout_s,
+        unauthenticated_max=start.unauthenticated_max,
+    )
+
+    def admit() -> None:
+        for admission in door.turn(loop.now()):
+            take = roles.get(admission.role)
+            if take is None:
+                admission.stream.close()
+            else:
+                take(admission)
+        if door.deadline is not None:
+            loop.call_later(max(0.0, door.deadline - loop.now()), admit_again)
+
+    def admit_again() -> None:
+        if door.deadline is not None and door.deadline <= loop.now():
+            admit()
+
+    loop.watch(door.fileno(), admit)
+    return door

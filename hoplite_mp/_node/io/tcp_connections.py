@@ -1,0 +1,96 @@
+"""Connections with other hosts over TCP: TLS, if it is on, and a handshake that proves the token.
+
+Why it exists: it implements the port Connections (_node/ports.py) for one process, and keeps what
+rooms need not know: the token, whether TLS is on, the listening sockets.
+It must never know: what is said over a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp._node.io.forward import Forward, reach
+from hoplite_mp._node.io.listeners import open_door
+from hoplite_mp.transport.addresses import own_addresses
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.listen import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["TcpConnections"]
+
+
+class TcpConnections:
+    """The connections of one node; see Connections in _node/ports.py."""
+
+    def __init__(self, loop: Loop, start: LanStart) -> None:
+        self._loop = loop
+        self._start = start
+        self._address = ""  # the address of this host at which others connect
+
+    def call(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        role: str,
+        mine: Introduction,
+        timeout_s: float,
+        cluster: bytes = b"",
+        host_id: int | None = None,
+        rounds_max: int = 0,
+    ) -> Caller:
+        start = self._start
+        return Caller(
+            endpoints,
+            key=start.key,
+            role=role,
+            mine=mine,
+            tls=start.tls,
+            now=self._loop.now(),
+            timeout_s=timeout_s,
+            handshake_timeout_s=start.handshake_timeout_s,
+            cluster=cluster,
+            host_id=host_id,
+            rounds_max=rounds_max,
+        )
+
+    def listen(
+        self,
+        cluster: bytes,
+        certificate: bytes,
+        mine: Introduction,
+        roles: Mapping[str, Callable[[Admission], None]],
+    ) -> str:
+        from hoplite_mp.transport.certificates import Certificate
+
+        listener = socket.socket(fileno=self._start.peer_fd)
+        proof = Certificate(certificate) if certificate else None
+        door = open_door(self._loop, self._start, listener, cluster, proof, mine, roles)
+        self._address = door.address.host
+        return self._address
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        sock = reach(endpoints)
+        if sock is not None:
+            sock.close()
+        return sock is not None
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> Forward:
+        listener = listen(self._address, range(*self._start.ports))
+        with contextlib.ExitStack() as stack:
+            stack.callback(listener.close)
+            forward = Forward(listener, endpoints, may)
+            stack.pop_all()
+        return forward
+
+    def own_addresses(self) -> Collection[str]:
+        return own_addresses()

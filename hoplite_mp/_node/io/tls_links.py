@@ -1,0 +1,155 @@
+"""Data links under TLS: two one-way connections, each driven by a Python thread.
+
+Why it exists: OpenSSL's state of a connection may be used by one thread at a time, so a link that
+sends and receives concurrently has two connections. The threads only move bytes: the engine decides
+block by block which frame is next and where received bytes belong, directly from and into shared
+memory.
+It must never know: what the frames are about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+from hoplite_mp import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._engine import Driver
+    from hoplite_mp._node.ports import Engine
+
+__all__ = ["TlsLink"]
+
+# If a frame is there within this time after the one before was sent, it has waited for that one, so
+# the link was backlogged.
+GAP_NS = 2_000_000
+LOOK_S = 1.0  # how often an idle thread checks whether its link is still open
+_log = logging.getLogger("hoplite_mp")
+
+
+class TlsLink:
+    """One link of the engine. Frames wait until the connection for sending is there."""
+
+    def __init__(self, engine: Engine, number: int, answers: int = 0) -> None:
+        """answers: the link of the other node that this one answers; 0: this side has begun."""
+        self.engine = engine
+        self.number = number
+        self.answers = answers
+        self.driver: Driver = engine.drive(number)
+        self.link = self.driver.link
+        self.receiving = False
+        # Time in which there was always another frame to send. `Engine.counters` gives the same for
+        # sockets that the engine itself uses.
+        self.backlogged_ns = 0
+        self._open = True
+        self._sockets: list[socket.socket] = []
+
+    def send_over(self, sock: socket.socket) -> None:
+        """Sends over this connection, which this side has opened."""
+        if not self._open:
+            sock.close()
+            return
+        self._begin(sock, self._send, "send")
+
+    def receive_over(self, sock: socket.socket) -> None:
+        """Receives over this connection, which the other side has opened. Only once, because a
+        second stream would not continue the first."""
+        assert not self.receiving
+        self.receiving = True
+        self._begin(sock, self._receive, "receive")
+
+    def _begin(self, sock: socket.socket, run: Callable[[socket.socket], None], name: str) -> None:
+        sock.setblocking(True)
+        self._sockets.append(sock)
+
+        def work() -> None:
+            with sock:
+                run(sock)
+
+        thread = threading.Thread(
+            target=work,
+            name=f"hoplite_mp {name} h{self.number}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread left for this user
+            _log.error("%s for node h%d: %s", name, self.number, error)
+            sock.close()
+            self._end()
+
+    def _send(self, sock: socket.socket) -> None:
+        driver = self.driver
+        since = 0  # when the frame before was sent
+        try:
+            while self._open:
+                frame = driver.next_frame(LOOK_S)
+                if frame is None:
+                    if _has_ended(sock):
+                        raise ConnectionError("the peer has closed the connection")
+                    continue
+                if clock.monotonic_ns() - since > GAP_NS:
+                    since = clock.monotonic_ns()
+                try:
+                    while frame:
+                        sock.sendall(frame.pop(0))
+                finally:  # an idle thread must not keep an object's memory in use
+                    del frame
+                    driver.sent()
+                now = clock.monotonic_ns()
+                self.backlogged_ns += now - since
+                since = now
+        except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended
+            _log.info("sending to node h%d ended: %s", self.number, error)
+            self._end()
+
+    def _receive(self, sock: socket.socket) -> None:
+        driver = self.driver
+        count = 0
+        try:
+            while self._open:
+                place = driver.receive_into(LOOK_S)
+                if place is None:
+                    continue
+                try:
+                    count = sock.recv_into(place)
+                finally:
+                    del place
+                    driver.received(count)
+                    count = 0
+        except (OSError, RuntimeError) as error:
+            _log.info("receiving from node h%d ended: %s", self.number, error)
+            self._end()
+
+    def _end(self) -> None:
+        self._open = False
+        with contextlib.suppress(KeyError, RuntimeError):
+            self.engine.disconnect(self.link)
+
+    def close(self) -> None:
+        """Ends both threads."""
+        self._end()
+        for sock in self._sockets:
+            # Not SSLSocket's own shutdown(): it removes the TLS state first, so that a thread in
+            # the middle of sendall() would send the rest in the clear.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the other side, which never sends on this connection, has closed it. Without this
+    check the end would go unnoticed until the next frame, while this node waits for the answers to
+    its last requests."""
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    finally:
+        sock.setblocking(True)

@@ -1,0 +1,268 @@
+"""Lineage of the results of this host's tasks: what must be kept so that they can be reconstructed.
+
+Why it exists: a result that only another host held is lost with that host, and is then computed
+again from its task, as in Ray. The task's record names its function and its arguments as long as
+somebody holds the result, but does not keep these objects alive; an entry of this file does. It
+holds the function, arguments that travelled by value, and results that were arguments. If a result
+can be reconstructed itself and only lineage holds it, its header is kept and its bytes are dropped
+(it is absent, see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB
+for each step. Objects that were put, and those of other owners, are not held, so they are freed
+with their last ref, as always.
+
+An entry is made as soon as the result turns out to be on another host, or a worker of this host
+leases a block for a big result. The task is still claimed then, so its submitter still holds all
+that the entry needs. The entry is dropped when the result is gone, or to make room for newer ones.
+It must never know: who asks for lost objects, how a task is run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp._node.objects.array_layouts import layout_of
+from hoplite_mp.headers import FLAG_REFS, KIND_TASK, NODE_SLOT, STATE, VALUELESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.planner.resources import Demand
+
+__all__ = ["Entry", "Lineage"]
+
+# How often entries are checked for objects that nobody wants any more. Higher: memory of
+# intermediate results is freed later. Lower: more checks (a few us for each entry).
+LOOK_S = 0.25
+# With many entries, checks take at most about 1/20 of the node's time.
+LOOK_SHARE = 20
+# When the store is full, a check is made at once, but not more often than this.
+FULL_LOOK_S = 0.05
+# What an entry costs besides the objects that it holds: header, record, and memory of this process.
+ENTRY_BYTES = 1024
+# The bytes of results up to this size are kept, because dropping them would save little.
+SMALL_BYTES_MAX = 4096
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one result can be reconstructed from."""
+
+    oid: int
+    held: tuple[int, ...]
+    spent: int = 0  # how many of the retries that were left after the first run are used up
+    demand: Demand = ()  # resources that it needs
+    closed: bool = False  # the pool of its task is forgotten, and its number may be another one's
+
+
+@dataclass(slots=True)
+class _Held:
+    """One object that entries hold."""
+
+    hold: Any
+    nbytes: int  # counted against the limit; 0: its bytes may be dropped
+    count: int = 0
+
+
+class Lineage:
+    """The lineage entries of this host."""
+
+    def __init__(
+        self,
+        results: Results,
+        remote_objects: RemoteObjects,
+        bytes_max: int,
+        loop: Loop,
+        demand_of: Callable[[int], Demand],
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.remote_objects = remote_objects
+        self.bytes_max = bytes_max
+        self.loop = loop
+        self.entries: dict[int, Entry] = {}  # by result, the oldest first
+        self.held: dict[int, _Held] = {}
+        self.nbytes = 0
+        self.demand_of = demand_of
+        self._sweeping = False  # a timer for the next check is running
+        self._swept_at = 0.0
+        self._let_go = False  # an entry was dropped since the last check
+
+    # -- what is kept --------------------------------------------------------------------------
+
+    def keep(self, oid: int) -> None:
+        """Makes an entry for a task that is not done yet, and whose result may be lost later."""
+        if oid in self.entries or not self.bytes_max:
+            return
+        header = self.client.inspect(oid)
+        if header["id"] != oid or header["kind"] != KIND_TASK or not header["retries_left"]:
+            return
+        held: dict[int, None] = {}
+        function, args_oid, *_ = self.tasks.task(oid)
+        for part in (function, args_oid):
+            if part and self._hold(part, True):
+                held[part] = None
+        for object_id in self.arguments(oid):
+            host_id, argument = ids.unpack_id(object_id)
+            if host_id == self.client.host_id and argument not in held and self._wanted(argument):
+                small = argument not in self.entries
+                if self._hold(argument, small):
+                    held[argument] = None
+        self.entries[oid] = Entry(oid, tuple(held), demand=self.demand_of(oid))
+        self.nbytes += ENTRY_BYTES
+        while self.nbytes > self.bytes_max:
+            self._forget(next(iter(self.entries)))
+        self._sweep_later(LOOK_S)
+
+    def _wanted(self, argument: int) -> bool:
+        """Whether to hold an argument, which must be a small result, or one that can be
+        reconstructed."""
+        if argument in self.entries:
+            return True
+        header = self.client.inspect(argument)
+        return bool(header["kind"] == KIND_TASK and header["size"] <= SMALL_BYTES_MAX)
+
+    def _hold(self, oid: int, counts: bool) -> bool:
+        one = self.held.get(oid)
+        if one is None:
+            hold = self.client.hold(oid)
+            if hold is None:
+                return False
+            nbytes = self.client.inspect(oid)["size"] if counts else 0
+            one = self.held[oid] = _Held(hold, nbytes)
+            self.nbytes += nbytes
+        one.count += 1
+        return True
+
+    def close_pool(self, number: int) -> None:
+        """A pool is forgotten, and tasks that have run in it are not run again."""
+        for oid, entry in self.entries.items():
+            if self.tasks.pool_of(oid) == number:
+                entry.closed = True
+
+    def retries(self, oid: int) -> int:
+        """How often the task may still be run again; 0 if it has no entry."""
+        entry = self.entries.get(oid)
+        return (
+            0
+            if entry is None or entry.closed
+            else self.client.inspect(oid)["retries_left"] - entry.spent
+        )
+
+    def arguments(self, oid: int, read: bool = False) -> list[bytes]:
+        """Ids of the refs among a task's arguments, from its record. `read`: only of those whose
+        values the task needs, as far as that is known (see serial.read_dependencies)."""
+        _, args_oid, args, *_ = self.tasks.task(oid)
+        got: Any = self.client.view(args_oid) if args_oid else args
+        if isinstance(got, int):
+            got = self.results.store.spilled_bytes(args_oid)
+        if not got:
+            return []
+        mem = memoryview(got)
+        return serial.read_dependencies(mem) if read else serial.read_refs(mem)
+
+    # -- what is dropped -----------------------------------------------------------------------
+
+    def _forget(self, oid: int) -> None:
+        """Drops an entry, and those of results that only this entry has held."""
+        self._let_go = True
+        ahead = [oid]
+        while ahead:
+            entry = self.entries.pop(ahead.pop(), None)
+            if entry is None:
+                continue
+            self.nbytes -= ENTRY_BYTES
+            # Other entries hold this result only because it could be reconstructed until now.
+            dropped = self.held.pop(entry.oid, None)
+            if dropped is not None:
+                self.nbytes -= dropped.nbytes
+                del dropped
+            for part in entry.held:
+                one = self.held.get(part)
+                if one is None:
+                    continue
+                one.count -= 1
+                if not one.count:
+                    del self.held[part]
+                    self.nbytes -= one.nbytes
+                    del one
+                    if self._is_over(part):
+                        ahead.append(part)
+
+    def _is_over(self, oid: int) -> bool:
+        return self.client.state(oid) in VALUELESS
+
+    def holds(self, oid: int) -> int:
+        """How many holds lineage has on the object."""
+        return 1 if oid in self.held else 0
+
+    def _sweep_later(self, seconds: float) -> None:
+        if not self._sweeping and (self.entries or self._let_go):
+            self._sweeping = True
+            self.loop.call_later(seconds, self._sweep_again)
+
+    def _sweep_again(self) -> None:
+        self._sweeping = False
+        took = self.sweep()
+        self._sweep_later(max(LOOK_S, LOOK_SHARE * took))
+
+    def make_room(self) -> None:
+        """Drops at once what nobody wants. It is called when the store is full, and before its use
+        is counted."""
+        if self.entries and self.loop.now() - self._swept_at >= FULL_LOOK_S:
+            self.sweep()
+
+    def sweep(self) -> float:
+        """Drops entries of results that are gone, and bytes that nobody else wants. Returns how
+        long that took."""
+        begun = self.loop.now()
+        # The objects that were dropped before are collected by now, so spans of dead clients may be
+        # empty.
+        if self._let_go:
+            self._let_go = False
+            self.results.store.sweep_spans()
+        for oid in list(self.entries):
+            if oid in self.entries and self._is_over(oid):
+                self._forget(oid)
+        for oid in list(self.held):
+            if oid in self.entries and self._only_ours(oid) and self.retries(oid):
+                self._let_bytes_go(oid)
+        self._swept_at = self.loop.now()
+        return self._swept_at - begun
+
+    def _only_ours(self, oid: int) -> bool:
+        """Whether lineage has the last hold on the object."""
+        if self.client.private_counts(oid) != (1, 0):
+            return False
+        header = self.client.inspect(oid)
+        wanted = bool(header["pins"] or header["flags"] & FLAG_REFS)
+        return not wanted and header["refs"] == [NODE_SLOT]
+
+    def _let_bytes_go(self, oid: int) -> None:
+        """Drops the bytes of a result that can be reconstructed; its header becomes absent."""
+        state, size = self.client.state(oid), self.client.inspect(oid)["size"]
+        remote = self.remote_objects.by_oid.get(oid)
+        if remote is not None:
+            if remote.holders and not remote.payload and not remote.waiting:
+                self.remote_objects.lost(oid, _UNWANTED)
+            return
+        if size <= SMALL_BYTES_MAX or state not in (STATE["SEALED"], STATE["SPILLED"]):
+            return
+        layout = layout_of(self.results, self.remote_objects, oid)
+        store = self.results.store
+        if state == STATE["SPILLED"] and not store.forget_spilled(oid):
+            return
+        if state == STATE["SEALED"]:
+            if not self.client.spill_begin(oid):
+                return
+            self.client.spill_end(oid, 0)
+        object_id = ids.pack_id(self.client.host_id, oid)
+        self.remote_objects.add(oid, object_id, size, (), layout)
+        self.remote_objects.by_oid[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
+
+
+_UNWANTED = "nobody held a ref to it any more"

@@ -1,0 +1,398 @@
+"""Reconstruction: lost results are computed again from their tasks when somebody asks for them.
+
+Why it exists: a task's result is absent (_node/objects/remote_objects.py) when it is done but no
+living host is known to hold it. When somebody asks for it, its task is run again as a task of the
+node's own, in the same pool, with the arguments that its record names; absent arguments are
+reconstructed first. This is lineage reconstruction as in Ray. The object then gets the value that
+this run returns, or the exception that it raises. Each run counts against the task's retries. An
+absent object of another owner is requested from that owner.
+It must never know: how bytes move, what tasks do, who waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks, serial
+from hoplite_mp._node.tasks.hints import CLOSED
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.errors import ObjectLostError, StoreFullError
+from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
+from hoplite_mp.protocol.peers import MakeAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.lineage.lineage import Lineage
+    from hoplite_mp._node.lineage.replica_query import CopyCensus
+    from hoplite_mp._node.objects.imports import Import, Imports
+    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.roster import Roster
+    from hoplite_mp._node.tasks.hints import Hints
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["Reconstruction"]
+
+# Interval and number of requests to the owner about one object, because the owner may notice a
+# death later than this host. Their product must exceed the time in which a silent host is given up.
+ASK_S = 0.05
+ASKS_MAX = 400
+# How many fetches from known copies may fail before the value is reconstructed.
+COPIES_TRIED_MAX = 3
+
+
+@dataclass(slots=True)
+class _Run:
+    """One reconstruction."""
+
+    target: int  # the object that gets the value
+    needs: set[int] = field(default_factory=set)  # arguments that are absent
+    read: set[int] = field(default_factory=set)  # arguments whose values the task surely reads
+    holds: list[Any] = field(default_factory=list)  # on what the task names, once all of it is here
+    oid: int = 0  # the header of the second run; 0: it has not been submitted
+    posted: bool = False
+    question: int = 0  # the round of the copy census about the first value
+    brought: bool = False  # the new value is being fetched from the host that ran the task
+
+
+class Reconstruction:
+    """The maker of this node's remote objects (`Maker` in _node/objects/remote_objects.py)."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        remote_objects: RemoteObjects,
+        lineage: Lineage,
+        copy_census: CopyCensus,
+        send: Callable[[int, PeerMessage], bool],
+        loop: Loop,
+        hints: Hints,
+        owners: Owners,
+        roster: Roster,
+        copies_of: Callable[[int], tuple[int, ...]],
+        take_resources: Callable[[int, Demand], None],
+    ) -> None:
+        """send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have
+        a copy of an object of this host.
+        take_resources: called with a run that needs resources, to post it when it gets them."""
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.remote_objects = remote_objects
+        self.lineage = lineage
+        self.copy_census = copy_census
+        self.send = send
+        self.loop = loop
+        self.hints = hints
+        self.owners = owners
+        self.roster = roster
+        self.copies_of = copies_of
+        self.take_resources = take_resources
+        self.ranked = _tasks.Ranked(self.tasks)
+        self.runs: dict[int, _Run] = {}  # by target
+        self.by_run: dict[int, _Run] = {}  # by the header of the second run
+        self.begun = 0  # number of runs so far
+        self._new: deque[int] = deque()
+
+    # -- the maker of remote objects -----------------------------------------------------------
+
+    def why_not(self, oid: int, remote: RemoteObject) -> str:
+        """Why the value cannot be found or reconstructed; "": it can."""
+        one = self.imports.by_oid.get(oid)
+        if self.copies_of(oid) or oid in self.by_run:
+            return ""
+        if one is None:
+            return self._not_again(oid)
+        return (
+            ""
+            if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id
+            else _NOT_KEPT
+        )
+
+    def _not_again(self, oid: int) -> str:
+        """Why the task is not run again; "": it can be."""
+        header = self.client.inspect(oid)
+        if header["kind"] != KIND_TASK:
+            return _NOT_KEPT
+        if self.lineage.retries(oid):
+            return ""
+        name, entry = self.client.task_name(oid), self.lineage.entries.get(oid)
+        if entry is not None and entry.closed:
+            return CLOSED
+        if not self.hints.may_run_again(oid):
+            return f"{name}() is not run again: it is a call of an actor, or its executor is closed"
+        if entry is not None or (header["tries"] and not header["retries_left"]):
+            return f"the retries of {name}() are used up"
+        if not header["retries_left"]:
+            return f"{name}() is not run again (retries=0)"
+        limit = format_bytes(self.lineage.bytes_max)
+        return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
+
+    def make(self, oid: int, remote: RemoteObject) -> None:
+        """Begins a reconstruction in a later turn, because chains of lost results may be too long
+        for recursion."""
+        self._new.append(oid)
+        self.loop.call_later(0.0, self.poll)
+
+    def forget(self, oid: int) -> None:
+        """Ends a reconstruction that nobody wants any more."""
+        run = self.runs.pop(oid, None)
+        if run is not None:
+            self._end(run)
+
+    def _end(self, run: _Run) -> None:
+        if run.oid:
+            self.by_run.pop(run.oid, None)
+            self.tasks.cancel(run.oid, False)  # only if it has not begun
+        run.holds = []
+
+    # -- polling -------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Begins the reconstructions that were asked for, and continues those under way."""
+        while self._new:
+            oid = self._new.popleft()
+            if self.remote_objects.absent(oid):
+                self._begin(oid)
+        # The latest run first, because its target is usually an argument of an earlier run.
+        for run in reversed(list(self.runs.values())):
+            if run.oid:
+                self._go_on(run)
+            elif run.holds and not any(self.remote_objects.absent(need) for need in run.needs):
+                self._needs_are_there(run)
+        self.copy_census.flush()
+
+    def _begin(self, oid: int) -> None:
+        one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
+        copies = self.copies_of(oid)
+        if copies and remote.copies_failed < COPIES_TRIED_MAX:
+            self.remote_objects.found(oid, copies, copied=True)
+        elif one is not None:
+            self._ask_owner(oid, one)
+        elif oid in self.by_run:  # the result of a second run was lost before it was fetched
+            self._again(self.by_run[oid])
+        elif oid not in self.runs:
+            self._ask_arguments(oid)
+
+    # -- objects of other owners ---------------------------------------------------------------
+
+    def _ask_owner(self, oid: int, one: Import) -> None:
+        if self.owners.is_open(one.owner):
+            return  # the manager will name the new owner
+        remote = self.remote_objects.by_oid[oid]
+        remote.asked += 1
+        if remote.asked > ASKS_MAX:
+            self._fail(oid, "its owner names no node from which it can be had")
+        elif remote.asked == 1:
+            self._ask(oid, one)
+        else:  # the last answer did not help: the owner has not noticed the death of a holder yet
+            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
+
+    def _ask(self, oid: int, one: Import) -> None:
+        if not self.remote_objects.absent(oid) or self.owners.is_open(one.owner):
+            return
+        if not self.send(one.owner, MakeAgain(one.object, one.number)):
+            self._fail(oid, _NOT_KEPT)
+
+    def ask_again(self, oid: int) -> None:
+        """The owner has answered without naming a holder."""
+        one = self.imports.by_oid.get(oid)
+        if one is not None and self.remote_objects.absent(oid):
+            self._ask_owner(oid, one)
+
+    # -- tasks of this host --------------------------------------------------------------------
+
+    def _ask_arguments(self, oid: int) -> None:
+        why = self._not_again(oid)
+        if why:
+            self._fail(oid, why)
+            return
+        run = self.runs[oid] = _Run(oid)
+        named = self.lineage.arguments(oid)
+        function, args_oid, *_ = self.tasks.task(oid)
+        own = [self.client.hold(part) for part in (oid, function, args_oid) if part]
+
+        def held(holds: list[Any]) -> None:
+            if self.runs.get(oid) is not run:
+                return
+            if None in own:
+                self._fail(oid, "its function or its arguments are gone")
+            elif None in holds:
+                gone = named[holds.index(None)].hex()
+                self._fail(
+                    oid,
+                    f"its task cannot be run again, because its argument ObjectRef({gone}) is "
+                    "gone: it was put, or is of another host, and nobody held a ref to it",
+                )
+            else:
+                run.holds = [*own, *holds]
+                arguments = {name: hold.oid for name, hold in zip(named, holds, strict=True)}
+                run.needs = {one for one in arguments.values() if self.remote_objects.absent(one)}
+                run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
+                for one in run.needs:
+                    self.remote_objects.make(one)
+                self.loop.call_later(0.0, self.poll)
+
+        self.imports.ask(named, held)
+
+    def _needs_are_there(self, run: _Run) -> None:
+        """Runs the task, or gives its result the error of an argument that has failed."""
+        for need in run.read:
+            if self.client.state(need) == STATE["FAILED"]:
+                raw = self.results.raw_error(need)
+                if raw is not None and not raw.refs:
+                    self._settle(run, raw.tobytes())
+                    return
+        self._start(run)
+
+    def _settle(self, run: _Run, data: bytes) -> None:
+        """Makes this payload the object's value, or its error."""
+        self.runs.pop(run.target, None)
+        self.remote_objects.replace(run.target, data)
+        self._end(run)
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
+
+    def _start(self, run: _Run) -> None:
+        oid = run.target
+        function, args_oid, args, flags, timeout_ns, tries = self.tasks.task(oid)
+        pool = self.tasks.pool_of(oid)
+        queue = self.hints.queue_for(pool, bool(flags & FLAG_HERE))
+        retries = self.lineage.retries(oid)
+        if isinstance(queue, str) or not retries:
+            self._fail(oid, queue if isinstance(queue, str) else self._not_again(oid))
+            return
+        run.oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        run.holds.append(self.client.hold(run.oid, False))
+        self.by_run[run.oid] = run
+        self.begun += 1
+        run.question = self.copy_census.about(self.remote_objects.by_oid[oid].object)
+        self.lineage.entries[oid].spent += 1
+        self.tasks.submit(
+            run.oid,
+            function,
+            args,
+            args_oid,
+            retries - 1,
+            timeout_ns,
+            flags,
+            self.client.task_name(oid).encode()[:32],
+            queue,
+            False,
+            self.tasks.audience(oid),
+            tries + 1,
+        )
+        self.ranked.rank(run.oid, *self.ranked.ranks(oid))
+        self.tasks.set_retry_delay(run.oid, *self.tasks.retry_delay(oid))
+        demand = self.lineage.entries[oid].demand
+        if demand:
+            run.posted = True
+            self.take_resources(run.oid, demand)
+        else:
+            self._post(run)
+
+    def _post(self, run: _Run) -> None:
+        run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & FLAG_HERE))
+        if not run.posted:  # there is no room for the hint
+            self.loop.call_later(ASK_S, self.poll)
+
+    def _go_on(self, run: _Run) -> None:
+        """Continues a run that was submitted."""
+        state = self.client.state(run.oid)
+        if not run.posted:
+            self._post(run)
+        elif state == STATE["SPILLED"] and run.oid in self.remote_objects:
+            if not run.brought:
+                run.brought = True
+                self.remote_objects.bring(run.oid, lambda: self._no_room(run))
+        elif state == STATE["SPILLED"]:
+            self.results.store.restore(run.oid)
+        elif state in (STATE["SEALED"], STATE["FAILED"]):
+            self._done(run)
+        elif state in (STATE["CANCELLED"], STATE["DELETED"], STATE["FREE"]):
+            self._fail(run.target, "its task was cancelled while it was run again")
+
+    def _no_room(self, run: _Run) -> None:
+        """The new value cannot be brought here, so readers raise the error of a task whose result
+        has no room."""
+        if self.runs.get(run.target) is run:
+            name = f"the result of {self.client.task_name(run.target)}(), which was made again"
+            error = StoreFullError(f"{name}: {self.results.store.full_message()}")
+            self._settle(run, serial.encode_error(error, "").tobytes())
+
+    def _done(self, run: _Run) -> None:
+        oid = run.target
+        got = self.client.view(run.oid)
+        if isinstance(got, int) or not self.copy_census.answered(run.question):
+            return  # `poll` tries again in the next turn
+        self._count(run)
+        if self._is_kept(run):
+            return
+        mem = memoryview(got)
+        error = serial.payload_kind(mem) == serial.ERROR
+        # A submitter takes over the refs in a result only once, and does that for the first run.
+        if not error and serial.read_refs(mem):
+            self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
+            return
+        if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:
+            self._settle(run, bytes(mem))
+            return
+        del mem, got  # they pin the block
+        if not self.client.hand_over(run.oid, oid):
+            self.loop.call_later(ASK_S, self.poll)  # the block is still pinned
+            return
+        del self.runs[oid]
+        self.remote_objects.settled(oid)
+        self._end(run)
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
+
+    def _is_kept(self, run: _Run) -> bool:
+        """Whether the census has found a host that still has the first value. If so, the first
+        value is used, and the second one is discarded."""
+        remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
+        if not copies or remote is None or remote.copies_failed >= COPIES_TRIED_MAX:
+            return False
+        del self.runs[run.target]
+        self._end(run)
+        self.remote_objects.found(run.target, copies, copied=True)
+        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
+        return True
+
+    def _count(self, run: _Run) -> None:
+        """Updates the retries that are spent: a run that was itself retried has used several."""
+        entry = self.lineage.entries.get(run.target)
+        if entry is not None:
+            left = self.client.inspect(run.oid)["retries_left"]
+            entry.spent = self.client.inspect(run.target)["retries_left"] - left
+
+    def _again(self, run: _Run) -> None:
+        """Begins again, because the result of the second run was lost before it was fetched."""
+        self._count(run)
+        self.by_run.pop(run.oid, None)
+        del self.runs[run.target]
+        self._end(run)
+        self._ask_arguments(run.target)
+
+    def _fail(self, oid: int, why: str) -> None:
+        run = self.runs.pop(oid, None)
+        remote = self.remote_objects.by_oid.get(oid)
+        if remote is not None:
+            self.remote_objects.fail(oid, ObjectLostError(f"{remote.why or named(remote)}; {why}"))
+        if run is not None:
+            self._end(run)
+            self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
+
+
+def named(remote: RemoteObject) -> str:
+    return f"object {remote.object.hex()} is lost"
+
+
+_NOT_KEPT = "it was not made by a task of a host that lives; put(copies=2) keeps a second copy"

@@ -1,0 +1,171 @@
+"""Recovery of values that were lost with a host: builds its four rooms, and is their interface.
+
+Why it exists: `lineage` keeps what results of this host's tasks were made from, `reconstruction`
+computes them again when somebody asks for them, `copy_census` asks all hosts for the first value
+before a second one is used, and `owners` finds new owners for objects whose owner is dead. Other
+rooms of the node mostly use this file alone.
+It must never know: how bytes move, what tasks do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids
+from hoplite_mp._node.lineage.lineage import Lineage
+from hoplite_mp._node.lineage.reconstruction import Reconstruction
+from hoplite_mp._node.lineage.replica_query import CopyCensus
+from hoplite_mp._node.objects.ownership_transfer import Above, Owners
+from hoplite_mp.protocol.messages import OwnersNamed, OwnerTold
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.objects.replicas import Replicas
+    from hoplite_mp._node.peers.suspects import Missing
+    from hoplite_mp._node.tasks.hints import Hints
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.peers import Release
+
+__all__ = ["Recovering"]
+
+
+class Recovering:
+    """The recovery of one node."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        replicas: Replicas,
+        guests: Guests,
+        missing: Missing,
+        resources: Resources,
+        hints: Hints,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.roster = host.roster
+        self.guests = guests
+        self.lineage = Lineage(
+            host.results,
+            host.remote_objects,
+            host.config.lineage_bytes_max,
+            host.loop,
+            resources.demand_of,
+        )
+        self.owners = Owners(
+            host.imports,
+            host.exports,
+            host.remote_objects,
+            replicas,
+            lambda: host.client.number,
+            host.send_manager,
+            host.send_peer,
+            self._host_id_at,
+            self._number_of,
+            above,
+        )
+        self.copy_census = CopyCensus(
+            host.imports,
+            host.remote_objects,
+            replicas,
+            host.questions,
+            host.send_peer,
+            lambda: host.roster.host_ids,
+            lambda: bool(missing.members),
+        )
+        self.reconstruction = Reconstruction(
+            host.results,
+            host.imports,
+            host.remote_objects,
+            self.lineage,
+            self.copy_census,
+            host.send_peer,
+            host.loop,
+            hints,
+            self.owners,
+            host.roster,
+            host.exports.copies_of,
+            resources.wait,
+        )
+        host.remote_objects.maker = self.reconstruction
+        host.exports.own = self.owners.own
+
+    def _host_id_at(self, number: int) -> int | None:
+        if number == self.client.number:
+            return self.client.host_id
+        member = self.roster.by_number.get(number)
+        return None if member is None else member.host_id
+
+    def _number_of(self, host_id: int) -> int | None:
+        if host_id == self.client.host_id:
+            return self.client.number
+        return self.roster.number_of(host_id)
+
+    # -- lineage -------------------------------------------------------------------------------
+
+    def keep(self, oid: int) -> None:
+        """Makes a lineage entry for a task, unless the task is a second run, a call of an actor, or
+        was sent by another host, which keeps an entry itself."""
+        again = self.reconstruction.hints.may_run_again(oid)
+        if again and oid not in self.guests and oid not in self.reconstruction.by_run:
+            self.lineage.keep(oid)
+
+    def leases(self, slot: int) -> None:
+        """The process in that slot asks for a block, which may become the result of its task."""
+        running = self.tasks.running(slot)
+        if running and self.roster.by_host_id:
+            self.keep(running)
+
+    def target_of(self, oid: int) -> bytes:
+        """The lost result that this task reconstructs; b"": none."""
+        guest, run = self.guests.by_oid.get(oid), self.reconstruction.by_run.get(oid)
+        if guest is not None:
+            return guest.target
+        return b"" if run is None else ids.pack_id(self.client.host_id, run.target)
+
+    def is_run_here(self, oid: int) -> bool:
+        """Whether this task in the node's own tables was sent by another host, or is a second run.
+        Then it is needed although no process of this host has submitted it."""
+        return oid in self.guests or oid in self.reconstruction.by_run
+
+    def poll(self) -> None:
+        """Called once in each turn of the loop."""
+        self.reconstruction.poll()
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def begin(self, member: Member) -> None:
+        """A host is gone. It must be called before any room releases what it had from there."""
+        self.owners.begin(member.host_id, member.node)
+
+    def came(self, host_id: int) -> None:
+        """A host is a member, whose loss may have begun here; all rooms know it as one already."""
+        self.owners.back(host_id)
+
+    def report(self, number: int) -> None:
+        """The manager knows of that node's death as well, and waits for this node's report."""
+        self.owners.report(number)
+
+    def receive(self, message: Any) -> bool:
+        """Handles a message of the manager about new owners; False: it is another message."""
+        if not isinstance(message, (OwnersNamed, OwnerTold)):
+            return False
+        self.owners.receive(message)
+        return True
+
+    def released(self, peer: int, message: Release) -> None:
+        """Another host has released an object of this one, and its own copy with it."""
+        self.owners.released(peer, message)
+        number = self._number_of(peer)
+        if number is not None and not message.keeps:
+            self.remote_objects.lose_copy(self.imports.own(message.object), number)
+
+    def freed(self, one: Import) -> None:
+        """A header of an import was freed."""
+        self.owners.freed(one)

@@ -1,0 +1,1 @@
+"""The connection to the manager: joining, heartbeats, failover, clients that wait for the join."""

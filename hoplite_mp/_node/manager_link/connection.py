@@ -1,0 +1,437 @@
+"""This node's connection to its manager: joining, sending, and finding the next manager.
+
+Why it exists: the manager's process may die while the cluster lives; its supervisor then starts
+another one at the same address. Until the node has found it, only work that needs a new plan waits.
+A new manager knows nothing, so each node reports to it what the node holds and waits for.
+It must never know: what the messages of the rooms are about.
+
+    joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
+                      │                           └─ no answer: the node ends; its host may rejoin
+                      └─ the manager's host is this one: its supervisor brings the connection
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp._node.io.control_channel import Wire
+from hoplite_mp._node.manager_link.heartbeat_sender import Pulse
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.messages import (
+    ClientLost,
+    ClusterEnded,
+    Commit,
+    ExecutionFailed,
+    FetchFailed,
+    Forget,
+    GivenUp,
+    HostMeasured,
+    LinkMeasured,
+    NodeJoined,
+    NodeLeaving,
+    OperationFailed,
+)
+from hoplite_mp.protocol.reports import OperationEnded, Reported
+from hoplite_mp.protocol.terms import Leads, StandbyNamed, VoteAsked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp import _shm
+    from hoplite_mp._node.lifecycle import Life
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.reports import NodeReturned
+    from hoplite_mp.protocol.terms import Ends, Knows, Voted
+    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp.transport.stream import Stream
+
+__all__ = ["Management"]
+
+# How long the manager may be silent, as a multiple of a node's silence_s. It is more than for a
+# node, because the loss of the manager is the end for this node.
+MANAGER_SILENCES = 5.0
+# How long a node waits for a manager that is lost. Higher: slower restarts are waited for. Lower: a
+# host that is cut off from the manager joins anew sooner.
+MANAGER_ABSENT_S = 10.0
+# How many messages are kept to be repeated to the next manager: those in ONCE, which no report of a
+# room contains, and ends of operations, which the last manager may not have sent to every node.
+# Both kinds are small, and the limits exceed what a manager can have left unread when it dies.
+SENT_MAX = 1024
+ENDED_MAX = 1024
+ONCE = (
+    FetchFailed,
+    ExecutionFailed,
+    ClientLost,
+    NodeLeaving,
+)
+ENDS = frozenset((Commit, OperationFailed, Forget))
+# VoteAsked: a standby may ask again over the connection over which this node has voted. Then this
+# node follows it already, and the question is ignored.
+TERMS = frozenset((StandbyNamed, Leads, VoteAsked))
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def receive(self, message: Any) -> None:
+        """Handles a message of the manager."""
+
+    def answer_standing(self) -> None:
+        """Answers programs that wait until this node has joined, or has failed to."""
+
+    def joining(self, incarnation: int) -> NodeJoined:
+        """The first message to the manager; `incarnation` counts attempts to join."""
+
+    def returning(self, incarnation: int) -> NodeReturned:
+        """The first message to a new manager, after this node has joined."""
+
+    def report(self) -> Iterator[Any]:
+        """What a new manager must know of this node's rooms."""
+
+
+class Network(Protocol):
+    """Connections to a manager on another host."""
+
+    connect_timeout_s: float
+    beat_interval_s: float
+    silence_s: float
+
+    def connect(self) -> Admission:
+        """The first connection. It blocks, and raises what `Calling.wait` raises."""
+
+    def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
+        """`done` gets a connection to the manager that leads now, or None if none is found."""
+
+    def failover(self, named: StandbyNamed) -> Failover:
+        """Makes the failover, after the manager has named a standby."""
+
+
+class Failover(Protocol):
+    """Terms and votes, in a cluster that has a standby (_node/manager_link/failover.py)."""
+
+    addresses: tuple[str, ...]
+    holds: str
+
+    @property
+    def keeper(self) -> Member | None:
+        """The member whose host has one of the standby's addresses, if it has joined."""
+
+    @property
+    def is_electing(self) -> bool:
+        """Whether this node has voted, and the candidate does not lead yet."""
+
+    def receive(self, message: Any) -> None:
+        """Handles a message of the manager about terms."""
+
+    def hold(self) -> None:
+        """Starts the standby, if it belongs to this host."""
+
+    def lost(self) -> None:
+        """The connection to the manager has ended."""
+
+    def ends(self) -> Ends:
+        """The last message to a manager."""
+
+    def knows(self) -> Knows:
+        """What this node knows of terms, for a manager that was restarted."""
+
+
+class Management:
+    """The connection of this node to its manager."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        client: _shm.NodeClient,
+        life: Life,
+        manager: Stream | None,
+        above: Above,
+    ) -> None:
+        """manager: the connection, if the manager is on this host; None: it is on another one."""
+        self.loop = loop
+        self.client = client
+        self.life = life
+        self.above = above
+        self.network: Network | None = None  # set if there are other hosts
+        self.is_near = manager is not None
+        self._near = manager
+        self.wire: Wire | None = None
+        self.pulse: Pulse | None = None
+        self.failover: Failover | None = None  # set if there is a standby
+        self.other_host_id: int | None = None  # of the manager's host; None: it is this one
+        self.join_error: tuple[str, str] | None = None
+        self._losses = 0
+        self._incarnation = 0  # counts attempts to join
+        self._join_until = 0.0
+        self.ended = False  # the manager has announced the end of the cluster
+        self._sent: deque[Any] = deque(maxlen=SENT_MAX)
+        self._measured: dict[int, Any] = {}  # latest measurements by peer; -1: of the host itself
+        self._ends: deque[Commit | OperationFailed | Forget] = deque(maxlen=ENDED_MAX)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> None:
+        """Sends a message to the manager. If there is none, the message is dropped, because the
+        next manager gets a report; messages that no report contains are kept here for it."""
+        if isinstance(message, ONCE):
+            self._sent.append(message)
+        elif isinstance(message, HostMeasured):
+            self._measured[-1] = message
+        elif isinstance(message, LinkMeasured) and message.bytes_per_s is None:
+            # Rates of pairs are not kept, because the next manager must not take old ones for new;
+            # they are measured again.
+            self._measured[message.peer] = message
+        if self.wire is not None:
+            self.wire.send(encode(message))
+
+    def _take(self, message: Any) -> None:
+        kind = type(message)
+        if kind in ENDS:
+            self._ends.append(message)
+        elif kind in TERMS:
+            self._succeed(message)
+            return
+        if kind is ClusterEnded:
+            self.ended = True
+        elif kind is GivenUp:
+            why = f"was silent for {message.silent_s:.1f} s"
+            _log.warning("this host %s: given up", why if message.silent_s else "lost another")
+            self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
+        else:
+            self.above.receive(message)
+
+    def _succeed(self, message: Any) -> None:
+        """Handles a message about terms, in a cluster that has a standby."""
+        if self.failover is not None:
+            self.failover.receive(message)
+        elif isinstance(message, StandbyNamed) and self.network is not None:
+            self.failover = self.network.failover(message)
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Joins the cluster. It blocks until a manager on another host has answered."""
+        stream = self._near
+        if stream is None:
+            assert self.network is not None
+            self._join_until = self.loop.now() + self.network.connect_timeout_s
+            try:
+                admission = self.network.connect()
+            except HopliteError as error:
+                self.join_error = type(error).__name__, str(error)
+                self.above.answer_standing()
+                return
+            self.other_host_id, stream = admission.peer.host_id, admission.stream
+        self._speak(stream, [self.above.joining(self._incarnation)])
+
+    def announce_leaving(self) -> bool:
+        """Tells the manager that nothing on this host is needed any more. False: it cannot be told
+        yet, because no manager has let this node in."""
+        if self.life.standing:
+            self.send(NodeLeaving(self.client.number, self._incarnation))
+        return self.life.standing
+
+    def _join_again(self, reason: str) -> bool:
+        """Asks the next manager to let this node in, because the first one has died before it did.
+        False: there will be no other manager, or the time for joining is over."""
+        left, network = self._join_until - self.loop.now(), self.network
+        if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
+            return False
+        _log.info("the manager has not let this node in: %s", reason)
+        self._incarnation += 1
+
+        def called(admission: Admission | None) -> None:
+            if admission is None:
+                self._not_let_in(reason)
+            else:
+                self.other_host_id = admission.peer.host_id
+                self._speak(admission.stream, [self.above.joining(self._incarnation)])
+
+        network.call(called, left)
+        return True
+
+    def _not_let_in(self, reason: str) -> None:
+        self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
+        self.above.answer_standing()
+        self.life.leave()
+
+    def admitted(self) -> None:
+        """The manager has let this node in."""
+        if self.failover is not None and not self.is_near:
+            self.failover.hold()
+
+    @property
+    def host_id(self) -> int:
+        """The id of the manager's host."""
+        return self.client.host_id if self.other_host_id is None else self.other_host_id
+
+    @property
+    def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
+        """About the standby, for `status`: its addresses; its address on this host, or ""; the
+        number of the member whose host has one of these addresses, or -1; whether that host has
+        the manager."""
+        failover = self.failover
+        if failover is None:
+            return (), "", -1, False
+        member = failover.keeper
+        at, leads = (-1, False) if member is None else (member.node, member.host_id == self.host_id)
+        return failover.addresses, failover.holds, at, leads
+
+    def _speak(self, stream: Stream, words: list[Any]) -> None:
+        wire = Wire(
+            self.loop,
+            stream,
+            node_decoder(),
+            self._take,
+            self._lost,
+            shared=not self.is_near,
+        )
+        self._use(wire, words)
+
+    def _use(self, wire: Wire, words: list[Any]) -> None:
+        self.wire = wire
+        if not self.is_near:
+            assert self.network is not None
+            self.pulse = Pulse(
+                wire.beat,
+                self.loop,
+                self._silent,
+                interval_s=self.network.beat_interval_s,
+                patience_s=MANAGER_SILENCES * self.network.silence_s,
+            )
+            wire.received = self.pulse.received
+        for word in words:
+            wire.send(encode(word))
+        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
+            wire.ready()
+
+    # -- loss of the manager -------------------------------------------------------------------
+
+    def _lost(self, reason: str) -> None:
+        """The connection has ended. If the manager has not announced the end of the cluster, the
+        node waits for another manager."""
+        life, wire = self.life, self.wire
+        self.wire = None
+        if self.pulse is not None:
+            self.pulse.stop()
+        if not life.standing and self._join_again(reason):
+            return
+        if not life.standing and not self.ended:
+            self._not_let_in(reason)
+        elif self.ended or life.stopping or not life.standing or life.given_up:
+            life.leave()
+        elif self.is_near:
+            _log.info("the manager is gone: %s", reason)
+            self._losses += 1
+            losses = self._losses
+            self.loop.call_later(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
+        elif self.failover is not None:
+            _log.info("the connection to the manager ended: %s", reason)
+            self.failover.lost()
+        else:
+            _log.info("the connection to the manager ended: %s", reason)
+            assert self.network is not None
+            broken = wire is None or wire.stream.failure is not None
+            self.network.call(lambda found: self._called(found, broken), MANAGER_ABSENT_S)
+
+    def _still_alone(self, losses: int) -> None:
+        if self.wire is None and self._losses == losses:
+            _log.error("nobody has started the manager again")
+            self.life.leave()
+
+    def _called(self, admission: Admission | None, broken: bool) -> None:
+        if admission is None:
+            # A broken connection may mean that only this host is cut off; then it may join again.
+            self.life.given_up = broken
+            self.life.leave()
+        else:
+            self.found(admission)
+
+    def found(self, admission: Admission) -> None:
+        """Reports to a manager that was restarted."""
+        self.other_host_id = admission.peer.host_id
+        self._return(admission.stream)
+
+    def follow(self, wire: Wire, vote: Voted, host_id: int) -> None:
+        """Makes the standby, which is at the other end of this wire, the manager of this node.
+        host_id: of its host."""
+        self.other_host_id = host_id
+        self.drop("another one leads")
+        wire.hand_over(self._take, self._lost)
+        self._use(wire, [vote, *self._report()])
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the manager is on this host."""
+        return self.host_id == self.client.host_id
+
+    @property
+    def waits_for_votes(self) -> bool:
+        """Whether a standby may take over and then decide which hosts are lost: this node has no
+        manager, or has voted for one that does not lead yet."""
+        failover = self.failover
+        return failover is not None and (self.wire is None or failover.is_electing)
+
+    def drop(self, why: str) -> None:
+        """Stops obeying this manager; this node follows the one that it finds next."""
+        wire, self.wire = self.wire, None
+        if self.pulse is not None:  # its silence must not be detected as a failure any more
+            self.pulse.stop()
+        if wire is not None:
+            wire.hand_over(lambda message: None, lambda reason: None)
+            wire.close(why)
+
+    def farewell(self) -> None:
+        """Announces the end of this node, so that it does not count as lost, and the manager's
+        lease does not depend on it."""
+        if self.life.orderly and not self.is_here:
+            self.announce_leaving()
+        if self.failover is not None:
+            self.send(self.failover.ends())
+
+    def again(self, stream: Stream) -> None:
+        """The supervisor has restarted the manager of this host."""
+        if self.wire is not None:  # the last messages of the dead manager are handled first
+            self.wire.drain()
+        self._return(stream)
+
+    def _silent(self, seconds: float) -> None:
+        """The manager has been silent for too long, so its host or this one is cut off."""
+        if self.failover is not None and self.wire is not None:  # `_lost` looks for another manager
+            self.wire.close(f"it has been silent for {seconds:.1f} s")
+            return
+        self.cut_off(f"it has been silent for {seconds:.1f} s")
+
+    def cut_off(self, why: str) -> None:
+        """Ends this incarnation of the node; the host may join again."""
+        self.life.given_up = True
+        if self.wire is not None:
+            self.wire.close(why)
+        else:
+            self.life.leave()
+
+    # -- a new manager -------------------------------------------------------------------------
+
+    def _return(self, stream: Stream) -> None:
+        begun = self.loop.now()
+        words = list(self._report())
+        self._speak(stream, words)
+        _log.info("told another manager what is here, in %.3f s", self.loop.now() - begun)
+
+    def _report(self) -> Iterator[Any]:
+        number = self.client.number
+        yield self.above.returning(self._incarnation)
+        yield from self.above.report()
+        for end in self._ends:
+            yield OperationEnded(number, end)
+        yield from self._measured.values()
+        yield from self._sent
+        if self.failover is not None:
+            yield self.failover.knows()
+        yield Reported(number)

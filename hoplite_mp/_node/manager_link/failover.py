@@ -1,0 +1,389 @@
+"""Failover: this node follows one manager, and votes for the standby when that manager is lost.
+
+Why it exists: in a cluster with a standby a node must never obey two managers. Terms and votes work
+as in Raft's elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989).
+Each answer of this node to a beat of its manager renews the lease, and binds the node for a while.
+When the node has lost its manager and is not bound any more, it offers its vote to the standby. If
+the manager is back before the node has voted, the node returns to it. Once the node has voted it
+does not obey the old manager any more, and its connection to the standby becomes the one to its
+manager. If the standby does not lead, the node also asks the old manager whether it still decides:
+then the others have gone on without this node, which ends.
+It must never know: the other messages of managers; when a vote may be given (planner/terms.py).
+
+    following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
+        ▲                                              │ ▲               │
+        └────────── the manager is back ◄──────────────┘ └─ nobody leads ┘
+
+The node of the manager's own host never votes, because that host ends with its manager.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.io.control_channel import Wire
+from hoplite_mp._node.peers.peers import Call
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.planner.terms import Voter, promise_s
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.local import StartStandby
+from hoplite_mp.protocol.messages import GivenUp
+from hoplite_mp.protocol.terms import (
+    Ends,
+    Follows,
+    Knows,
+    Leads,
+    NotLed,
+    StandbyNamed,
+    VoteAsked,
+    Voted,
+)
+from hoplite_mp.transport.addresses import endpoint_at, endpoint_of, parse_address
+from hoplite_mp.transport.silence import Silence
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.lifecycle import Life
+    from hoplite_mp._node.manager_link.connection import Management, Network
+    from hoplite_mp._node.manager_link.membership import Membership
+    from hoplite_mp._node.peers.peers import Peers
+    from hoplite_mp._node.peers.suspects import Missing
+    from hoplite_mp._node.ports import Connections, Loop, Processes
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.terms import Knowledge
+    from hoplite_mp.transport.addresses import Address
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Failover"]
+
+# How long a node without a manager waits for a user to promote the standby, if it is connected to
+# the standby. Higher: more time for the user. Lower: programs fail sooner if nobody does it.
+PROMOTE_WAIT_S = 300.0
+# How long it waits if it is not connected to the standby, and after a vote for the candidate to
+# lead. Higher: a standby that starts late is waited for.
+ALONE_S = 10.0
+US = 1_000_000
+# In clusters of at most this many hosts, a host whose peer has died and one that is cut off look
+# the same, so there can be no majority and a user must decide.
+ALONE_MAX = 2
+# Timeout of a connection to the standby or to the former manager, and of the latter's answer; then
+# it is called again.
+CALL_S = 2.0
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Failover:
+    """What one node does for a failover; made when the manager names a standby."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        life: Life,
+        connections: Connections,
+        management: Management,
+        network: Network,
+        membership: Membership,
+        missing: Missing,
+        peers: Peers,
+        processes: Processes,
+        named: StandbyNamed,
+    ) -> None:
+        self.loop = loop
+        self.life = life
+        self.connections = connections
+        self.management = management
+        self.network = network
+        self.membership = membership
+        self.missing = missing
+        self.peers = peers
+        self.processes = processes
+        self.addresses = named.addresses
+        now = self.loop.now()
+        self.voter = Voter(promise_s(network.silence_s), now)
+        self.voter.bind(named.lease_us / US)
+        self.holds = ""  # address of the standby, if it runs on this host
+        # This node wants another manager only when this failure detector has fired, because the
+        # lease alone runs out earlier for a manager that is merely late.
+        self._silence = Silence(now, network.silence_s)
+        self._poll_at = now
+        self.wire: Wire | None = None  # to the standby, until it leads
+        self._host_id = 0  # id of the standby's host
+        self._offered = False
+        self._calling = False
+        self._alone_since: float | None = None
+        self._found_at = -ALONE_S  # when a manager was found last
+        self._voted_at: float | None = None  # set from the vote until the candidate leads
+        self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
+        # Addresses of the manager that this node follows before it votes. The standby's may be
+        # among them, and it answers nothing to that question, so they are asked one by one.
+        self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
+        self._asked = 0  # how often
+        self._is_unled = False  # nobody has led for long since this node voted
+        self._asking = False
+        if not management.is_near:
+            self._poll()
+
+    # -- messages of the manager ---------------------------------------------------------------
+
+    def receive(self, message: Any) -> None:
+        """Handles a message of the manager about terms."""
+        if isinstance(message, StandbyNamed):
+            self.voter.bind(message.lease_us / US)
+        if not isinstance(message, Leads):
+            return
+        voter, now = self.voter, self.loop.now()
+        # A late loop reads the message late, and its own delay is not the manager's silence.
+        self._silence.heard(min(now, self._poll_at))
+        if not voter.hear(message.term, message.at, message.lists, now):
+            _log.warning("a manager of an older term was heard: it is not obeyed")
+            self.management.drop("its term is over")
+            self.lost()
+            return
+        if self._voted_at is not None:
+            self._voted_at, self._is_unled = None, False
+            words = "the cluster is led at %s from now on: join there"
+            _log.warning(words, " or ".join(self.addresses))
+        answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
+        self.management.send(answer)
+
+    def knows(self) -> Knows:
+        """What this node knows of terms; sent to a manager that was restarted, and to the
+        standby."""
+        return Knows(self.management.client.number, self._knowledge)
+
+    @property
+    def _knowledge(self) -> Knowledge:
+        known = self.voter.knowledge
+        if known.latest is None:
+            return known
+        here = {self.management.client.number, *self.membership.members, *self.missing.members}
+        return known._replace(gone=tuple(node for node in known.latest.nodes if node not in here))
+
+    def ends(self) -> Ends:
+        """The last message of this node. It promises that the node never votes again, so that the
+        manager's lease does not depend on the node any more."""
+        return Ends(self.management.client.number)
+
+    @property
+    def has_voted(self) -> bool:
+        """Whether this node has voted for a standby, and so never calls its first manager again."""
+        return bool(self.voter.voted_for)
+
+    @property
+    def is_electing(self) -> bool:
+        """Whether this node has voted, and the candidate does not lead yet."""
+        return self._voted_at is not None
+
+    # -- without a manager ---------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The connection to the manager has ended."""
+        now = self.loop.now()
+        if self._alone_since is None:
+            self._alone_since = now
+        if self.has_voted:
+            return
+        # A manager that was stopped for long, and may not decide, ends each connection at once.
+        pause_s = self._found_at + self.network.beat_interval_s - now
+        if pause_s > 0:
+            self.loop.call_later(pause_s, self._call_again)
+        else:
+            self._call_manager()
+
+    def _call_manager(self) -> None:
+        """Calls the manager, which its supervisor may restart at the same address."""
+        self.network.call(self._manager_called, ALONE_S)
+
+    def _manager_called(self, admission: Admission | None) -> None:
+        alone = self._alone_since is not None and not self.life.stopping
+        if admission is None:
+            if alone and not self.has_voted:
+                self.loop.call_later(self.network.beat_interval_s, self._call_again)
+        elif alone and not self.has_voted:
+            self.voter.heard_at = self.loop.now()
+            self._found()
+            self.management.found(admission)
+        else:
+            admission.stream.close()
+
+    def _found(self) -> None:
+        """A manager was found; from now on its silence is measured."""
+        self._alone_since, self._found_at = None, self.loop.now()
+        self._silence = Silence(self._found_at, self.network.silence_s)
+
+    def _call_again(self) -> None:
+        if self._alone_since is not None and not self.has_voted:
+            self._call_manager()
+
+    def _poll(self) -> None:
+        """Runs once per beat interval."""
+        if self.life.stopping:
+            return
+        now = self.loop.now()
+        interval_s = self.network.beat_interval_s
+        if now - self._poll_at > interval_s:  # the loop is late, and beats may still be unread
+            self._silence.excuse(now - self._poll_at)
+        wanted = self._wants_another(now)
+        if not wanted and self.wire is not None:
+            self.wire.close("the manager is there again")
+        elif wanted and self.wire is None and not self._calling:
+            self._call()
+        else:
+            self._offer(now)
+        if self._voted_at is not None and now - self._voted_at > ALONE_S:
+            _log.warning("nobody leads in term %d: this node votes again", self.voter.term)
+            self._voted_at, self._is_unled = None, True
+            self.management.drop("it does not lead")
+            self.lost()
+        if self._is_unled and self._alone_since is not None and not self._asking:
+            self._ask_former()
+        if self._alone_since is not None:
+            # The standby refuses a promotion if no node that offers its vote knows a list of hosts.
+            may_follow = self.wire is not None and bool(self.voter.lists)
+            patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
+            if now - self._alone_since > patience_s:
+                _log.error("no manager was found for %.3g s", now - self._alone_since)
+                self.life.given_up = True
+                self.life.leave()
+                return
+        free_in = self.voter.free_at - now
+        next_in = free_in if 0 < free_in < interval_s else interval_s
+        self._poll_at = now + next_in
+        self.loop.call_later(next_in, self._poll)
+
+    def _wants_another(self, now: float) -> bool:
+        """Whether the manager is lost, as far as this node can tell."""
+        return self._alone_since is not None or self._silence.deadline <= now
+
+    def _offer(self, now: float) -> None:
+        if self.wire is None or self._offered:
+            return
+        if self.voter.is_free(now) and self._wants_another(now):
+            self._offered = True
+            self.wire.send(encode(self.knows()))
+
+    def _call(self) -> None:
+        self._calling = True
+        make = functools.partial(
+            self.connections.call,
+            self._endpoints,
+            role="voter",
+            mine=self.peers.mine,
+            timeout_s=CALL_S,
+            cluster=self.membership.cluster,
+            rounds_max=1,
+        )
+        Call(self.loop, make, "the standby", self._called, logging.INFO).begin()
+
+    def _called(self, admission: Admission | None) -> None:
+        self._calling = False
+        if admission is None:
+            return
+        self._offered, self._host_id = False, admission.peer.host_id
+        latest = self.voter.knowledge.latest
+        if self._alone_since is not None and latest is not None and len(latest.nodes) <= ALONE_MAX:
+            words = (
+                "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
+            )
+            _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
+        self.wire = Wire(
+            self.loop,
+            admission.stream,
+            node_decoder(),
+            self._from_standby,
+            self._standby_lost,
+            shared=True,
+        )
+        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        self.wire.ready()
+        self._offer(self.loop.now())
+
+    def _standby_lost(self, reason: str) -> None:
+        _log.info("the connection to the standby ended: %s", reason)
+        self.wire = None
+
+    def _from_standby(self, message: Any) -> None:
+        if not isinstance(message, VoteAsked) or self.wire is None:
+            return
+        before = self._knowledge
+        if not self.voter.vote(message.term, message.candidate, self.loop.now()):
+            self.wire.close("this node is not free")
+            return
+        _log.warning("this node votes for the standby, in term %d", message.term)
+        wire, self.wire = self.wire, None
+        self._found()
+        self._voted_at = self.loop.now()
+        where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
+        self.membership.manager_is_at(where)
+        self.management.follow(
+            wire, Voted(self.management.client.number, message.term, before), self._host_id
+        )
+
+    def _ask_former(self) -> None:
+        """Asks the manager before the vote whether it still decides. If so, it has given up this
+        node, but could not tell it, because the vote has ended their connection."""
+        self._asking = True
+        endpoint = self._former[self._asked % len(self._former)]
+        self._asked += 1
+        make = functools.partial(
+            self.connections.call,
+            [endpoint],
+            role="voter",
+            mine=self.peers.mine,
+            timeout_s=CALL_S,
+            cluster=self.membership.cluster,
+            rounds_max=1,
+        )
+        Call(self.loop, make, "the former manager", self._former_called, logging.DEBUG).begin()
+
+    def _former_called(self, admission: Admission | None) -> None:
+        if admission is None:
+            self._asking = False
+            return
+        wire = Wire(
+            self.loop, admission.stream, node_decoder(), self._from_former, self._former_lost
+        )
+        self.loop.call_later(CALL_S, lambda: wire.close("it has not answered"))
+        wire.send(encode(NotLed(self.voter.term)))
+
+    def _former_lost(self, reason: str) -> None:
+        self._asking = False
+
+    def _from_former(self, message: Any) -> None:
+        # Once it has voted again, this node waits for that candidate first.
+        if isinstance(message, GivenUp) and self._alone_since is not None:
+            _log.warning("the manager decides without this host, which has voted: given up")
+            self.management.cut_off("it has been given up")
+
+    # -- the standby itself --------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Has the supervisor start the standby, if one of its addresses is this host's."""
+        if not self.membership.start.meets_drivers:
+            return  # this node ends with its driver, so it must not have the standby
+        here = set(self.connections.own_addresses()) | {self.peers.listens_at}
+        for address in map(parse_address, self.addresses):
+            if address.host in here:
+                self._hold_at(address)
+                return
+
+    @property
+    def keeper(self) -> Member | None:
+        """The member whose host has one of the standby's addresses, if it has joined."""
+        wanted = {parse_address(address).host for address in self.addresses}
+        for member in self.membership.members.values():
+            if member.stays and wanted & {parse_address(one).host for one in member.addresses}:
+                return member
+        return None
+
+    def _hold_at(self, address: Address) -> None:
+        about = self.membership.cluster, self.membership.certificate
+        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
+        try:
+            self.processes.start_standby(ask, address)
+        except ConfigError as error:
+            _log.error("this host should have the standby at %s, but: %s", address, error)
+            return
+        self.holds = str(address)

@@ -1,0 +1,72 @@
+"""Requests of programs that wait until their node has joined a cluster, and the answers.
+
+Why it exists: a node serves the processes of its host before a manager has let it in, but a program
+must not begin its work before that.
+It must never know: how a node joins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp.protocol.local import Reply, Standing
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.lifecycle import Life
+    from hoplite_mp._node.manager_link.connection import Management
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.requests import Handler, Requests
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["StandingRequests"]
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def cluster(self) -> bytes:
+        """The id of the cluster; empty in a cluster of one host."""
+
+
+class StandingRequests:
+    """The requests of one host's processes."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        requests: Requests,
+        life: Life,
+        management: Management,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.reply = host.reply
+        self.life = life
+        self.management = management
+        self.above = above
+        self.waiting: list[tuple[int, int]] = []  # (slot, number of its request)
+        requests.when_forgotten(self._forget_client)
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers by type of request."""
+        return {Standing: self.ask}
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process asks to be answered when this node has joined."""
+        self.waiting.append((slot, request.number))
+        self.answer()
+
+    def answer(self) -> None:
+        """Answers all waiting requests if this node has joined or has failed to join."""
+        management = self.management
+        if not self.life.standing and management.join_error is None:
+            return
+        managed = management.wire is not None
+        stands = (self.client.number, self.above.cluster(), *management.standby, managed)
+        waiting, self.waiting = self.waiting, []
+        for slot, number in waiting:
+            self.reply(slot, Reply(number, management.join_error or stands))
+
+    def _forget_client(self, slot: int) -> None:
+        self.waiting = [one for one in self.waiting if one[0] != slot]

@@ -1,0 +1,233 @@
+"""The members of the cluster as the manager has announced them, including this node.
+
+Why it exists: the manager decides who is a member, and announces each with its number of workers at
+the start; nodes tell each other when that number changes. Rooms that only need to know which other
+nodes live use the roster (_node/roster.py).
+It must never know: what is lost with a node, how messages reach it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp.protocol.foreign import UsersOfNode
+from hoplite_mp.protocol.local import (
+    DrainNode,
+    GoneNodes,
+    GroupWritten,
+    LeavingNodes,
+    Locate,
+    Members,
+    Reply,
+)
+from hoplite_mp.protocol.messages import Member, NodeJoined
+from hoplite_mp.protocol.peers import AddWorkers, WorkersNow
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.requests import Handler
+    from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.local import LanStart, Request
+
+__all__ = ["Alone", "Membership"]
+
+NUMBER = 0  # the number of the only node in a cluster of one host
+GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
+# How long they are remembered. Higher: `status` and `top` list old losses beside new ones.
+GONE_SHOWN_S = 600.0
+
+
+class Alone:
+    """Answers about the members of a cluster of one host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        resources: Resources,
+        workers_at_start: int,
+        hostname: str,
+    ) -> None:
+        self.client = host.client
+        self.store = host.store
+        self.reply = host.reply
+        self.workers = workers
+        self.resources = resources
+        self.workers_at_start = workers_at_start
+        self.hostname = hostname
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers by type of request."""
+
+        def says(value: Any, error: str = "") -> Handler:
+            return lambda slot, request: self.reply(slot, Reply(request.number, value, error))
+
+        return {
+            Members: self.asked,
+            GoneNodes: says([]),
+            LeavingNodes: says([]),
+            DrainNode: says(None, "this is the only node"),
+            UsersOfNode: says(0),
+            Locate: says([NUMBER]),
+            GroupWritten: lambda slot, request: None,  # no other host waits for these blocks
+        }
+
+    @property
+    def known(self) -> tuple[Member, ...]:
+        """All nodes."""
+        return (Member(NUMBER, 0, self.client.host_id, self.workers_at_start),)
+
+    def joining(self, incarnation: int) -> NodeJoined:
+        """The first message to the manager."""
+        return NodeJoined(self.client.host_id, incarnation, self.workers_at_start)
+
+    def asked(self, slot: int, request: Request) -> None:
+        """A process asks for all nodes."""
+        mine = len(self.workers.pools[0].workers)
+        resources, free = self.resources.totals, self.resources.ledger.free()
+        place = NUMBER, "127.0.0.1", self.hostname
+        used = mine, self.store.used_bytes(), self.store.limit
+        self.reply(slot, Reply(request.number, [(*place, *used, resources, free)]))
+
+
+class Membership:
+    """The members of a cluster of several hosts."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        resources: Resources,
+        workers_at_start: int,
+        start: LanStart,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.workers = workers
+        self.resources = resources
+        self.workers_at_start = workers_at_start
+        self.start = start
+        self.cluster = start.cluster
+        self.certificate = start.certificate
+        self.members: dict[int, Member] = {}  # by number, in order of joining
+        # The last hosts that were lost or have left: (number, name, when).
+        self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
+        self.left: set[int] = set()  # numbers of gone hosts that had announced their end
+        self.numbers = 1  # how many node numbers the manager has given, as far as this node knows
+        self.workers_now: int | None = None  # number of workers, if it has changed since joining
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers by type of request."""
+        return {Members: self.asked, GoneNodes: self.asked_gone}
+
+    # -- announcements of this node ------------------------------------------------------------
+
+    def joining(self, incarnation: int) -> NodeJoined:
+        """The first message to the manager."""
+        return NodeJoined(
+            self.client.host_id,
+            incarnation,
+            self.workers_at_start,
+            host=self.start.host,
+            addresses=tuple(self.start.addresses),
+            memory_total=self.store.limit,
+            stays=self.start.meets_drivers,
+            resources=self.resources.totals,
+        )
+
+    def tell_workers(self, count: int) -> None:
+        """Announces this host's number of workers to all other nodes."""
+        self.workers_now = count
+        for host_id in self.roster.host_ids:
+            self.send_peer(host_id, WorkersNow(count))
+
+    def workers_are(self, count: int) -> None:
+        """Announces the number of workers if the other nodes know a different one."""
+        known = self.workers_at_start if self.workers_now is None else self.workers_now
+        if count != known and not self.roster.leaves:
+            self.tell_workers(count)
+
+    def grow_far(self, number: int, count: int) -> bool:
+        """Asks another node to start more workers; False: it is gone."""
+        member = self.roster.by_number.get(number)
+        return member is not None and self.send_peer(member.host_id, AddWorkers(count))
+
+    def grow(self, host_id: int, message: AddWorkers) -> None:
+        """Another node asks for more workers here."""
+        if not self.roster.leaves:
+            self.tell_workers(self.workers.grow(message.count))
+
+    # -- messages of the manager ---------------------------------------------------------------
+
+    def came(self, member: Member) -> None:
+        """A member has joined."""
+        self.numbers = max(self.numbers, member.node + 1)
+        self.members[member.node] = member
+
+    def went(self, number: int) -> Member | None:
+        """Removes a member that is gone. Returns it, or None if it was removed before."""
+        member = self.members.pop(number, None)
+        # A program without workers that was connected for a while is not remembered as a host.
+        if member is not None and (member.workers or member.stays):
+            self.gone.append((number, member.host, self.loop.now()))
+            self.left &= {one for one, *_ in self.gone} - {number}
+            if member.host_id in self.roster.leaving:
+                self.has_left(number)
+        return member
+
+    def has_left(self, number: int) -> None:
+        """That member announced its end before it went."""
+        self.left.add(number)
+
+    def have_workers(self, host_id: int, count: int) -> Member | None:
+        """Updates the number of workers in that host's common pool; None: it is no member."""
+        member = self.roster.by_host_id.get(host_id)
+        if member is None:
+            return None
+        found = msgspec.structs.replace(self.members[member.node], workers=count)
+        self.members[member.node] = found
+        self.roster.add(found)
+        return found
+
+    def manager_is_at(self, addresses: list[tuple[int, tuple[Any, ...]]]) -> None:
+        """Sets the addresses of the new manager: (address family, socket address)."""
+        self.start = msgspec.structs.replace(self.start, manager=addresses)
+
+    # -- processes of this host ----------------------------------------------------------------
+
+    def asked(self, slot: int, request: Request) -> None:
+        """A process asks for all nodes."""
+        number = self.client.number
+        mine, free = len(self.workers.pools[0].workers), self.resources.ledger.free()
+        found = [
+            (
+                member.node,
+                member.addresses[0].rpartition(":")[0].strip("[]") if member.addresses else "",
+                member.host,
+                mine if member.node == number else member.workers,
+                self.store.used_bytes() if member.node == number else 0,
+                member.memory_total,
+                member.resources,
+                free if member.node == number else member.resources,
+            )
+            for member in self.members.values()
+        ]
+        self.reply(slot, Reply(request.number, found))
+
+    def asked_gone(self, slot: int, request: Request) -> None:
+        """A process asks which hosts are gone, for how many seconds, and whether they have left."""
+        now = self.loop.now()
+        while self.gone and now - self.gone[0][2] > GONE_SHOWN_S:
+            self.gone.popleft()
+        gone = [(number, host, now - at, number in self.left) for number, host, at in self.gone]
+        self.reply(slot, Reply(request.number, gone))

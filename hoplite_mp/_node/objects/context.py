@@ -1,0 +1,60 @@
+"""The context that all rooms of a node are built from: ports, shared memory, table of objects.
+
+Why it exists: rooms are built one after the other, each from this and from the rooms below it. A
+room takes what it needs from here in its constructor, and keeps no reference to the whole.
+It must never know: any room that is built from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp._node.objects.exports import Exports
+    from hoplite_mp._node.objects.imports import Imports
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.questions import Questions
+    from hoplite_mp._node.roster import Roster
+    from hoplite_mp._node.store.budget import Store
+    from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp.config import Config
+    from hoplite_mp.protocol.local import Reply
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["HostContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostContext:
+    """The context of one host. `client` is the node's own slot; `client.number` is the node's
+    number in its cluster, 0 until the manager has let it in."""
+
+    config: Config
+    loop: Loop
+    notes: Notes
+    client: _shm.NodeClient
+    tasks: _tasks.Tasks
+    store: Store
+    results: Results
+    remote_objects: RemoteObjects
+    imports: Imports
+    exports: Exports
+    roster: Roster
+    questions: Questions
+    # Sends a message to the manager.
+    send_manager: Callable[[Any], None]
+    # Sends a message to the node of the host with that id; False: there is none.
+    send_peer: Callable[[int, PeerMessage], bool]
+    # Lines to the processes of this host, by slot.
+    clients: Mapping[int, Any]
+    # Answers the process in that slot.
+    reply: Callable[[int, Reply], None]
+    # A function for an answer that is sent later: it reaches the process that is in the slot now,
+    # or nobody if that process has ended meanwhile.
+    replier: Callable[[int], Callable[[Reply], None]]

@@ -1,0 +1,277 @@
+"""Exports: objects of this host that other hosts hold, or of which other nodes keep replicas.
+
+Why it exists: the owner of an object counts which hosts hold it, one entry for each import, and
+keeps the object with a hold of its own. When a pending object is done, every importer is notified:
+with the payload if that is small and at hand, else with the nodes that have the bytes.
+Replicas (_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any
+more, their nodes are asked to release them. As long as there are replicas, this file polls whether
+its own hold is the only one left. That is stable, because from then on a process can only get a
+hold through this node.
+It must never know: how messages travel, what importers do.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import serial
+from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
+from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, Described, LetGo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.roster import Roster
+    from hoplite_mp.protocol.peers import Acquire, Kept, MakeAgain, PeerMessage, Release
+
+__all__ = ["KEPT_LOOK_S", "Exports"]
+
+# How often replicas are checked for whether somebody still holds the object. Higher: memory of
+# unwanted replicas is freed later. Lower: more checks (a few us for each such object).
+KEPT_LOOK_S = 0.25
+NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
+
+
+@dataclass(slots=True)
+class Export:
+    """One object that other hosts hold, or of which other nodes keep replicas."""
+
+    oid: int
+    object: bytes
+    hold: Any
+    importers: set[tuple[int, int]] = field(default_factory=set)  # (host id, number of the import)
+    copies: set[int] = field(default_factory=set)  # ids of hosts whose nodes keep a replica
+    watched: list[int] = field(default_factory=list)  # parked in these buckets until it is done
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def extra_holds(self, oid: int) -> int:
+        """How many holds the node has on the object although no process may want it: for lineage,
+        and for the host whose task's result it is."""
+
+
+class Exports:
+    """All objects of this host that other hosts use."""
+
+    def __init__(
+        self,
+        results: Results,
+        remote_objects: RemoteObjects,
+        send: Callable[[int, PeerMessage], bool],
+        node: Callable[[], int],
+        loop: Loop,
+        roster: Roster,
+        above: Above,
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.remote_objects = remote_objects
+        self.send = send
+        self.node = node  # this node's number
+        self.loop = loop
+        self.roster = roster
+        self.above = above
+        # The local id of an object that this host owns; 0: another host owns it.
+        self.own: Callable[[bytes], int] = results.made_here
+        self.exports: dict[int, Export] = {}
+        self._copied: dict[int, Export] = {}  # those with replicas, which are polled
+        # Objects that are not done, by the bucket in which a process announces that one is.
+        self._watched: dict[int, set[int]] = {}
+        # Absent object -> imports that wait for it: (host id, object, number of the import).
+        self.again: dict[int, dict[tuple[int, bytes, int], None]] = {}
+
+    def acquire(self, peer: int, message: Acquire) -> None:
+        """Another host holds an object of this host from now on."""
+        if not self.count(message.object, peer, message.number):
+            self.send(peer, Described(message.object, message.number, "gone"))
+
+    def count(self, object_id: bytes, peer: int, number: int) -> bool:
+        """Counts the import `number` of the host `peer`, and describes the object to it. False: the
+        object is gone."""
+        export = self._export(object_id)
+        if export is None:
+            return False
+        export.importers.add((peer, number))
+        if not export.watched and not self.tasks.done(export.oid):
+            self._watch(export)
+        self.send(peer, self.describe(export.oid, object_id, number))
+        return True
+
+    def _export(self, object_id: bytes) -> Export | None:
+        oid = self.own(object_id)
+        export = self.exports.get(oid)
+        if export is None:
+            hold = self.client.hold(oid) if oid else None
+            if hold is not None:
+                export = self.exports[oid] = Export(oid, object_id, hold)
+        return export
+
+    def release(self, peer: int, message: Release) -> bool:
+        """No process of that host holds the object any more. False: the import was not counted
+        here."""
+        export = self.exports.get(self.own(message.object))
+        if export is None:
+            return False
+        if not message.keeps:
+            export.copies.discard(peer)
+        if (peer, message.number) not in export.importers:
+            return False
+        export.importers.discard((peer, message.number))
+        self._forget_if_unused(export)
+        return True
+
+    def make_again(self, peer: int, message: MakeAgain) -> None:
+        """Another host asks for an object of this host of which it knows no living holder."""
+        oid = self.own(message.object)
+        if self.remote_objects.needs_making(oid):
+            asks = self.again.setdefault(oid, {})
+            asks[peer, message.object, message.number] = None
+        elif oid:
+            self.send(peer, self.describe(oid, message.object, message.number))
+        else:
+            self.send(peer, Described(message.object, message.number, "gone"))
+
+    def drop(self, object_id: bytes) -> None:
+        """Deletes an object of this host, because a process of another host has done so."""
+        oid = self.own(object_id)
+        if oid:
+            self.client.delete(oid)
+
+    def lose_peer(self, peer: int) -> None:
+        """Forgets the imports and replicas of a host that is gone."""
+        for export in list(self.exports.values()):
+            export.importers = {one for one in export.importers if one[0] != peer}
+            export.copies.discard(peer)
+            self._forget_if_unused(export)
+
+    def _forget_if_unused(self, export: Export) -> None:
+        if not export.importers:
+            self._unwatch(export)
+            if export.oid not in self._copied:
+                self.exports.pop(export.oid, None)
+
+    # -- replicas ------------------------------------------------------------------------------
+
+    def kept(self, peer: int, message: Kept) -> None:
+        """Another node keeps a replica of an object of this host."""
+        if not self.lend(message.object, message.hosts or (peer,)):
+            self.send(peer, LetGo(message.object))
+
+    def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
+        """The hosts with these ids keep replicas of an object of this host; False: it is gone."""
+        export = self._export(object_id)
+        if export is None:
+            return False
+        if export.oid not in self._copied:
+            if self.client.state(export.oid) in DROPPED:
+                self._forget_if_unused(export)
+                return False
+            if not self._copied:
+                self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
+            self._copied[export.oid] = export
+        export.copies.update({*hosts} - {self.client.host_id})
+        return True
+
+    def copies_of(self, oid: int) -> tuple[int, ...]:
+        """Numbers of the nodes that keep a replica of an object of this host."""
+        export = self.exports.get(oid)
+        found = map(self.roster.number_of, () if export is None else export.copies)
+        return tuple(number for number in found if number is not None)
+
+    def _poll_copies(self) -> None:
+        for oid, export in list(self._copied.items()):
+            wanted = export.importers or not self.only_ours(oid)
+            if wanted and export.copies and self.client.state(oid) not in DROPPED:
+                continue
+            del self._copied[oid]
+            copies, export.copies = export.copies, set()
+            for peer in copies:
+                self.send(peer, LetGo(export.object))
+            self._forget_if_unused(export)
+        if self._copied:
+            self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
+
+    def only_ours(self, oid: int) -> bool:
+        """Whether only one hold of the node keeps the object, besides the holds of lineage and of
+        the host whose task's result it is."""
+        return self.holds_only(oid, 1)
+
+    def holds_only(self, oid: int, more: int) -> bool:
+        """As `only_ours`, for so many holds."""
+        ours = more + self.above.extra_holds(oid)
+        counts = self.client.private_counts(oid)
+        return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
+
+    # -- pending objects -----------------------------------------------------------------------
+
+    def _watch(self, export: Export) -> None:
+        export.watched = self.tasks.park([export.oid])
+        # No process announces an object in the node's own tables, or one that was done before.
+        if not export.watched or self.tasks.done(export.oid):
+            export.watched.append(NO_BUCKET)
+        for bucket in export.watched:
+            self._watched.setdefault(bucket, set()).add(export.oid)
+
+    def _unwatch(self, export: Export) -> None:
+        buckets, export.watched = export.watched, []
+        for bucket in buckets:
+            self._watched[bucket].discard(export.oid)
+        self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
+
+    def poll(self) -> None:
+        """Describes objects that have become done to the hosts that wait for them."""
+        found: list[int] = []
+        for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):
+            found += [oid for oid in self._watched.get(bucket, ()) if self.tasks.done(oid)]
+        for oid in found:
+            export = self.exports.get(oid)
+            if export is None or not export.watched:
+                continue  # a send in this loop has failed, which has ended the export
+            self._unwatch(export)
+            for peer, number in list(export.importers):  # a failed send may remove an importer
+                self.send(peer, self.describe(oid, export.object, number))
+        for oid in [oid for oid in self.again if not self.remote_objects.needs_making(oid)]:
+            for peer, object_id, number in self.again.pop(oid):
+                self.send(peer, self.describe(oid, object_id, number))
+
+    def describe(self, oid: int, object_id: bytes, number: int) -> Described:
+        """The present state of an object, for the import `number`."""
+        if not self.tasks.done(oid):
+            return Described(object_id, number, "pending")
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            if is_cancelled(self.client, oid, got):
+                error = serial.encode_error(CancelledError(), "").tobytes()
+                return Described(object_id, number, "failed", len(error), error)
+            if got not in AWAY:
+                return Described(object_id, number, "gone")
+            remote = self.remote_objects.by_oid.get(oid)
+            return Described(
+                object_id,
+                number,
+                "ready",
+                self.client.inspect(oid)["size"],
+                None,
+                self._holders(oid) if remote is None else remote.holders,
+                layout_of(self.results, self.remote_objects, oid),
+            )
+        mem = memoryview(got)
+        holders = self._holders(oid)
+        if serial.payload_kind(mem) == serial.ERROR:
+            error = serial.short_error(mem)
+            return Described(object_id, number, "failed", len(error), error, holders)
+        payload = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
+        layout = payload_layout(mem)
+        return Described(object_id, number, "ready", mem.nbytes, payload, holders, layout)
+
+    def _holders(self, oid: int) -> tuple[int, ...]:
+        return (self.node(), *self.copies_of(oid))

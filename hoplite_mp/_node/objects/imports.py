@@ -1,0 +1,331 @@
+"""Imports: objects of other hosts that processes of this host use.
+
+Why it exists: a ref to another host's object becomes a header of this host, which the node claims
+until the object's owner has described the object; from then on every process uses it like any
+other. The owner gets one message (Acquire) when the first process here holds the object, and one
+(Release) when the last process has released it.
+It must never know: who asks for what, how messages travel, where big payloads come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import ids, serial
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
+from hoplite_mp.protocol.peers import Acquire, Drop, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp.protocol.peers import Described, PeerMessage
+
+__all__ = ["Import", "Imports"]
+
+
+@dataclass(slots=True, eq=False)
+class Import:
+    """One header here that stands for an object of another host. owner: id of the owner's host.
+    number: identifies the import to the owner; 0: the owner does not count it."""
+
+    object: bytes
+    owner: int
+    number: int
+    oid: int
+    hold: Any  # the node's own, until the processes that asked for the object have theirs
+    described: bool = False
+    asks: bool = False  # the manager was asked who owns it, because that host is not known here
+    kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
+    moved: int = -1  # number of the node after whose death a new owner was named
+    runs_here: bool = False  # the result of the owner's task, whose value a worker here will write
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    # All headers here that stand for the same object, in one shared list. The object's id leads to
+    # the first one; the others stay as long as they are held.
+    same: list[Import] = field(default_factory=list, repr=False)
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def nobody_named(self, oid: int) -> None:
+        """The owner knows no holder of an object whose known holders have all died."""
+
+    def ask_for_owner(self, one: Import) -> bool:
+        """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
+
+    def result_held(self, oid: int) -> None:
+        """The owner counts from now on that processes here hold an object that the node may keep
+        for the owner as well: the result of its task."""
+
+
+class Imports:
+    """All objects of other hosts that are used here."""
+
+    def __init__(
+        self,
+        results: Results,
+        remote_objects: RemoteObjects,
+        send: Callable[[int, PeerMessage], bool],
+        above: Above,
+    ) -> None:
+        self.results = results
+        self.above = above
+        self.client = results.client
+        self.remote_objects = remote_objects
+        self.send = send  # to the node of the host with this id; False: there is none
+        self.by_object: dict[bytes, Import] = {}
+        self.by_oid: dict[int, Import] = {}
+        self._next = 1
+        results.local, results.headers = self.local, self.headers
+
+    def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
+        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as all
+        owners have confirmed that they keep the objects as long as these holds live. holder: the id
+        of a host that keeps its own objects during that time in any case."""
+        found = [self._hold(one, holder) for one in objects]
+        open_ = {id(one): one for one, _ in found if one is not None and not one.described}
+        left = len(open_)
+        holds = [hold for _, hold in found]
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done(holds)
+
+        for one in open_.values():
+            one.waiting.append(one_less)
+        if not open_:
+            done(holds)
+
+    def _hold(self, object_id: bytes, holder: int) -> tuple[Import | None, Any]:
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
+            return None, self.client.hold(oid)
+        known = self.by_object.get(object_id)
+        if known is not None:
+            hold = self.client.hold(known.oid)
+            if hold is not None:
+                # A replica or the result of a task of the owner, which does not count them here.
+                if not known.number and known.owner not in (self.client.host_id, holder):
+                    self._acquire(known)
+                    self.above.result_held(known.oid)
+                return known, hold
+        one = self._new(object_id)
+        hold = self.client.hold(one.oid)
+        self._acquire(one)
+        return one, hold
+
+    def _new(self, object_id: bytes) -> Import:
+        oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
+        hold = self.client.hold(oid, False)
+        one = Import(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
+        self.lead(one)
+        return one
+
+    def lead(self, one: Import) -> None:
+        """Makes this header the one to which the object's id leads."""
+        one.same = self.by_object.get(one.object, one).same
+        self.by_object[one.object] = self.by_oid[one.oid] = one
+        if one in one.same:
+            one.same.remove(one)
+        one.same.insert(0, one)
+
+    def all_of(self, object_id: bytes) -> list[Import]:
+        """All headers here that stand for that object."""
+        one = self.by_object.get(object_id)
+        return [] if one is None else [*one.same]
+
+    def _acquire(self, one: Import) -> None:
+        """Notifies the owner that the object is held here; its description will follow."""
+        if not one.number:
+            one.number, self._next = self._next, self._next + 1
+        one.described = False
+        one.asks = not self.send(one.owner, Acquire(one.object, one.number))
+        if one.asks and not self.above.ask_for_owner(one):
+            self.fail(one, "its host is not in this cluster, or has left it")
+
+    def keep(self, object_id: bytes) -> Any:
+        """A hold for a replica on the object's header here, which the owner does not count."""
+        one = self.by_object.get(object_id)
+        hold = None if one is None else self.client.hold(one.oid)
+        if one is None or hold is None:
+            one = self._new(object_id)
+            hold, one.hold, one.described = one.hold, None, True
+        one.kept = True
+        return hold
+
+    def release_kept(self, oid: int, *, keeps: bool) -> bool:
+        """No process here holds the object any more, but the node has a header of it: notifies the
+        owner. keeps: it is that of a whole replica. False: the owner did not count this import."""
+        one = self.by_oid.get(oid)
+        if one is None or not one.number or not one.described:
+            return False
+        self.send(one.owner, Release(one.object, one.number, keeps))
+        one.number = 0
+        return True
+
+    def adopt(self, object_id: bytes, oid: int) -> None:
+        """Another host's task, which runs here, has this header: the id of the task's result leads
+        to it from now on. An earlier header here for the same result gets its value from the owner,
+        as on other hosts."""
+        owner = ids.unpack_id(object_id)[0]
+        self.lead(Import(object_id, owner, 0, oid, None, True, runs_here=True))
+
+    def follow_owner(self, oid: int) -> None:
+        """A task that was to run here goes back to its owner. Processes of this host hold its
+        result, and learn from the owner what becomes of it, as they do of other imports."""
+        one = self.by_oid[oid]
+        one.runs_here = False
+        # Also if the owner counts this host already: it may have said before that the object is
+        # gone, which did not matter while the task was here, and says it again.
+        self._acquire(one)
+
+    def public(self, oid: int) -> bytes:
+        """The cluster-wide id of an object that has a header here."""
+        one = self.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        """The payload of that object, if this host has it under another header than `oid`. That
+        happens if a process held a ref to a task's result when the task was sent here."""
+        one = self.by_object.get(object_id)
+        if one is None or one.oid == oid:
+            return None
+        got = self.client.view(one.oid)
+        if isinstance(got, int) and self.results.store.restore(one.oid):
+            got = self.client.view(one.oid)
+        return None if isinstance(got, int) else memoryview(got)
+
+    def own(self, object_id: bytes) -> int:
+        """The local id of an object that this host owns, because it was made here or taken over.
+        0: another host owns it."""
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
+            return oid
+        one = self.by_object.get(object_id)
+        return one.oid if one is not None and one.owner == self.client.host_id else 0
+
+    def local(self, object_id: bytes) -> int:
+        """The local id of an object of any host; 0: it has no header here."""
+        host_id, oid = ids.unpack_id(object_id)
+        if host_id == self.client.host_id:
+            return oid
+        one = self.by_object.get(object_id)
+        return 0 if one is None else one.oid
+
+    def headers(self, object_id: bytes) -> list[int]:
+        """The ids of all headers here that stand for an object of any host."""
+        own = self.own(object_id)
+        others = [one.oid for one in self.all_of(object_id)]
+        return [own, *others] if own and own not in others else others
+
+    def is_whole(self, one: Import) -> bool:
+        """Whether the value is on this host, in memory or in the spill file."""
+        return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
+
+    def owner_of(self, object_id: bytes) -> int:
+        """The host id of the object's owner, as far as this node knows."""
+        one = self.by_object.get(object_id)
+        return ids.unpack_id(object_id)[0] if one is None else one.owner
+
+    # -- messages of the owner -----------------------------------------------------------------
+
+    def described(self, message: Described) -> None:
+        """The owner describes an object: at once, and again when a pending one is done."""
+        headers = self.all_of(message.object)
+        one = next((one for one in headers if one.number == message.number), None)
+        if one is None:
+            return
+        if self.client.state(one.oid) not in UNWRITTEN:
+            if self.remote_objects.absent(one.oid):
+                self._there_again(one, message)
+            else:
+                self.remote_objects.learn(one.oid, message.holders)
+            self.answer(one)  # it was described before, or placed here by a collective
+            return
+        if one.runs_here:
+            self.answer(one)
+            return
+        if message.standing == "ready":
+            self._ready(one, message)
+        elif message.standing == "failed":
+            assert message.payload is not None
+            self.store(one, message.payload, True)
+        elif message.standing == "gone":
+            self.fail(one, "it was deleted, or nobody held it any more")
+        self.answer(one)
+
+    def _there_again(self, one: Import, message: Described) -> None:
+        """The owner describes an object whose known holders have died."""
+        if message.payload is not None:
+            self.remote_objects.replace(one.oid, message.payload)
+        elif message.standing == "gone":
+            why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
+            self.remote_objects.fail(one.oid, ObjectLostError(why))
+        elif message.holders:
+            self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
+        elif message.standing == "ready":
+            self.above.nobody_named(one.oid)
+
+    def _ready(self, one: Import, message: Described) -> None:
+        if message.payload is None or not self.store(one, message.payload, False):
+            self.remote_objects.complete(
+                one.oid, message.object, message.nbytes, message.holders, message.layout
+            )
+
+    def store(self, one: Import, payload: bytes, failed: bool) -> bool:
+        """Writes the value into a CLAIMED header. False: there is no room for it now. An error that
+        has no room is replaced by a short one."""
+        encoded = serial.Encoded(payload, [], [], len(payload), [])
+        if not failed:
+            return self.results.store_if_room(one.oid, encoded, False)
+        lost = ObjectLostError("its error found no room here")
+        self.results.store_value(one.oid, encoded, True, lost)
+        return True
+
+    def fail(self, one: Import, why: str) -> None:
+        """The value will never be known here; readers get an ObjectLostError."""
+        if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
+            error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+            self.store(one, serial.encode_error(error, "").tobytes(), True)
+        elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:
+            self.results.tasks.settle(one.oid)  # a process here has deleted it
+        self.answer(one)
+
+    def answer(self, one: Import) -> None:
+        """Calls the functions that wait for the description."""
+        one.described = True
+        waiting, one.waiting = one.waiting, []
+        for done in waiting:
+            done()
+        one.hold = None  # the processes that asked for the object have holds by now
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def freed(self, oid: int) -> None:
+        """The node has collected a header of its own. If it was an import, nobody here holds it any
+        more, and the owner is notified."""
+        one = self.by_oid.get(oid)
+        if one is None or self.client.state(oid) not in GONE:
+            return
+        del self.by_oid[oid]
+        one.same.remove(one)
+        if one.same:
+            self.by_object[one.object] = one.same[0]
+        else:
+            del self.by_object[one.object]
+        self.remote_objects.drop(oid)
+        if one.number or not one.kept:
+            keeps = any(map(self.is_whole, one.same))
+            self.send(one.owner, Release(one.object, one.number, keeps))
+
+    def drop(self, oid: int) -> None:
+        """Notifies the owner that a process here has deleted the object."""
+        one = self.by_oid.get(oid)
+        if one is not None:
+            self.send(one.owner, Drop(one.object))

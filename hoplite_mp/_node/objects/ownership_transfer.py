@@ -1,0 +1,400 @@
+"""Objects that outlive their owner: this node's part in finding and becoming new owners.
+
+Why it exists: the owner of an object (the host with the id `Import.owner`) counts which hosts hold
+it; compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner
+dies, every node reports what it has and uses of that owner's objects, and the manager names a new
+owner for each object that some host has whole (planner/owners.py). Until then nothing of these
+objects is released here. The new owner starts with the counts of the reports; a host that has
+released an object since its report notifies the new owner, possibly before the manager does.
+It must never know: how copies came to be, who reads them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import ids
+from hoplite_mp._node.objects.orphan_inventory import Holdings, Lost, is_kept
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import UNWRITTEN
+from hoplite_mp.protocol.messages import (
+    ObjectGone,
+    OwnerAsked,
+    OwnersNamed,
+    OwnerTold,
+)
+from hoplite_mp.protocol.owners import HOLDINGS_MAX
+from hoplite_mp.protocol.peers import Acquire, Release
+from hoplite_mp.protocol.reports import OwnersKnown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._node.objects.exports import Exports
+    from hoplite_mp._node.objects.imports import Import, Imports
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.replicas import Replicas
+    from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["Owners"]
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
+        """See _node/objects/orphan_inventory.py."""
+
+    def moved(self, one: Import) -> None:
+        """An import has a new owner, which may be this host."""
+
+    def ownerless(self, one: Import) -> None:
+        """The manager has named no new owner for an import, and will not name one."""
+
+    def all_heard(self) -> None:
+        """All that a message of the manager says about owners has been handled."""
+
+
+class Owners:
+    """This node's part in finding new owners."""
+
+    def __init__(
+        self,
+        imports: Imports,
+        exports: Exports,
+        remote_objects: RemoteObjects,
+        replicas: Replicas,
+        node: Callable[[], int],
+        send_manager: Callable[[NodeToManager], None],
+        send: Callable[[int, PeerMessage], bool],
+        host_id_at: Callable[[int], int | None],
+        number_of: Callable[[int], int | None],
+        above: Above,
+    ) -> None:
+        """host_id_at: the host id of a living node's number, which may be this one's; number_of:
+        the reverse."""
+        self.imports = imports
+        self.exports = exports
+        self.remote_objects = remote_objects
+        self.replicas = replicas
+        self.client = imports.client
+        self.node = node
+        self.send_manager = send_manager
+        self.send = send
+        self.host_id_at = host_id_at
+        self.number_of = number_of
+        self.above = above
+        self.holdings = Holdings(imports, node, above)
+        self.lost = self.holdings.lost  # by host id
+        self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
+        # Holds on what was reported again to a new manager although it has a new owner, by the
+        # number of the first one, until the manager has answered.
+        self._restated: dict[int, list[Any]] = {}
+
+    def is_open(self, host_id: int) -> bool:
+        """Whether that host is dead and its objects do not have new owners yet."""
+        return host_id in self.lost
+
+    def is_decided(self, host_id: int) -> bool:
+        """Whether that host is dead and no more owners will be named for its objects."""
+        return host_id in self.numbers and host_id not in self.lost
+
+    # -- after a death -------------------------------------------------------------------------
+
+    def begin(self, host_id: int, number: int) -> None:
+        """A host is gone. It must be called before any room releases what it had from there."""
+        self.numbers[host_id] = number
+        self.holdings.begin(host_id, number)
+
+    def report(self, number: int) -> None:
+        """Reports this node's holdings to the manager, which knows of the death now and waits for
+        the report of every node."""
+        lost = self.holdings.lost_as(number)
+        if lost is not None:
+            lost.confirmed = True
+        # Including objects that were first met after the death.
+        imports = [] if lost is None else self.holdings.of(lost.host_id)
+        self.send_manager(self.holdings.report(number, imports, lost))
+        if lost is not None and not lost.reported:  # there will be no answer to an empty report
+            self._close(lost)
+
+    def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
+        """Repeats to a new manager what this node has reported, and which owners were named."""
+        moved: dict[int, list[Import]] = {}
+        owners: dict[bytes, int] = {}
+        for one in list(self.imports.by_oid.values()):
+            owner = self.number_of(one.owner)
+            if one.moved >= 0 and owner is not None:
+                owners[one.object] = owner
+                moved.setdefault(one.moved, []).append(one)
+            elif one.owner in self.lost:
+                number = self.lost[one.owner].number
+                moved.setdefault(number, []).append(one)
+                if one.moved >= 0:  # others may know the first owner alone
+                    owners[one.object] = number
+            asks = is_kept(one) or (one.number and not one.described)
+            # Who has asked asks again, also if the owner's host has become known since: the former
+            # manager has died with the question.
+            if asks and (owner is None or one.asks) and one.owner not in self.lost:
+                yield OwnerAsked(self.node(), one.object)
+        for begin in range(0, len(owners), HOLDINGS_MAX):
+            part = slice(begin, begin + HOLDINGS_MAX)
+            yield OwnersKnown(self.node(), tuple(owners)[part], tuple(owners.values())[part])
+        restated: dict[int, list[Any]] = {}
+        open_ = {lost.number: lost for lost in self.lost.values()}
+        for number in {**moved, **open_}:
+            lost = open_.get(number)
+            if lost is not None:
+                for object_id, before in lost.reported.items():
+                    lost.former.setdefault(object_id, set()).add(before)
+                lost.reported.clear()
+                lost.asked.clear()  # the new manager has no open question; this report replaces it
+            told = self.holdings.report(number, moved.get(number, []), lost)
+            if told.objects:
+                # The manager may name this node as the owner, if the present one is dead by then.
+                restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
+            if told.objects or lost is not None:
+                yield told
+            # A manager that does not know of the death may name that host as an owner, and gives it
+            # up later; then `report` follows.
+            if lost is not None and lost.confirmed and not told.objects:
+                self._close(lost)
+        self._restated = restated
+
+    def receive(self, message: OwnersNamed | OwnerTold) -> None:
+        """Handles a message of the manager about owners."""
+        if isinstance(message, OwnerTold):
+            self._told(message)
+        else:
+            self._owners_named(message)
+        self.above.all_heard()
+
+    def _owners_named(self, message: OwnersNamed) -> None:
+        if not message.more:
+            self._restated.pop(message.lost, None)
+        lost = self.holdings.lost_as(message.lost)
+        if lost is None:
+            return
+        for at, object_id in enumerate(message.objects):
+            owner = self._named(message.owners[at])
+            ours = [one for one in self.imports.all_of(object_id) if one.owner == lost.host_id]
+            if owner is None:
+                for one in ours:
+                    self._lose(one, lost)
+            elif owner == self.client.host_id:
+                self._take_over(lost, ours, message.counted[at], message.copies[at])
+            else:
+                self._moved(lost, object_id, ours, owner)
+        if not message.more:
+            self._close(lost)
+
+    def back(self, host_id: int) -> None:
+        """A host that the last manager had given up is a member again, in the same life, because a
+        user has made its standby the manager (`promote --anyway`). No other owners are named for
+        its objects, so this node acquires them from that host. Where the last manager had named
+        another owner already, both hosts count holders; values are read from either."""
+        self._restated.pop(self.numbers.pop(host_id, -1), None)
+        lost = self.lost.pop(host_id, None)
+        if lost is None:
+            return
+        for one in self.holdings.of(host_id):
+            self.above.moved(one)
+            # The owner counts an import once, however often it is acquired, and describes it each
+            # time, which is also the answer to those who wait for an absent value.
+            if one.number:
+                self._acquire(one)
+            elif self.imports.is_whole(one) or is_kept(one):
+                self._keep_on(one)
+            else:
+                self.imports.follow_owner(one.oid)
+        lost.holds.clear()
+        self.above.all_heard()
+
+    def _named(self, number: int) -> int | None:
+        """The host id of a node that the manager has named, which may have died meanwhile. None:
+        the manager has named no owner."""
+        owner = self.host_id_at(number)
+        if owner is None:
+            owner = next((one for one, other in self.numbers.items() if other == number), None)
+        return owner
+
+    def _close(self, lost: Lost) -> None:
+        """Ends the search after the death of one owner: objects without a new owner are lost, and
+        the holds that kept the headers for its duration are released."""
+        del self.lost[lost.host_id]
+        for one in self.holdings.of(lost.host_id):
+            if one.number not in lost.asked:
+                self._lose(one, lost)
+        lost.holds.clear()
+
+    def _lose(self, one: Import, lost: Lost) -> None:
+        """No host has reported the object whole, so it is lost, whatever holders are noted here."""
+        why = _no_copy(lost.number)
+        remote = self.remote_objects.by_oid.get(one.oid)
+        if remote is not None and remote.payload:  # the running transfer decides whether it is lost
+            hold = self.client.hold(one.oid)
+            remote.waiting.append(lambda: _drop(hold))
+        elif self.client.state(one.oid) in UNWRITTEN:
+            self.imports.fail(one, why)
+        else:
+            self.remote_objects.fail(
+                one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+            )
+        self.imports.answer(one)
+        self.above.ownerless(one)  # its value may be whole here, as that of an identity is
+
+    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], owner: int) -> None:
+        """Another node is the owner now, and counts this host's import as it was reported."""
+        number = lost.reported.get(object_id, 0)
+        for one in ours:
+            self._follow(one, owner)
+            self.above.moved(one)
+        if owner in self.lost:
+            return
+        # Acquire comes before Release, because otherwise the object may be freed between them, and
+        # Release before Kept, because with it the owner forgets that this host has a replica.
+        for one in ours:
+            # An owner that a former manager has named does not count an import that was made since,
+            # because it has closed its search and ignores OwnersNamed. So a reported import that
+            # nobody has described is acquired, too; an owner that does count it counts it once.
+            if one.number and (one.number != number or not one.described):
+                self._acquire(one)
+        # A header that OwnerTold has moved already may have the reported number, too.
+        here = {one.number for one in self.imports.all_of(object_id)}
+        for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
+            self.send(owner, Release(object_id, before))  # it was released after the report
+        for one in ours:
+            if not one.number and (self.imports.is_whole(one) or is_kept(one)):
+                self._keep_on(one)
+
+    def _acquire(self, one: Import) -> None:
+        if not self.send(one.owner, Acquire(one.object, one.number)):
+            self.ask_for_owner(one)
+
+    def _keep_on(self, one: Import) -> None:
+        """Keeps a replica, here or on its way, and reports it to its new owner once it is whole."""
+        hold = self.client.hold(one.oid)
+        if hold is None:
+            return
+        one.kept = True
+        self.replicas.keep_on(one.object, hold)
+        if self.imports.is_whole(one):  # it may have become whole after the report
+            self._tell(one)
+
+    def _take_over(
+        self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
+    ) -> None:
+        """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
+        numbers of nodes that have replicas."""
+        if not ours:  # it was made that by a former manager, which died between two messages
+            return
+        mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
+        object_id = mine.object
+        self.imports.lead(mine)
+        for one in ours:
+            one.owner, one.moved = self.client.host_id, lost.number
+        for node, number in zip(counted[::2], counted[1::2], strict=True):
+            peer = self.host_id_at(node)
+            gone = peer is None or (object_id, peer, number) in lost.pending_releases
+            if node != self.node() and peer is not None and not gone:
+                self.exports.count(object_id, peer, number)
+        host_ids = [self.host_id_at(node) for node in copies]
+        self.exports.lend(object_id, [host_id for host_id in host_ids if host_id is not None])
+        self.imports.answer(mine)
+        for one in ours:
+            if one is not mine and one.number:
+                self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
+                one.hold = self.client.hold(mine.oid)
+        self.replicas.let_go(object_id)  # the export's hold keeps the object from now on
+        self.above.moved(mine)
+
+    # -- late messages -------------------------------------------------------------------------
+
+    def released(self, peer: int, message: Release) -> None:
+        """A host has released an object of which this node is the owner, or is about to become
+        it. In the latter case the manager's message may still count that import, even if it was
+        acquired and released here already."""
+        self.exports.release(peer, message)
+        lost = self.lost.get(self.imports.owner_of(message.object))
+        if lost is not None:
+            lost.pending_releases.add((message.object, peer, message.number))
+
+    def ask_for_owner(self, one: Import) -> bool:
+        """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
+        a process here has met a ref to it, or that a replica here has become whole."""
+        if one.number and one.owner in self.lost:
+            self.lost[one.owner].asked.add(one.number)
+        self.send_manager(OwnerAsked(self.node(), one.object))
+        return True
+
+    def _told(self, message: OwnerTold) -> None:
+        owner = self._named(message.owner)
+        for one in self.imports.all_of(message.object):
+            if is_kept(one):
+                self._told_of_copy(one, owner)
+            if not one.number or one.described:
+                continue
+            if one.owner in self.lost:
+                self.lost[one.owner].asked.discard(one.number)
+            if owner is None or owner == self.client.host_id:
+                self.imports.fail(one, _no_copy(self.numbers.get(one.owner)))
+                continue
+            self._follow(one, owner)
+            self.above.moved(one)
+            if owner not in self.lost:
+                self._acquire(one)
+
+    def _told_of_copy(self, one: Import, owner: int | None) -> None:
+        """The manager's answer about a replica here, of which the dead owner did not know."""
+        if self.number_of(one.owner) is not None or one.owner in self.lost:
+            return
+        if owner is None:
+            self.replicas.let_go(one.object)
+        elif owner != self.client.host_id:
+            self._follow(one, owner)
+            if owner not in self.lost:
+                self._keep_on(one)
+
+    def _follow(self, one: Import, owner: int) -> None:
+        """Sets a new owner. If that is dead already, the import is held until the manager has named
+        the next owner."""
+        # The manager may name the same host again if it or this node did not know of the death yet.
+        if owner != one.owner:
+            one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
+        if owner in self.lost:
+            self.holdings.hold(self.lost[owner], [one])
+
+    def own(self, object_id: bytes) -> int:
+        """As Imports.own. Another host may have learned from the manager that this node is the new
+        owner of an object before this node has. So objects of dead owners count, too, if they are
+        whole here."""
+        found = self.imports.own(object_id)
+        if found:
+            return found
+        ours = (one for one in self.imports.all_of(object_id) if one.owner in self.lost)
+        return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
+
+    def freed(self, one: Import) -> None:
+        """A header here was freed. If it was the object's last one here, and this node has become
+        the owner, no host holds the object any more, and the manager is told."""
+        others = self.imports.all_of(one.object)
+        other = next((other for other in others if other.owner == one.owner), None)
+        if other is not None:
+            if (is_kept(other) or not one.number) and self.imports.is_whole(other):
+                # With the freed header's Release the owner forgets that this host has a replica.
+                self._tell(other)
+        elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
+            self.send_manager(ObjectGone(one.object))
+
+    def _tell(self, one: Import) -> None:
+        self.replicas.tell(one.object, self.client.inspect(one.oid)["size"])
+
+
+def _drop(hold: Any) -> None:
+    """Its parameter keeps a hold alive until this is called."""
+
+
+def _no_copy(number: int | None) -> str:
+    had = "its host" if number is None else f"node h{number}"
+    return f"{had} had it and is gone, and no other host has a copy; put(copies=2) keeps one"

@@ -1,0 +1,422 @@
+"""Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
+
+Why it exists: to every process of this host an object whose bytes are elsewhere looks like a
+spilled one: done, but its bytes must be requested. However many readers request it, it is fetched
+once. An object that no living node is known to hold is *absent*: it stays done, and readers wait
+until the maker has found or reconstructed it. An object that cannot be had any more gets an error,
+which readers raise.
+It must never know: sockets, plans, user classes; how bytes move (the fetcher does), how a value is
+reconstructed (the maker does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import serial
+from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._node.store.engine_buffer import EngineBuffer
+from hoplite_mp.errors import ObjectLostError, StoreFullError
+from hoplite_mp.headers import AWAY, NODE_SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+
+__all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
+
+# How often a fetch that finds no room is retried. Lower: more attempts while the store is full.
+ROOM_LOOK_S = 0.02
+FOREVER = float("inf")
+INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
+
+
+@dataclass(slots=True)
+class RemoteObject:
+    """Where one object's bytes are."""
+
+    object: bytes
+    nbytes: int
+    holders: tuple[int, ...]  # numbers of nodes that hold the whole value
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    payload: int = 0  # the block that is being filled; 0: no fetch has begun
+    # Notifies the node that ran the task that this host does not need its copy any more.
+    released: Callable[[], Any] | None = None
+    layout: bytes = b""  # see _node/objects/array_layouts.py
+    filler: Filler | None = None  # what is filling the block
+    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
+    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have put there
+    why: str = ""  # why no living node is known to hold it
+    making: bool = False  # the maker has been asked
+    asked: int = 0  # how often its owner was asked who holds it
+    copies_failed: int = 0  # how many fetches from copies have failed
+    # Why its last holder cannot read it from its disk now, and until when readers are told that.
+    full: str = ""
+    full_until: float = 0.0
+    copied: bool = False  # its holders have replicas, which may be released there at any time
+
+
+class Filler(Protocol):
+    """What is filling a block."""
+
+    def forget(self, oid: int, remote: RemoteObject) -> None:
+        """Stops filling it, because nobody wants it any more or its value comes in another way."""
+
+
+class Fetcher(Filler, Protocol):
+    """Brings bytes to this host."""
+
+    def fetch(self, oid: int, remote: RemoteObject) -> None:
+        """Fills `remote.payload`, then calls `arrived` or `lost`."""
+
+
+class Maker(Protocol):
+    """Finds a value that no node is known to hold, or reconstructs it."""
+
+    def why_not(self, oid: int, remote: RemoteObject) -> str:
+        """Why that is impossible; "": it can be tried."""
+
+    def make(self, oid: int, remote: RemoteObject) -> None:
+        """Calls `found`, `replace` or `fail` in the end, but never before it returns."""
+
+    def forget(self, oid: int) -> None:
+        """Nobody wants the value any more."""
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        """The payload, if this host has it under another header than `oid`."""
+
+
+class RemoteObjects:
+    """All objects with a header on this host whose bytes are elsewhere."""
+
+    def __init__(self, results: Results, loop: Loop, above: Above) -> None:
+        self.results = results
+        self.client = results.client
+        self.store = results.store
+        self.fetcher: Fetcher | None = None  # set if there are other hosts
+        self.maker: Maker | None = None  # likewise
+        self.loop = loop
+        self.above = above
+        self.by_oid: dict[int, RemoteObject] = {}
+        # Table and index of a header, as take_gone() returns them -> its id.
+        self._at: dict[int, int] = {}
+        self._gone: list[int] = []  # objects that add() has found freed or deleted already
+
+    def __contains__(self, oid: int) -> bool:
+        return oid in self.by_oid
+
+    def complete(
+        self,
+        oid: int,
+        object_id: bytes,
+        nbytes: int,
+        holders: tuple[int, ...],
+        layout: bytes = b"",
+        refs: bool = False,
+    ) -> bool:
+        """Makes a CLAIMED header done: these nodes have its value. False: it was cancelled."""
+        done = self.client.finish_elsewhere(oid, nbytes, refs)
+        if done:
+            self.add(oid, object_id, nbytes, holders, layout)
+        else:
+            self.results.tasks.settle(oid)
+        return done
+
+    def add(
+        self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes
+    ) -> None:
+        """Adds an object whose header is SPILLED although its bytes are not on the disk."""
+        self.by_oid[oid] = RemoteObject(object_id, nbytes, holders, layout=layout)
+        before = self._at.get(oid >> INDEX_SHIFT, oid)
+        if before != oid:  # the header has been reused for another object
+            self._gone.append(before)
+        self._at[oid >> INDEX_SHIFT] = oid
+        if not self.client.mark_elsewhere(oid):
+            self._gone.append(oid)
+
+    def _take(self, oid: int) -> RemoteObject | None:
+        if self._at.get(oid >> INDEX_SHIFT) == oid:
+            del self._at[oid >> INDEX_SHIFT]
+        return self.by_oid.pop(oid, None)
+
+    def want(self, oid: int, done: Callable[[], None]) -> bool:
+        """Fetches the object and calls `done` when its bytes are here, or will never be. False:
+        there is no room for them now, and no fetch was begun."""
+        remote = self.by_oid[oid]
+        if self.absent(oid):
+            remote.waiting.append(done)
+            self.make(oid)
+            return True
+        if not remote.payload:
+            payload = self.store.lease(remote.nbytes, NODE_SLOT)
+            if payload is None:
+                return False
+            remote.payload = payload
+            self._fetch(oid, remote)
+        remote.waiting.append(done)
+        if oid not in self.by_oid:  # the fetch has ended already
+            done()
+        return True
+
+    def refuse(self, oid: int, why: str) -> None:
+        """Its last holder has had no room to read it from its disk for put_wait_s. The object is
+        not lost, so the fetch goes on, while readers of this host are told why they wait."""
+        remote = self.by_oid[oid]
+        remote.full = why
+        remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
+
+    def refusal(self, oid: int) -> str:
+        """Why a holder has refused that object lately; or ""."""
+        remote = self.by_oid.get(oid)
+        return "" if remote is None or self.loop.now() > remote.full_until else remote.full
+
+    def absent(self, oid: int) -> bool:
+        """Whether it is done, but no node is known to hold it and no fetch is running."""
+        remote = self.by_oid.get(oid)
+        return remote is not None and not remote.holders and not remote.payload
+
+    def needs_making(self, oid: int) -> bool:
+        """Whether no node is known to hold it. If so, this call also asks the maker for it, unless
+        a fetch is still running."""
+        remote = self.by_oid.get(oid)
+        if remote is None or remote.holders:
+            return False
+        if not remote.payload:
+            self.make(oid)
+        return True
+
+    def make(self, oid: int) -> None:
+        """Asks the maker for an absent value, once for all readers that need it."""
+        remote = self.by_oid[oid]
+        if not remote.making and self.maker is not None:
+            remote.making = True
+            self.maker.make(oid, remote)
+
+    def found(
+        self,
+        oid: int,
+        holders: tuple[int, ...],
+        nbytes: int = 0,
+        layout: bytes = b"",
+        copied: bool = False,
+    ) -> None:
+        """These nodes hold an object that was absent. nbytes, layout: of a reconstructed value,
+        which may differ from the first one. copied: as in RemoteObject."""
+        if not self.absent(oid):
+            return
+        remote = self.by_oid[oid]
+        if nbytes:
+            remote.nbytes, remote.layout = nbytes, layout
+        remote.holders, remote.making, remote.why, remote.copied = holders, False, "", copied
+        if remote.waiting:
+            self._fetch_when_room(oid, remote, FOREVER, _nothing)
+
+    def learn(self, oid: int, holders: tuple[int, ...]) -> None:
+        """Sets the holders of an object that is being fetched without a known one."""
+        remote = self.by_oid.get(oid)
+        if remote is not None and not remote.holders:
+            remote.holders = holders
+
+    def bring(self, oid: int, full: Callable[[], None]) -> None:
+        """Fetches an object as soon as there is room, although no reader waits for it. full: called
+        if there is none for put_wait_s."""
+        remote = self.by_oid[oid]
+        remote.waiting.append(_nothing)
+        if self.absent(oid):
+            self.make(oid)
+        elif not remote.payload:
+            until = self.loop.now() + self.store.config.put_wait_s
+            self._fetch_when_room(oid, remote, until, full)
+
+    def _fetch_when_room(
+        self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
+    ) -> None:
+        """Begins the fetch, or retries it until the time `until` and then calls `full`. An object
+        that can never have room fails."""
+        if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
+            return
+        payload = self.store.lease(remote.nbytes, NODE_SLOT)
+        if payload is not None:
+            remote.payload = payload
+            self._fetch(oid, remote)
+        elif self.store.impossible(remote.nbytes):
+            name = f"object {remote.object.hex()} of {remote.nbytes} bytes"
+            self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
+        elif self.loop.now() < until:
+            self.loop.call_later(
+                ROOM_LOOK_S, lambda: self._fetch_when_room(oid, remote, until, full)
+            )
+        else:
+            full()
+
+    def _fetch(self, oid: int, remote: RemoteObject) -> None:
+        near = self.above.near(remote.object, oid)
+        if near is not None:
+            self.client.memory(remote.payload, remote.nbytes)[:] = near
+            self.arrived(oid)
+            return
+        assert self.fetcher is not None
+        remote.filler = self.fetcher
+        self.fetcher.fetch(oid, remote)
+
+    def let_go(self, oid: int) -> None:
+        """The filler has given up. If a reader waits for the object, it is fetched."""
+        remote = self.by_oid.get(oid)
+        if remote is not None and remote.waiting:
+            self._fetch(oid, remote)
+        elif remote is not None:
+            self._forget(oid, remote)
+
+    def give_up(self, oid: int) -> None:
+        """Stops the present fetch; the next request begins a new one."""
+        self._forget(oid, self.by_oid[oid])
+
+    def _forget(self, oid: int, remote: RemoteObject) -> None:
+        payload, filler = remote.payload, remote.filler
+        remote.payload, remote.filler = 0, None
+        if filler is not None:
+            filler.forget(oid, remote)
+        if payload:
+            remote.engine_buffer.when_free(lambda: self.store.free(payload))
+            remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
+
+    def restore(self, oid: int) -> bool | None:
+        """As Store.restore. None: it is being fetched, or there is no room now; False: it is not
+        here."""
+        remote = self.by_oid.get(oid)
+        if remote is None:
+            return False
+        if not remote.payload:
+            self.want(oid, lambda: None)
+        return None
+
+    def arrived(self, oid: int) -> None:
+        """Makes the object SEALED, because its block holds the whole payload."""
+        remote = self._take(oid)
+        assert remote is not None
+        if not self.client.restore(oid, remote.payload, remote.nbytes):
+            # The object was dropped or deleted. The block is freed once no cell uses it any more.
+            self._forget(oid, remote)
+        _close(remote)
+
+    def brought(self, oid: int, payload: int) -> None:
+        """Takes a block in which the whole value has come in another way."""
+        remote = self.by_oid[oid]
+        self._forget(oid, remote)
+        remote.payload = payload
+        self.arrived(oid)
+
+    def lost(self, oid: int, why: str) -> None:
+        """No living node is known to hold the object. It becomes absent, or fails if the maker
+        cannot help."""
+        remote = self.by_oid[oid]
+        why = remote.why or f"object {remote.object.hex()} is lost: {why}"
+        not_again = "" if self.maker is None else self.maker.why_not(oid, remote)
+        if self.maker is None or not_again:
+            self.fail(oid, ObjectLostError(f"{why}; {not_again}" if not_again else why))
+            return
+        if remote.payload and remote.copied:
+            remote.copies_failed += 1
+        self._forget(oid, remote)
+        if remote.released is not None:
+            remote.released()
+        remote.holders, remote.why, remote.making, remote.released = (), why, False, None
+        if remote.waiting:
+            self.make(oid)
+
+    def fail(self, oid: int, error: BaseException) -> None:
+        """The object is lost for good; readers raise this error."""
+        self.replace(oid, serial.encode_error(error, "").tobytes())
+
+    def replace(self, oid: int, data: bytes | memoryview) -> None:
+        """Makes this payload, a value or an error, the object's content."""
+        remote = self._take(oid)
+        if remote is None:
+            return
+        self._forget(oid, remote)
+        mem = memoryview(data)
+        payload = self.results.lease(mem.nbytes)
+        if payload is None:  # no room even for that, so readers find a deleted object instead
+            self.client.delete(oid)
+        else:
+            self.client.memory(payload, mem.nbytes)[:] = mem
+            failed = serial.payload_kind(mem) == serial.ERROR
+            if not self.client.restore(oid, payload, mem.nbytes, failed):
+                self.store.free(payload)
+        _close(remote)
+
+    def settled(self, oid: int) -> None:
+        """Stops fetching an object whose header has got its value in another way."""
+        remote = self._take(oid)
+        if remote is not None:
+            self._forget(oid, remote)
+            _close(remote)
+
+    def drop(self, oid: int) -> RemoteObject | None:
+        """Removes an object whose header is gone, or has another content now."""
+        remote = self._take(oid)
+        if remote is None:
+            return None
+        self._forget(oid, remote)
+        if remote.making and self.maker is not None:
+            self.maker.forget(oid)
+        _close(remote)
+        return remote
+
+    def purge(self) -> list[RemoteObject]:
+        """Drops objects whose headers were freed or deleted. It only visits headers that their
+        table's `gone` bitmap names, instead of all."""
+        gone, self._gone = self._gone, []
+        for key in self.client.take_gone():
+            oid = self._at.get(key)
+            if oid is not None:
+                gone.append(oid)
+        found = []
+        for oid in gone:
+            if oid in self.by_oid and self.client.state(oid) in AWAY:
+                continue
+            remote = self.drop(oid)
+            if remote is not None:
+                found.append(remote)
+        return found
+
+    def lose_node(self, number: int) -> None:
+        """A node is gone, and what only it held is lost. For an object that is being fetched, the
+        manager decides whether other holders remain."""
+        for oid in list(self.by_oid):
+            self.lose_holder(oid, number)
+
+    def lose_copy(self, oid: int, number: int) -> None:
+        """A node has released its replica of an object."""
+        if oid in self.by_oid and self.by_oid[oid].copied:
+            self.lose_holder(oid, number)
+
+    def lose_holder(self, oid: int, number: int) -> None:
+        """A node does not have the object's bytes any more."""
+        remote = self.by_oid.get(oid)
+        if remote is None or number not in remote.holders:
+            return
+        remote.holders = tuple(holder for holder in remote.holders if holder != number)
+        if remote.holders:
+            return
+        remote.why = f"object {remote.object.hex()} is lost: node h{number} had it"
+        if not remote.payload or remote.filler is not self.fetcher:
+            self.lost(oid, remote.why)
+
+
+def _nothing() -> None:
+    """Readers that wait for an object are woken through its header, not by this callback."""
+
+
+def _close(remote: RemoteObject) -> None:
+    for done in remote.waiting:
+        done()
+    if remote.released is not None:
+        remote.released()

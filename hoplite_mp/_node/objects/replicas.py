@@ -1,0 +1,177 @@
+"""Replicas: copies of other hosts' objects that are kept here even if no process here holds them.
+
+Why it exists: `to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy
+is kept by a hold of its node, and the owner does not count it: when nobody in the cluster holds the
+object any more, the owner sends LetGo (_node/objects/exports.py), and the replicas are released.
+When a process here asks for the object, the replica becomes an import like any other for as long as
+the process holds it, so this file polls whether its own hold is the only one left.
+It must never know: how bytes came here, who asked for the copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.objects.exports import KEPT_LOOK_S
+from hoplite_mp.headers import STATE, VALUELESS
+from hoplite_mp.protocol.peers import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.exports import Exports
+    from hoplite_mp._node.objects.imports import Imports
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["Replicas"]
+
+
+class Replicas:
+    """The replicas that this node keeps."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        exports: Exports,
+        remote_objects: RemoteObjects,
+        send: Callable[[int, PeerMessage], bool],
+        loop: Loop,
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.imports = imports
+        self.remote_objects = remote_objects
+        self.send = send
+        self.loop = loop
+        self.exports = exports
+        self.holds: dict[bytes, Any] = {}
+        # Results of other hosts' tasks that are kept here until the hosts let go of them, and that
+        # processes here hold as well, which the owners count.
+        self._results: set[int] = set()
+        self._polling = False
+
+    def expect(
+        self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
+    ) -> int:
+        """The header of a ready object here. Its value is here, or can be fetched from the nodes
+        `holders`. If this host owns the object, the object may be gone."""
+        oid = self._header(object_id)
+        if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
+            self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
+        return oid
+
+    def keep(self, object_id: bytes, nbytes: int) -> None:
+        """Keeps a value that is here for another reason as a replica."""
+        if self._is_foreign(object_id) and object_id not in self.holds:
+            self._header(object_id)
+            self.tell(object_id, nbytes)
+
+    def seal(self, object_id: bytes, payload: int, nbytes: int) -> None:
+        """Makes a block with the whole value the replica here."""
+        oid = self._header(object_id)
+        if self.client.state(oid) == STATE["CLAIMED"]:
+            self.results.store_block(oid, payload, nbytes)
+        elif oid in self.remote_objects:  # the owner's description came before the manager's commit
+            self.remote_objects.brought(oid, payload)
+        else:
+            self.client.give_back(payload)
+        self.tell(object_id, nbytes)
+
+    def tell(self, object_id: bytes, nbytes: int) -> None:
+        """A replica is whole: notifies the object's owner."""
+        owner = self.imports.owner_of(object_id)
+        if owner != self.client.host_id and not self.send(owner, Kept(object_id, nbytes)):
+            one = self.imports.by_object.get(object_id)
+            if one is not None:
+                self.imports.above.ask_for_owner(one)
+
+    def say(self, message: Kept) -> None:
+        """Notifies the object's owner, which may be this host."""
+        owner = self.imports.owner_of(message.object)
+        if owner == self.client.host_id:
+            self.exports.kept(owner, message)
+        else:
+            self.send(owner, message)
+
+    def _is_foreign(self, object_id: bytes) -> bool:
+        return self.imports.owner_of(object_id) != self.client.host_id
+
+    def _header(self, object_id: bytes) -> int:
+        own = self.imports.own(object_id)
+        if own:
+            return own
+        if object_id not in self.holds:
+            self.holds[object_id] = self.imports.keep(object_id)
+            self._poll_later()
+        return int(self.holds[object_id].oid)
+
+    def let_go(self, object_id: bytes) -> None:
+        """Releases a replica, for example because the owner has sent LetGo."""
+        self.holds.pop(object_id, None)
+
+    def only_kept(self, object_id: bytes) -> bool:
+        """Whether the object is here as a replica that no process here holds."""
+        hold = self.holds.get(object_id)
+        return hold is not None and self.exports.only_ours(hold.oid)
+
+    def lose_peer(self, peer: int) -> None:
+        """A host is gone: releases the replicas of its objects, on which node/lineage has taken
+        holds of its own before."""
+        for object_id in [one for one in self.holds if self.imports.owner_of(one) == peer]:
+            del self.holds[object_id]
+
+    def keep_on(self, object_id: bytes, hold: Any) -> None:
+        """Keeps a replica whose owner is gone, because there is a new one."""
+        self.holds[object_id] = hold
+        self._poll_later()
+
+    def watch_result(self, oid: int) -> None:
+        """Its owner counts that processes here hold the result of the owner's task. The node keeps
+        it, too, as long as the owner wants it, so it is polled whether nobody else does."""
+        self._results.add(oid)
+        self._poll_later()
+
+    # -- polling -------------------------------------------------------------------------------
+
+    def _poll_later(self) -> None:
+        if not self._polling:
+            self._polling = True
+            self.loop.call_later(KEPT_LOOK_S, self._poll)
+
+    def _poll(self) -> None:
+        for object_id, hold in list(self.holds.items()):
+            if object_id not in self.holds:
+                continue  # a send in this loop has failed, which has dropped the replica
+            if not self.exports.only_ours(hold.oid):
+                continue
+            never_came = self._never_came(hold.oid)
+            was_counted = self.imports.release_kept(hold.oid, keeps=not never_came)
+            if never_came:
+                del self.holds[object_id]
+            elif was_counted:
+                self.tell(object_id, self.client.inspect(hold.oid)["size"])
+        self._results = {oid for oid in self._results if not self._result_ended(oid)}
+        self._polling = bool(self.holds or self._results)
+        if self._polling:
+            self.loop.call_later(KEPT_LOOK_S, self._poll)
+
+    def _result_ended(self, oid: int) -> bool:
+        """Whether a result need not be polled any more. If the node keeps nothing of it, the owner
+        is notified when its header is freed."""
+        one = self.imports.by_oid.get(oid)
+        if one is None or not one.number or not self.client.private_counts(oid)[0]:
+            return True
+        replica = self.holds.get(one.object)  # perhaps on another header of the same object
+        ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
+        return ours and self.imports.release_kept(oid, keeps=False)
+
+    def _never_came(self, oid: int) -> bool:
+        """Whether the value will not come any more: it is lost, an error, or its task was
+        cancelled."""
+        remote = self.remote_objects.by_oid.get(oid)
+        nowhere = remote is not None and not remote.payload
+        return nowhere or self.client.state(oid) in VALUELESS

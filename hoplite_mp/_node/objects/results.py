@@ -1,0 +1,181 @@
+"""Values and errors that the node itself writes: results of collectives, errors of dead tasks.
+
+Why it exists: a header is finished by its claimant, which is the node after the death of a process
+and for every collective. It never unpickles, so errors of sources are passed on as bytes.
+It must never know: why something failed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, _tasks, ids, serial
+from hoplite_mp.headers import AWAY, CANCELLED, NODE_SLOT
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.store.budget import Store
+    from hoplite_mp.config import Config
+
+__all__ = ["Results"]
+
+ERROR_BYTES_MAX = 64 << 10
+
+
+class Results:
+    """Writes and finishes headers that the node has claimed."""
+
+    def __init__(
+        self, client: _shm.NodeClient, tasks: _tasks.Tasks, store: Store, config: Config
+    ) -> None:
+        self.client = client
+        self.tasks = tasks
+        self.store = store
+        self.config = config
+        # Local id of a result -> holds on the refs inside it, kept until the owner of the result's
+        # table has holds of its own.
+        self.untaken: dict[int, list[Any]] = {}
+        # The local id of an object of any host; 0: it has no header here.
+        self.local: Callable[[bytes], int] = self.made_here
+        # The same of all its headers here: its owner may count any one of them.
+        self.headers: Callable[[bytes], list[int]] = self.all_made_here
+
+    def made_here(self, object_id: bytes) -> int:
+        """The local id of an object of this host; 0: it is another host's."""
+        host_id, oid = ids.unpack_id(object_id)
+        return oid if host_id == self.client.host_id else 0
+
+    def all_made_here(self, object_id: bytes) -> list[int]:
+        """The same as a list."""
+        oid = self.made_here(object_id)
+        return [oid] if oid else []
+
+    def hold(self, object_id: bytes) -> Any:
+        """A hold on an object of any host; None: it has no header here, or is gone."""
+        oid = self.local(object_id)
+        return self.client.hold(oid) if oid else None
+
+    def ref(self, oid: int) -> ObjectRef[Any]:
+        return ObjectRef(ids.pack_id(self.client.host_id, oid), self.client.hold(oid))
+
+    def pin(self, oid: int) -> memoryview | int | None:
+        """The payload of an object, restored from the disk if necessary; the object is not spilled
+        while the view lives. None: there is no room for it now, or it is being fetched from another
+        host. An int: the header's state, if that has no value."""
+        got = self.client.view(oid)
+        if got in AWAY:
+            if self.store.restore(oid) is None:
+                return None
+            got = self.client.view(oid)
+        if got in AWAY:
+            return None
+        return got if isinstance(got, int) else memoryview(got)
+
+    @staticmethod
+    def is_gone(got: Any) -> bool:
+        """Whether what `pin` or `view` has returned shows that there is no value, and never will
+        be: the object is deleted, or an error has taken its value's place."""
+        if isinstance(got, int):
+            return got not in AWAY
+        return serial.payload_kind(memoryview(got)) == serial.ERROR
+
+    def lease(self, nbytes: int, failed: bool = False, *, spare: bool = False) -> int | None:
+        """Leases a block. `failed`: for an error, for which some room is reserved. spare: see
+        `Store.lease`."""
+        if failed and nbytes <= self.config.error_bytes_max:
+            return self.store.lease_error(nbytes, NODE_SLOT)
+        return self.store.lease(nbytes, NODE_SLOT, spare)
+
+    def store_value(
+        self,
+        oid: int,
+        encoded: serial.Encoded,
+        failed: bool,
+        error: BaseException | None = None,
+        instead: Callable[[], serial.Encoded] | None = None,
+    ) -> None:
+        """Stores a small payload (None, or an error). Without room for it, a short form of the
+        error is stored. `error`: the error itself, if it is known. `instead`: a value that fits
+        into the header, stored if there is no room for this one."""
+        if self.store_if_room(oid, encoded, failed):
+            return
+        if instead is not None:
+            self.store_value(oid, instead(), False)
+            return
+        brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
+        self.store_value(oid, brief, True)
+
+    def store_if_room(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
+        """Writes a payload and finishes the header. False: there is no room, and the header is
+        unchanged."""
+        refs = bool(encoded.refs)
+        payload = 0
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(
+                oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            got = self.lease(encoded.nbytes, failed)
+            if got is None:
+                return False
+            payload = got
+            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            self.client.bind(oid, payload, encoded.nbytes, refs)
+        if self._finish(oid, payload, failed) and refs:
+            self.untaken[oid] = list(encoded.refs)
+        return True
+
+    def store_block(self, oid: int, payload: int, nbytes: int) -> None:
+        """Finishes a header with a block that was written before."""
+        self.client.bind(oid, payload, nbytes, False)
+        self._finish(oid, payload, False)
+
+    def _finish(self, oid: int, payload: int, failed: bool) -> bool:
+        """Finishes the header. False: it was cancelled or deleted, and the block is freed."""
+        if self.tasks.finish(oid, failed):
+            return True
+        if payload:
+            self.client.give_back(payload, oid)
+        self.tasks.settle(oid)
+        return False
+
+    def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
+        """Fails the header. `text`: the traceback of the cause, if that was raised in a worker."""
+        self.store_value(oid, serial.encode_error(error, text), True, error)
+
+    def replace_spilled(self, oid: int, error: BaseException) -> None:
+        """Makes the error the content of a spilled object, whose bytes are lost."""
+        data = serial.encode_error(error, "").tobytes()
+        payload = self.lease(len(data), True)
+        if payload is None:  # no room even for that, so readers find a deleted object instead
+            self.client.delete(oid)
+            return
+        self.client.memory(payload, len(data))[:] = data
+        if not self.client.restore(oid, payload, len(data), True):
+            self.store.free(payload)
+
+    def raw_error(self, oid: int) -> serial.Encoded | None:
+        """The error payload of a failed source; None: it is not here, too large, or no error."""
+        state = self.client.state(oid)
+        if state in CANCELLED:
+            return serial.encode_error(CancelledError(), "")
+        got = self.client.view(oid)
+        if isinstance(got, int) or len(got) > ERROR_BYTES_MAX:
+            return None
+        data = bytes(memoryview(got))
+        if serial.payload_kind(memoryview(data)) != serial.ERROR:
+            return None
+        refs: list[ObjectRef[Any]] = [
+            ObjectRef(object_id, self.hold(object_id))
+            for object_id in serial.read_refs(memoryview(data))
+        ]
+        return serial.Encoded(data, [], [], len(data), refs)
+
+    def poll(self) -> None:
+        """Releases the refs in results whose owners have taken holds of their own."""
+        for oid in list(self.untaken):
+            if self.tasks.taken(oid):
+                del self.untaken[oid]

@@ -1,0 +1,320 @@
+"""Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
+
+Why it exists: what a task prints should appear at its user. Each worker writes to pipes; complete
+lines are sent, in order, to the audience of the task that printed them. When the next lines of a
+pipe must wait, the pipe is not read until they can be sent, so that memory stays bounded and the
+loop never blocks. A worker that prints much then waits in `print`.
+It must never know: what the lines mean, how they travel to other hosts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp._node.io import output_pipes
+from hoplite_mp._node.io.driver_socket import DriverSocket, frames
+from hoplite_mp._node.output.lines import Lines, Run
+from hoplite_mp._node.output.subscriber import Subscriber
+from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.io.driver_socket import Socket
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp.config import Config
+
+__all__ = ["Output"]
+
+# Bytes of this host's own workers' lines that may wait for its driver. Higher: workers wait less
+# for a driver that reads in bursts. Lower: less memory in the node.
+BACKLOG_BYTES_MAX = 1 << 20
+READ_BYTES = 65536
+# How much is read at once from a pipe that is to be emptied: the capacity of the largest pipe.
+# Limited because another process may still be writing into the pipe.
+DRAIN_BYTES_MAX = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """One stream of one worker. `waiting`: lines that cannot be sent yet; the pipe is not read
+    until they are gone."""
+
+    fd: int  # -1: closed, because the writer is gone and everything has been read
+    slot: int
+    stream: int
+    lines: Lines
+    ended: Callable[[int], None]  # called with the number of the descriptor that has ended
+    waiting: deque[Run] = field(default_factory=deque)
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def far_subscriber(self, audience: int) -> Subscriber | None:
+        """The subscriber for a driver of another host; None if that host is gone."""
+
+
+class Output:
+    """Reads workers' pipes and sends lines to drivers of this host and of others."""
+
+    def __init__(
+        self,
+        sock: Socket,
+        config: Config,
+        host_id: int,
+        number: Callable[[], int],
+        loop: Loop,
+        patience_s: float | None,
+        above: Above,
+    ) -> None:
+        """number: this node's number, for the labels. patience_s: how long a driver may take no
+        lines before its lines are dropped; None: no limit."""
+        self.loop = loop
+        self.host_id = host_id
+        self.number = number
+        self.patience_s = patience_s
+        self.line_bytes_max = config.output_line_bytes_max
+        self.above = above
+        # This host's drivers by name; 0 is the one that started the host.
+        self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
+        self.pipes: dict[int, Pipe] = {}  # fd -> the pipe that is read from it
+        self.held: list[Pipe] = []
+        self._watched: set[Subscriber] = set()
+        self.attach(0, sock)
+
+    def add(
+        self, fd: int, stream: int, slot: int, audience: int, ended: Callable[[int], None]
+    ) -> None:
+        """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
+        called after the pipe was closed here because nobody can write into it any more."""
+        output_pipes.open_for_reading(fd)
+        lines = Lines(self.host_id, self.line_bytes_max, audience)
+        self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
+        self._listen(pipe)
+
+    def _listen(self, pipe: Pipe) -> None:
+        self.loop.watch(pipe.fd, lambda: self._ready(pipe))
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def _ready(self, pipe: Pipe) -> None:
+        """Reads what is there, or notices the pipe's end."""
+        if pipe.waiting:
+            return  # the pipe was held after this event had been reported
+        fd = pipe.fd
+        data = output_pipes.read(fd, READ_BYTES)
+        if data is None:
+            return
+        if data:
+            pipe.waiting.extend(pipe.lines.feed(data))
+            self._push(pipe)
+        else:
+            self._close(pipe)
+            pipe.ended(fd)
+
+    def catch_up(self, fd: int) -> None:
+        """Sends what has been written into that pipe so far, as far as there is room."""
+        pipe = self.pipes.get(fd)
+        if pipe is not None and not pipe.waiting:
+            self._empty(pipe)
+            self._push(pipe)
+
+    def mark_lines(self, number: int, audience: int) -> None:
+        """Sends the driver a mark that follows all lines already written for it, as far as there
+        was room for them."""
+        self.read_marks()
+        if audience in self.drivers:
+            _, driver = self.drivers[audience]
+            driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
+
+    def drain(self, fd: int) -> None:
+        """Reads everything that a dead worker wrote, and closes the pipe."""
+        pipe = self.pipes[fd]
+        self._empty(pipe)
+        self._close(pipe)
+
+    def _empty(self, pipe: Pipe) -> None:
+        """Reads everything that is in the pipe now."""
+        for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
+            data = output_pipes.read(pipe.fd, READ_BYTES)
+            if not data:
+                return
+            pipe.waiting.extend(pipe.lines.feed(data))
+
+    def _close(self, pipe: Pipe) -> None:
+        pipe.waiting.extend(pipe.lines.finish())
+        del self.pipes[pipe.fd]
+        self.loop.unwatch(pipe.fd)
+        output_pipes.close(pipe.fd)
+        pipe.fd = -1
+        self._push(pipe)
+
+    def last_lines(self, audience: int) -> None:
+        """Sends everything for that audience, including lines without an end, because its tasks are
+        done."""
+        for pipe in list(self.pipes.values()):
+            if not pipe.waiting:  # otherwise more lines for the audience may still be in the pipe
+                self._empty(pipe)
+                if pipe.lines.audience == audience:
+                    pipe.waiting.extend(pipe.lines.finish())
+                self._push(pipe)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _push(self, pipe: Pipe) -> None:
+        """Offers lines to their subscribers until some must wait; then holds the pipe."""
+        while pipe.waiting:
+            # Remove the lines first, because `offer` may call this method again if the driver takes
+            # them at once or is gone.
+            to, lines = pipe.waiting.popleft()
+            subscriber = self._subscriber(to)
+            if subscriber is not None and not subscriber.offer(
+                pipe.slot, pipe.stream, lines, self.loop.now()
+            ):
+                pipe.waiting.appendleft((to, lines))
+                self._hold(pipe)
+                self._watch(subscriber)
+                return
+        self._let_go(pipe)
+
+    def _subscriber(self, audience: int) -> Subscriber | None:
+        if audience in self.drivers:
+            return self.drivers[audience][0]
+        if same_host(audience, self.host_id):
+            return None  # a driver that has left
+        return self.above.far_subscriber(audience)
+
+    def _hold(self, pipe: Pipe) -> None:
+        if pipe not in self.held:
+            self.held.append(pipe)
+            if pipe.fd >= 0:
+                # Unwatched, not only paused, because epoll reports a closed other end in any case.
+                self.loop.unwatch(pipe.fd)
+
+    def _let_go(self, pipe: Pipe) -> None:
+        if pipe in self.held:
+            self.held.remove(pipe)
+            if pipe.fd >= 0:
+                self._listen(pipe)
+
+    def push_held(self) -> None:
+        """Offers the lines of held pipes again, because there may be room now."""
+        for pipe in list(self.held):
+            self._push(pipe)
+
+    def read_marks(self) -> None:
+        """Reads what has been written so far, so that `served` is up to date."""
+        for fd in list(self.pipes):
+            self.catch_up(fd)
+
+    def served(self) -> dict[int, set[int]]:
+        """The audiences that each worker has named, by its slot; none that has named nobody."""
+        found: dict[int, set[int]] = {}
+        for pipe in self.pipes.values():
+            if pipe.lines.served:
+                found.setdefault(pipe.slot, set()).update(pipe.lines.served)
+        return found
+
+    def waits_for(self, audience: int) -> bool:
+        """Whether there may be lines for that audience that cannot be sent yet."""
+        return any(
+            pipe.fd >= 0 or any(to == audience for to, _ in pipe.waiting) for pipe in self.held
+        )
+
+    def to_driver(
+        self,
+        slot: int,
+        number: int,
+        stream: int,
+        lines: list[bytes],
+        taken: Callable[[int], None],
+        audience: int,
+    ) -> None:
+        """Sends lines of a worker of that node to the driver of this host with that name."""
+        if audience in self.drivers:
+            _, driver = self.drivers[audience]
+            label = f"worker {slot}@h{number}"
+            driver.put(frames(stream, label, lines), bytes_of(lines), taken)
+        else:  # the driver has left: its lines are dropped
+            taken(bytes_of(lines))
+
+    # -- drivers that attach and leave ----------------------------------------------------------
+
+    def attach(self, name: int, sock: Socket) -> None:
+        """Adds a driver of this host."""
+        driver = DriverSocket(sock, self.loop)
+
+        def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
+            self.to_driver(slot, self.number(), stream, lines, taken, name)
+
+        def taken(nbytes: int) -> None:
+            self.taken(listener, nbytes)
+
+        listener = Subscriber(deliver, BACKLOG_BYTES_MAX, self.patience_s)
+        self.drivers[name] = listener, driver
+
+    def has_all(self, name: int) -> bool:
+        """Sends a leaving driver the last lines of this host's workers. Returns whether everything
+        that was written for it on this host has been sent."""
+        listener, driver = self.drivers[name]
+        if not driver.broken:
+            self.last_lines(name)
+            listener.confess()
+        return driver.broken or not (driver.backlog or self.waits_for(name))
+
+    def detach(self, name: int, busy: Callable[[int], bool]) -> None:
+        """Removes a driver; its socket is closed once what is queued has been sent. busy: as in
+        `lose`."""
+        _, driver = self.drivers.pop(name)
+        self.lose(name, busy)
+        driver.end()
+
+    # -- subscribers ----------------------------------------------------------------------------
+
+    def taken(self, subscriber: Subscriber, nbytes: int) -> None:
+        """A driver has taken this many bytes."""
+        if subscriber.taken(nbytes, self.loop.now()):
+            self.push_held()
+
+    def _watch(self, subscriber: Subscriber) -> None:
+        due = subscriber.due()
+        if due is not None and subscriber not in self._watched:
+            self._watched.add(subscriber)
+            self.loop.call_later(
+                max(0.0, due - self.loop.now()), lambda: self._maybe_give_up(subscriber)
+            )
+
+    def _maybe_give_up(self, subscriber: Subscriber) -> None:
+        self._watched.discard(subscriber)
+        if subscriber.give_up(self.loop.now()):
+            self.push_held()
+        else:
+            self._watch(subscriber)
+
+    def lose(self, audience: int, busy: Callable[[int], bool]) -> None:
+        """Drops the lines of a driver that is gone. From now on workers that are not `busy` write
+        for the driver that started this host."""
+        self.push_held()
+        for pipe in list(self.pipes.values()):
+            if pipe.lines.audience == audience and not pipe.waiting and not busy(pipe.slot):
+                self._empty(pipe)
+                if pipe.lines.audience == audience:
+                    pipe.waiting.extend(pipe.lines.finish())
+                    pipe.lines.audience = 0
+                self._push(pipe)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def drain_all(self) -> None:
+        """Reads everything that the workers wrote, because the host ends."""
+        for fd in list(self.pipes):
+            self.drain(fd)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether everything has been sent."""
+        drivers = (driver for _, driver in self.drivers.values())
+        return not self.held and all(one.broken or not one.backlog for one in drivers)

@@ -1,0 +1,209 @@
+"""Workers' output between hosts: lines of this host for drivers of others, and the reverse.
+
+Why it exists: lines for a driver elsewhere are sent to its node, at most a bounded number of bytes
+ahead of what the driver has taken. They are sent before the message that their task has ended, on
+the same connection, so they arrive before the task's result. A driver that leaves asks all nodes
+for the lines that are still on the way.
+It must never know: pipes, what the lines mean, how messages travel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp._node.output.subscriber import Subscriber
+from hoplite_mp.protocol.output import (
+    FAR_BYTES_MAX,
+    LastLinesAsked,
+    LastLinesSent,
+    Printed,
+    PrintedTaken,
+    bytes_of,
+    same_host,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.output.output import Output
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["FarOutput"]
+
+# Taken bytes are acknowledged in steps of this size, because an acknowledgement for every line
+# would double the number of messages.
+TOLD_BYTES_MIN = FAR_BYTES_MAX // 4
+
+
+class Speaker:
+    """Another node whose workers have lines for a driver of this host."""
+
+    def __init__(
+        self, host_id: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
+    ) -> None:
+        self.host_id = host_id
+        self.number = number
+        self.audience = audience
+        self.tell = tell
+        self.untold = 0
+
+    def taken(self, nbytes: int) -> None:
+        """This host's driver has taken this many bytes of that node's lines; acknowledges them in
+        steps."""
+        self.untold += nbytes
+        if self.untold >= TOLD_BYTES_MIN:
+            self.tell(self.host_id, PrintedTaken(self.untold, self.audience))
+            self.untold = 0
+
+
+class FarOutput:
+    """The lines that one node sends to other nodes and receives from them."""
+
+    def __init__(
+        self,
+        output: Output,
+        send: Callable[[int, PeerMessage], bool],
+        number_of: Callable[[int], int | None],
+        host_id_of: Callable[[int], int | None],
+        busy: Callable[[int], bool],
+        note_printed: Callable[[], None],
+    ) -> None:
+        """number_of: the number of a host's node, None if it is gone. host_id_of: the host of
+        the driver with that name, None if it is gone. busy: whether the worker in that slot runs a
+        task. note_printed: called after lines from another host were queued for a driver."""
+        self.output = output
+        self.send = send
+        self.number_of = number_of
+        self.host_id_of = host_id_of
+        self.busy = busy
+        self.note_printed = note_printed
+        self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
+        # By host id and the name of the driver here.
+        self.speakers: dict[tuple[int, int], Speaker] = {}
+        # Name of a driver -> other hosts that may have lines for it, because this node has sent
+        # tasks with that audience to them.
+        self.others: dict[int, set[int]] = {}
+        # Names of drivers elsewhere that have asked for their last lines.
+        self.asked: set[int] = set()
+        # (Name of a driver here, host that was asked and has not sent its last lines yet).
+        self.asking: set[tuple[int, int]] = set()
+        # As `asking`, but with all hosts that were asked, so that none is asked twice.
+        self.received: set[tuple[int, int]] = set()
+
+    # -- lines of this host --------------------------------------------------------------------
+
+    def subscriber(self, name: int) -> Subscriber | None:
+        """A driver of another host as a subscriber; None if it is gone."""
+        host_id = self.host_id_of(name)
+        if host_id is None:
+            return None
+        known = self.subscribers.get(name)
+        if known is None:
+            attached = 0 if name == host_id else name
+
+            def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
+                self.send(host_id, Printed(slot, stream, lines, attached))
+
+            known = Subscriber(deliver, FAR_BYTES_MAX, self.output.patience_s)
+            self.subscribers[name] = known
+        return known
+
+    def sent_on(self, audience: int, host_id: int) -> None:
+        """Notes that a task with that audience was sent from here to another host."""
+        if self.host_id_of(audience) is not None:
+            self.others.setdefault(audience, set()).add(host_id)
+
+    def taken(self, host_id: int, message: PrintedTaken) -> None:
+        """A driver of that host has taken some bytes."""
+        subscriber = self.subscribers.get(message.audience or host_id)
+        if subscriber is not None:
+            self.output.taken(subscriber, message.nbytes)
+
+    def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
+        """A driver of that host is leaving and asks for its last lines."""
+        self.asked.add(message.audience or host_id)
+        self.poll()
+
+    def poll(self) -> None:
+        """Answers drivers that have asked for their last lines, once all of those are sent."""
+        for name in list(self.asked):
+            self.output.last_lines(name)
+            if not self.output.waits_for(name):
+                self.asked.discard(name)
+                if name in self.subscribers:
+                    self.subscribers[name].confess()
+                host_id = self.host_id_of(name)
+                others = tuple(self.others.pop(name, ()))
+                if host_id is not None:
+                    self.send(host_id, LastLinesSent(others, 0 if name == host_id else name))
+                if name != host_id:  # only an attached driver leaves, not its host
+                    self.subscribers.pop(name, None)
+
+    # -- lines for this host's driver ----------------------------------------------------------
+
+    def printed(self, host_id: int, message: Printed) -> None:
+        """Sends lines of that node's workers to a driver of this host."""
+        name = message.audience
+        if name not in self.output.drivers:  # the driver has left
+            self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
+            return
+        speaker = self.speakers.get((host_id, name))
+        if speaker is None:
+            number = self.number_of(host_id)
+            if number is None:
+                return
+            speaker = self.speakers[host_id, name] = Speaker(host_id, number, name, self.send)
+        self.output.to_driver(
+            message.slot, speaker.number, message.stream, message.lines, speaker.taken, name
+        )
+        self.note_printed()
+
+    def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
+        """Asks these hosts for the last lines for this host's driver, or for the attached driver of
+        that name, because the driver is leaving."""
+        for host_id in host_ids:
+            if (name, host_id) not in self.received:
+                self.received.add((name, host_id))
+                self.asking.add((name, host_id))
+                if not self.send(host_id, LastLinesAsked(name)):
+                    self.asking.discard((name, host_id))
+
+    def is_asking(self, name: int) -> bool:
+        """Whether any host has not yet sent its last lines for that attached driver."""
+        return any(driver == name for driver, _ in self.asking)
+
+    def forget(self, name: int) -> None:
+        """Forgets an attached driver that is gone."""
+        self.asking = {key for key in self.asking if key[0] != name}
+        self.received = {key for key in self.received if key[0] != name}
+        for key in [key for key in self.speakers if key[1] == name]:
+            del self.speakers[key]
+
+    def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
+        """All of that node's lines have arrived. The message names other hosts that may have
+        some."""
+        others = [other for other in message.others if other != self.output.host_id]
+        if (message.audience, host_id) in self.asking:
+            self.ask_last_lines(others, message.audience)
+            self.asking.discard((message.audience, host_id))
+
+    # ------------------------------------------------------------------------------------------
+
+    def lose_peer(self, host_id: int) -> None:
+        """Drops everything about a host that is gone, with its drivers and workers."""
+        gone = {name for name in self.subscribers if same_host(name, host_id)} | {host_id}
+        for name in gone:
+            self.subscribers.pop(name, None)
+        for key in [key for key in self.speakers if key[0] == host_id]:
+            del self.speakers[key]
+        self.asked -= gone
+        self.asking = {key for key in self.asking if key[1] != host_id}
+        for name in [name for name in self.others if same_host(name, host_id)]:
+            del self.others[name]
+        for name in gone:
+            self.output.lose(name, self.busy)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether all hosts that were asked have sent their last lines."""
+        return not self.asking

@@ -1,0 +1,203 @@
+"""Passive estimates of this host's rates, from the traffic of its links.
+
+Why it exists: active probes would use up the bandwidth that they measure. While bytes move, the
+counters of all links are sampled. A collective sends everything at once when it begins, so the
+fastest stretch of a burst shows what the host can send, and what it can receive. An estimate is
+raised at once when a stretch was faster. It is lowered gradually, and only by bursts that should
+have filled the link in that direction, because a host that gives one of three parts of a gather is
+not slow. The estimate for sending is lowered at once if two bursts in a row agree and their bytes
+waited for the link, because then the host has become slow, and must own less from the next plan on.
+It must never know: plans, who uses the rates.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.ports import Loop
+
+__all__ = ["Meter"]
+
+# Time between two samples while bytes have moved for less than YOUNG_S, and after that. Lower: more
+# turns of the node's loop, of some 300 us of processor time.
+LOOK_S = 0.03
+LATER_LOOK_S = 0.09
+# Higher: more samples in each burst. Lower: in a short burst a stretch in which the link was full
+# is seen together with one in which it was not.
+YOUNG_S = 0.15
+# Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
+# stretches in which a link is full, because links are rarely full for so long.
+STRETCH_S = 0.06
+# A stretch with fewer bytes is ignored, because they may be all that there was to send. So a link
+# of less than 140 Mbit/s is not measured, and counts as unknown.
+STRETCH_BYTES_MIN = 1 << 20
+LOWER_WEIGHT = 0.15  # weight of a slower burst in the new estimate
+# Two bursts agree if neither is more than this many times as fast. Lower: a host that has become
+# slow is noticed later. Higher: bursts on busy processors are believed.
+AGREEING = 1.25
+UP = 0  # index of the sending direction in pairs (up, down)
+# Seconds of a burst in which bytes must have waited for the link.
+BACKLOGGED_S = 0.1
+# A burst in which no byte has moved for so long is over. Higher: more samples in vain.
+QUIET_S = 0.5
+# Bytes that begin to move after a burst of at least this length are another burst, even if they
+# follow at once: otherwise a row of calls would be one burst, in which a host that has become slow
+# was fast once. Higher: more calls until that is noticed. Lower: bursts too short to agree.
+LONG_S = 0.3
+# The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
+SENT_CHANGE = 0.05
+
+
+class Beside(Protocol):
+    """A room that follows the bursts of a meter, as PairMeter does."""
+
+    def begin(self) -> None:
+        """A burst begins."""
+
+    def sample(self) -> None:
+        """Called at each sample of a burst."""
+
+    def end(self) -> None:
+        """The burst is over, and the meter has updated its rates."""
+
+    @property
+    def backlogged_s(self) -> float:
+        """Seconds in which some flow of this host had more to send than its socket took."""
+
+
+class Meter:
+    """Estimates for one host in both directions, in bytes per second; 0.0: not known yet."""
+
+    def __init__(
+        self,
+        moved: Callable[[], tuple[int, int]],
+        loop: Loop,
+        tell: Callable[[int, int], None] = lambda up, down: None,
+        beside: Beside | None = None,
+    ) -> None:
+        """moved: returns the bytes (sent, received) so far. tell: called with new rates (up,
+        down). beside: follows the same bursts."""
+        self.moved = moved
+        self.tell = tell
+        self.beside = beside
+        self.loop = loop
+        self.users = 0
+        self.known = [0.0, 0.0]
+        self.peaks = [0.0, 0.0]  # fastest stretch of this burst
+        self.full = [False, False]  # whether this burst should have filled the link
+        self.sent = (0, 0)
+        self._slower = 0.0  # the last burst's peak upwards, if it was below the estimate
+        self._begun_at = 0.0  # when the first of the present users began
+        self._ended_at = 0.0  # when the last user ended
+        self._moved_at = 0.0
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._measuring = False  # a burst has begun
+        self._waiting = False  # a timer is set
+
+    def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
+        """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
+        now = self.loop.now()
+        if not self.users:
+            if self._measuring and now - self._ended_at >= LOOK_S:
+                self._finish()  # that burst was over before this one began
+            self._begun_at = now
+        self.users += 1
+        if not self._measuring:
+            self._measuring = True
+            self._samples.clear()
+            self.peaks, self.full = [0.0, 0.0], [False, False]
+            self._moved_at = now
+            if self.beside is not None:
+                self.beside.begin()
+            self._look()
+            if not self._waiting:
+                self._look_in(LOOK_S)
+        self.full = [before or now for before, now in zip(self.full, full, strict=True)]
+
+    def end(self) -> None:
+        """Called once for each `begin`, when no more of its bytes move."""
+        self.users -= 1
+        if not self.users:
+            self._ended_at = self.loop.now()
+            if self._measuring and self._ended_at - self._begun_at >= LONG_S:
+                self._sample()  # what has moved since the last look
+                self._finish()  # the plan of the next call is made with what this one has shown
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """(up, down) as known now, including this burst."""
+        up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
+        return int(up), int(down)
+
+    def _look_in(self, seconds: float) -> None:
+        self._waiting = True
+        self.loop.call_later(seconds, self._poll)
+
+    def _look(self) -> None:
+        self._sample()
+        if self.beside is not None:
+            self.beside.sample()
+
+    def _poll(self) -> None:
+        self._waiting = False
+        if not self._measuring:
+            return
+        self._look()
+        now = self.loop.now()
+        if self.users and now - self._moved_at < QUIET_S:
+            self._look_in(LOOK_S if now - self._begun_at < YOUNG_S else LATER_LOOK_S)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The burst is over: updates the rates, and notifies the manager if they have changed."""
+        self._measuring = False
+        for i, peak in enumerate(self.peaks):
+            if peak > self.known[i]:
+                # The first estimate must come from a full link; any other one would be too low.
+                if self.full[i] or self.known[i]:
+                    self.known[i] = peak
+                if i == UP:
+                    self._slower = 0.0
+            elif peak and self.full[i]:
+                self._lower(i, peak)
+        if any(
+            abs(now - sent) > SENT_CHANGE * sent
+            for now, sent in zip(self.known, self.sent, strict=True)
+        ):
+            self.sent = int(self.known[0]), int(self.known[1])
+            self.tell(*self.sent)
+        if self.beside is not None:
+            self.beside.end()
+
+    def _lower(self, i: int, peak: float) -> None:
+        """A burst that should have filled the link was slower than the estimate."""
+        self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
+        if i != UP:
+            return  # a receiver does not see whether bytes waited for its link
+        before, self._slower = self._slower, 0.0
+        if self.beside is not None and self.beside.backlogged_s >= BACKLOGGED_S:
+            self._slower = peak
+            if before and 1 / AGREEING <= peak / before <= AGREEING:
+                self.known[i] = min(self.known[i], max(peak, before))
+
+    def _sample(self) -> None:
+        now = self.loop.now()
+        sample = (now, *self.moved())
+        if not self._samples or sample[1:] != self._samples[-1][1:]:
+            self._moved_at = now
+        self._samples.append(sample)
+        while len(self._samples) > 2 and now - self._samples[1][0] >= STRETCH_S:
+            self._samples.popleft()
+        first, last = self._samples[0], self._samples[-1]
+        took = last[0] - first[0]
+        if took < STRETCH_S:
+            return
+        for i in range(2):
+            nbytes = last[1 + i] - first[1 + i]
+            if nbytes >= STRETCH_BYTES_MIN:
+                self.peaks[i] = max(self.peaks[i], nbytes / took)

@@ -1,0 +1,325 @@
+"""Data connections to other nodes, and the engine whose cells are filled over them.
+
+Why it exists: one engine moves all bulk bytes of this host. A connection to a node is made when the
+first pull from it is requested. The room that requested a cell is notified when the cell is full or
+has failed.
+It must never know: what the bytes are, why they are wanted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp._engine import (
+    CLOSED,
+    FILLED,
+    FOLD_FAILED,
+    LINK_LOST,
+    PULL_FAILED,
+    SMALL_TAKEN,
+)
+from hoplite_mp._node.io.tls_links import TlsLink
+from hoplite_mp._node.peers.path_estimator import Flow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.peers.peers import Peer, Peers
+    from hoplite_mp._node.ports import Engine, Key
+    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Links", "Pulling", "Wanting"]
+
+# The reason of a failure that callers recognise: no connection could be made, directly or over a
+# relay, and another attempt would take as long.
+UNREACHABLE = "the node cannot be reached"
+_log = logging.getLogger("hoplite_mp")
+
+
+class Wanting(Protocol):
+    """A room that has requested cells, and is notified of the outcome."""
+
+    def filled(self, cell: int) -> None:
+        """All bytes of the cell are there."""
+
+    def failed(self, cell: int, reason: str) -> None:
+        """The pull or the fold has failed; the cell stays open, and may be pulled again."""
+
+    def describe(self, cell: int) -> dict[str, Any]:
+        """What the bytes are for, for traces: "object" (16 bytes), "operation", "bytes"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """A cell that is being pulled."""
+
+    parent: int
+    begin_ns: int
+    wanting: Wanting
+
+
+class Links:
+    """The engine of this node, and a link to each node that it has pulled from."""
+
+    def __init__(self, host: HostContext, peers: Peers, engine: Engine) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.peers = peers
+        self.tls = peers.start.tls
+        self.engine = engine
+        self.driven: dict[int, TlsLink] = {}
+        self.links: dict[int, int] = {}  # number of a node -> link
+        self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
+        self.near: set[int] = set()  # links to other nodes on this same host
+        # Bytes (sent, received) of links that have ended; those of links in `near` apart.
+        self._ended, self._ended_near = (0, 0), (0, 0)
+        self.ends: dict[int, int] = {}  # link -> number of the node at its other end
+        self.calling: set[int] = set()  # numbers of nodes to which a connection is being made
+        # Cells that wait for such a connection -> the node and the key to pull them by. A later
+        # pull of the same cell replaces an earlier one.
+        self.awaiting: dict[int, tuple[int, Key]] = {}
+        self.wanting: dict[int, Wanting] = {}  # cell -> what is to be notified
+        self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
+        self.notes = host.notes
+        self._takes_small: Callable[[tuple[Any, ...]], None] | None = None
+        self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
+        host.loop.watch(engine.fileno(), self.on_ready)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def admitted(self, peer: Peer, admission: Admission) -> None:
+        """Another node has made a data connection."""
+        if self.tls:
+            self._admitted_driven(peer.member, admission)
+        else:
+            self._connect(peer.member.node, admission)
+
+    def _connect(self, number: int, admission: Admission) -> str:
+        """Hands the connection over to the engine; returns why that is impossible, or ""."""
+        try:
+            with admission.stream.detach() as sock:
+                link = self.engine.connect(sock.fileno(), number)
+        except OSError as error:  # no descriptor is left
+            why = error.strerror or str(error)
+            _log.warning("no data connection with node h%d: %s", number, why)
+            return why
+        self._count(link, number)
+        self.links.setdefault(number, link)
+        return ""
+
+    def _admitted_driven(self, member: Member, admission: Admission) -> None:
+        """Under TLS a link is a pair: each side makes the connection over which it sends. Either
+        side may end its half and begin a new one while connections of older halves are still on
+        their way, so each connection names its half, and the half that it answers. **Invariant**:
+        a half receives only from the half that it answers, that answers it, or that has begun at
+        the same time; otherwise two nodes could replace each other's halves without end."""
+        begun, answered = admission.peer.link, admission.peer.answers
+        known = self.driven.get(member.node)
+        if answered:
+            if known is not None and known.link == answered and not known.receiving:
+                known.receive_over(admission.stream.detach())
+                return
+            admission.stream.close()  # the half that it answers has ended, or has another peer
+            if known is not None and known.link == answered:
+                self.lose_node(member.node)
+            return
+        if known is not None and (known.receiving or known.answers not in (0, begun)):
+            self.lose_node(member.node)  # the other side has ended its half, and begins anew
+        self._driven(member, begun).receive_over(admission.stream.detach())
+
+    def _driven(self, member: Member, answers: int = 0) -> TlsLink:
+        """This side's half of the link to a node under TLS. answers: the other side's half, if
+        that was there first; 0: none."""
+        known = self.driven.get(member.node)
+        if known is not None:
+            return known
+        link = self.driven[member.node] = TlsLink(self.engine, member.node, answers)
+        self.links[member.node] = link.link
+        self._count(link.link, member.node)
+
+        def called(admission: Admission | None) -> None:
+            if admission is None:
+                link.close()
+            else:
+                link.send_over(admission.stream.detach())
+
+        self.peers.call(member, "data", called, (link.link, answers))
+        return link
+
+    def _count(self, link: int, number: int) -> None:
+        self.counted[link] = 0, 0
+        self.ends[link] = number
+        if self.peers.is_near(number):
+            self.near.add(link)
+
+    def lose_node(self, number: int) -> None:
+        """Ends the link to a node that is gone."""
+        link = self.links.pop(number, None)
+        driven = self.driven.pop(number, None)
+        if driven is not None:
+            driven.close()
+        elif link is not None:
+            with contextlib.suppress(KeyError):
+                self.engine.disconnect(link)
+
+    def when_small(self, take: Callable[[tuple[Any, ...]], None]) -> None:
+        """Registers what takes the engine's events about small calls of Groups."""
+        self._takes_small = take
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
+        """Fills the cell from the node `parent`; `wanting` is notified of the outcome."""
+        self.wanting[cell] = wanting
+        begun = self.pulling.get(cell)  # set if this is another attempt
+        at = self.loop.now_ns() if begun is None else begun.begin_ns
+        self.pulling[cell] = Pulling(parent, at, wanting)
+        if self.tls and parent in self.peers.by_number:
+            self._driven(self.peers.by_number[parent].member)
+        link = self.links.get(parent)
+        if link is not None:
+            self.awaiting.pop(cell, None)
+            self.engine.pull(cell, link, key)
+            return
+        peer = self.peers.by_number.get(parent)
+        if peer is None and parent not in self.calling:
+            self.awaiting.pop(cell, None)
+            wanting.failed(cell, "the node is gone")
+            return
+        self.awaiting[cell] = parent, key
+        if peer is not None:
+            self._call(peer.member)
+
+    def prepare(self, nodes: Collection[int]) -> None:
+        """Makes the missing links to these nodes. Only for clusters without TLS. Of any two nodes
+        the one with the lower number connects."""
+        for node in nodes:
+            peer = self.peers.by_number.get(node)
+            if peer is not None and node > self.client.number and node not in self.links:
+                self._call(peer.member)
+
+    def _call(self, member: Member) -> None:
+        if member.node not in self.calling:
+            self.calling.add(member.node)
+            self.peers.call(member, "data", lambda admission: self._called(member, admission))
+
+    def _called(self, member: Member, admission: Admission | None) -> None:
+        self.calling.discard(member.node)
+        why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
+        for cell, asked in list(self.awaiting.items()):
+            if asked[0] != member.node or self.awaiting.get(cell) is not asked:
+                continue  # it waits for another node, or an earlier `failed` has replaced it
+            del self.awaiting[cell]
+            if why_not:
+                self.wanting[cell].failed(cell, why_not)
+            else:
+                self.engine.pull(cell, self.links[member.node], asked[1])
+
+    def close(self, cell: int, engine_buffer: EngineBuffer, *, keep_requests: bool = False) -> None:
+        """Closes a cell. engine_buffer: the memory that the cell is in. keep_requests: see
+        `Engine.close`."""
+        self.wanting.pop(cell, None)
+        self.awaiting.pop(cell, None)
+        self._note(cell, "given up")
+        self.closing[cell] = engine_buffer
+        engine_buffer.closing += 1
+        self.engine.close(cell, keep_requests)
+
+    def _closed(self, cell: int) -> None:
+        engine_buffer = self.closing.pop(cell, None)
+        if engine_buffer is not None:
+            engine_buffer.let_go()
+
+    def on_ready(self) -> None:
+        """Handles the engine's events. Lost links come first, because the engine has forgotten them
+        already, and a room that is notified of a cell may at once pull from the same node."""
+        events = self.engine.events()
+        for event in events:
+            if event[0] == LINK_LOST:
+                self._lost(*event[1:])
+        for event in events:
+            kind = event[0]
+            if kind == FILLED:
+                wanting = self.wanting.pop(event[1], None)
+                self.awaiting.pop(event[1], None)
+                self._note(event[1], "whole")
+                if wanting is not None:
+                    wanting.filled(event[1])
+            elif kind in (PULL_FAILED, FOLD_FAILED):
+                wanting = self.wanting.get(event[1])
+                if wanting is not None:
+                    wanting.failed(event[1], event[2])
+            elif kind == CLOSED:
+                self._closed(event[1])
+            elif kind >= SMALL_TAKEN and self._takes_small is not None:
+                self._takes_small(event)
+
+    def _lost(self, link: int, number: int, reason: str) -> None:
+        self.ends.pop(link, None)
+        if self.links.get(number) == link:
+            del self.links[number]
+            driven = self.driven.pop(number, None)
+            if driven is not None:
+                driven.close()
+        _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def _note(self, cell: int, outcome: str) -> None:
+        """Records the end of a pull for a trace."""
+        pulling = self.pulling.pop(cell, None)
+        if pulling is not None and self.notes.on:
+            about = pulling.wanting.describe(cell)
+            about["bytes"] = self.engine.watermark(cell)
+            about["from"] = pulling.parent
+            name = "object" if "object" in about else str(about.get("kind", "part"))
+            self.notes.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
+
+    def moved(self, *, near: bool = True) -> tuple[int, int]:
+        """Bytes (sent, received) over all links; for a link that has ended, its last known counts.
+        near=False: without links between nodes of this same host."""
+        for link, (sent, received) in list(self.counted.items()):
+            try:
+                self.counted[link] = self.engine.counters(link)[:2]
+            except KeyError:  # it has ended
+                if link in self.near:
+                    before = self._ended_near
+                    self._ended_near = before[0] + sent, before[1] + received
+                else:
+                    self._ended = self._ended[0] + sent, self._ended[1] + received
+                del self.counted[link]
+                self.near.discard(link)
+        found = [moved for link, moved in self.counted.items() if near or link not in self.near]
+        found += [self._ended, self._ended_near] if near else [self._ended]
+        return sum(sent for sent, _ in found), sum(received for _, received in found)
+
+    def flows(self) -> dict[int, Flow]:
+        """What moves between this host and each other one, by the number of its node, over links
+        that have not ended."""
+        found: dict[int, Flow] = {}
+        for link, number in list(self.ends.items()):
+            if link in self.near:
+                continue
+            try:
+                sent, received, _, backlogged_ns = self.engine.counters(link)
+            except KeyError:
+                del self.ends[link]
+                continue
+            driven = self.driven.get(number)
+            if driven is not None:
+                backlogged_ns = driven.backlogged_ns
+            other = found.get(number, Flow(0, 0, 0))  # both may have made a connection
+            found[number] = Flow(
+                other.sent + sent, other.received + received, other.backlogged_ns + backlogged_ns
+            )
+        return found
+
+    def stop(self) -> None:
+        """Closes all links at the end of this node."""
+        for driven in list(self.driven.values()):
+            driven.close()
+        self.engine.stop()

@@ -1,0 +1,257 @@
+"""Passive estimates of pairs of hosts: which senders reach this host more slowly than links allow.
+
+Why it exists: a LAN need not be a star. Where the path between two hosts is narrower than both
+their links (racks, switches in a chain, a cable that has negotiated less), a plan must send little
+along it. But most flows are slow for other reasons: the sender has nothing to send yet, its link
+is shared, or this host's link is. A path counts as narrow if three conditions hold together:
+
+1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
+   socket took.
+2. Neither of the two hosts' links is full in that stretch.
+3. The flow gets less than half of an equal part of each of the two links, because links divide
+   themselves between flows about equally, though not exactly.
+
+The sender knows the first condition and its own link, so it sends HeldUp to the receiver. The
+receiver knows its own link, and measures the rate, because bytes that a sender has handed to a
+socket may not have arrived. Of a burst it takes the fastest stretch, because a path is as wide as
+the most that it has carried. A narrow path carries nearly the same in every stretch, so a burst in
+which the flow was much faster at another time is ignored: TCP after a loss, or a busy processor,
+has slowed the flow there. A pair is reported after BURSTS_MIN bursts that agree, and again while
+bursts confirm it, because the manager forgets figures of pairs that nobody confirms
+(planner/topology.py). A faster stretch of a pair that is known raises its rate at once.
+
+The same figures show when this host's own link becomes slow in the middle of a burst: flows to
+several hosts are backlogged, and all flows together get less than half of what the link can do.
+It must never know: plans, who uses the figures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hoplite_mp._node.peers.link_estimator import LOWER_WEIGHT
+from hoplite_mp.planner.topology import STAR_TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hoplite_mp._node.ports import Loop
+
+__all__ = ["Flow", "PairMeter"]
+
+# Length of a stretch. Lower: the ends of exchanges, in which some pairs are done before others,
+# count as narrow paths. Higher: only larger objects reveal narrow paths.
+WINDOW_S = 0.15
+# A flow counts as backlogged if it was so for this part of a stretch. Lower: a sender that relays
+# what it receives, and pauses for that, counts as one behind a narrow path.
+BACKLOGGED = 0.8
+# A link is full above this part of its rate. Higher: full links that are slowed down by busy
+# processors count as not full.
+FULL = 0.8
+# A flow that gets less than this fraction of an equal part of a link is held up elsewhere. Higher:
+# narrow paths that matter less are found, but so are flows that TCP has treated unfairly.
+HELD_UP = 0.5
+# The fastest stretch of a burst may be so many times as fast as the one in which the flow was held
+# up. Higher: more flows that were slow for a moment count as held up by a path.
+STEADY = 1.3
+# Number of bursts that must agree, within a factor of AGREEING, before a pair is reported. Higher:
+# fewer mistakes, but later reports.
+BURSTS_MIN = 2
+AGREEING = 1.5
+# A flow that has moved fewer bytes in a stretch is ignored there.
+FLOW_BYTES_MIN = 64 << 10
+# Shortest time between two HeldUp messages about one flow. Lower: more messages while bytes move.
+SAY_AGAIN_S = 0.25
+# This host's link has become slow if it sends less than this part of its rate for SLOW_S, while
+# flows to SLOW_FLOWS_MIN other hosts or more are backlogged (one flow alone is slow if its receiver
+# is). Higher part, or a shorter time: plans are changed for hosts that are slow for a moment.
+SLOW = 0.5
+SLOW_S = 0.3
+SLOW_FLOWS_MIN = 2
+# A pair is reported again when its rate has changed by this fraction, or after this time, which is
+# a quarter of the time for which the manager remembers it (PAIR_S).
+TELL_CHANGE = 0.1
+TELL_AGAIN_S = 75.0
+
+
+class Flow(NamedTuple):
+    """Totals of what has moved between this host and another one."""
+
+    sent: int  # bytes
+    received: int
+    backlogged_ns: int  # time in which there was more to send than the sockets took
+
+
+@dataclass(slots=True)
+class _Pair:
+    """The estimate for the path from one host to this one."""
+
+    rate: float  # bytes per second
+    bursts: int = 1  # number of bursts that agree
+    told: float = 0.0  # the rate that the manager has; 0.0: none
+    told_at: float = 0.0
+
+
+class PairMeter:
+    """The paths to one host. Senders are named by the numbers of their nodes."""
+
+    def __init__(
+        self,
+        flows: Callable[[], Mapping[int, Flow]],
+        rates: Callable[[], tuple[float, float]],
+        loop: Loop,
+        say: Callable[[int], None],
+        tell: Callable[[int, float], None],
+    ) -> None:
+        """flows: by node, over links to other hosts. rates: of this host's link (up, down), 0 while
+        unknown. say: sends HeldUp to that node. tell: reports to the manager the rate of the path
+        from that node to this one."""
+        self.flows = flows
+        self.rates = rates
+        self.loop = loop
+        self.say = say
+        self.tell = tell
+        self.known: dict[int, _Pair] = {}
+        self.peaks: dict[int, float] = {}  # the fastest stretch of this burst, by sender
+        self.held: dict[int, float] = {}  # rates of flows that were held up in this burst
+        self.backlogged_s = 0.0  # time of this burst in which a flow from here was backlogged
+        self._slow_since: float | None = None
+        self._slow_told_at: float | None = None
+        self._when_slow: list[Callable[[int, int], None]] = []
+        self._received: dict[int, float] = {}  # bytes per second in the latest stretch
+        self._said: dict[int, float] = {}  # when HeldUp was sent
+        self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
+
+    def when_slow(self, tell: Callable[[int, int], None]) -> None:
+        """tell: called with the bytes per second (up, down) that this host's link carries when it
+        has become slow in the middle of a burst, and again while it stays so."""
+        self._when_slow.append(tell)
+
+    def begin(self) -> None:
+        """A burst begins."""
+        self._samples.clear()
+        self._slow_since = None
+        self._received, self.peaks = {}, {}
+        self.backlogged_s = 0.0
+        self.held.clear()
+
+    def sample(self) -> None:
+        """Called every few hundredths of a second during a burst."""
+        now = self.loop.now()
+        self._samples.append((now, self.flows()))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW_S:
+            self._samples.popleft()
+        (begun, before), (_, after) = self._samples[0], self._samples[-1]
+        took = now - begun
+        if took < WINDOW_S:
+            return
+        moved = {}
+        for node, flow in after.items():
+            old = before.get(node, Flow(0, 0, 0))
+            # The figures of a link that has ended are missing, so a difference may be negative.
+            moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
+        self._say_held_up(now, took, moved)
+        self._look_whether_slow(now, took, moved)
+        self._received = {
+            node: flow.received / took
+            for node, flow in moved.items()
+            if flow.received >= FLOW_BYTES_MIN
+        }
+        for node, rate in self._received.items():
+            self.peaks[node] = max(self.peaks.get(node, 0.0), rate)
+
+    def _say_held_up(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+        """Sends HeldUp for flows that are held up, unless this host's own link is full."""
+        backlogged = {
+            node: flow.sent / took
+            for node, flow in moved.items()
+            if flow.backlogged_ns >= BACKLOGGED * took * 1e9 and flow.sent >= FLOW_BYTES_MIN
+        }
+        if backlogged:
+            self.backlogged_s += now - self._samples[-2][0]
+        link = self.rates()[0]
+        if sum(flow.sent for flow in moved.values()) >= FULL * link * took:
+            return
+        for node, rate in backlogged.items():
+            said = self._said.get(node)
+            if rate < HELD_UP * link / len(backlogged) and (
+                said is None or now - said >= SAY_AGAIN_S
+            ):
+                self._said[node] = now
+                self.say(node)
+
+    def _look_whether_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+        """Tells that this host's link is slow, if it is."""
+        waiting = [one for one in moved.values() if one.backlogged_ns >= BACKLOGGED * took * 1e9]
+        sent = sum(flow.sent for flow in moved.values())
+        if len(waiting) < SLOW_FLOWS_MIN or not 0 < sent < SLOW * self.rates()[0] * took:
+            self._slow_since = None
+            return
+        if self._slow_since is None:
+            self._slow_since = now - took
+        told = self._slow_told_at
+        if now - self._slow_since >= SLOW_S and (told is None or now - told >= SAY_AGAIN_S):
+            self._slow_told_at = now
+            received = sum(flow.received for flow in moved.values())
+            for tell in self._when_slow:
+                tell(int(sent / took), int(received / took))
+
+    def held_up(self, node: int) -> None:
+        """That node has sent HeldUp: its flow to this host is held up, but not by its own link."""
+        link, rate = self.rates()[1], self._received.get(node)
+        if rate is None or sum(self._received.values()) >= FULL * link:
+            return
+        if rate < HELD_UP * link / len(self._received):
+            self.held[node] = max(rate, self.held.get(node, 0.0))
+
+    def end(self) -> None:
+        """The burst is over: updates the estimates of paths, and reports them."""
+        link = self.rates()[1]
+        for node, peak in self.peaks.items():
+            steady = peak <= STEADY * self.held.get(node, 0.0)
+            if steady and peak < STAR_TOLERANCE * link:
+                self._confirm(node, peak)
+            elif node in self.known and peak > self.known[node].rate:
+                self._widen(node, peak, link)
+
+    def _confirm(self, node: int, peak: float) -> None:
+        pair = self.known.get(node)
+        if pair is None:
+            self.known[node] = _Pair(peak)
+            return
+        if peak > AGREEING * pair.rate or AGREEING * peak < pair.rate:
+            pair.bursts = 0
+        pair.bursts += 1
+        lowered = pair.rate + LOWER_WEIGHT * (peak - pair.rate)
+        pair.rate = max(peak, lowered)
+        now = self.loop.now()
+        if pair.bursts >= BURSTS_MIN and (
+            abs(pair.rate - pair.told) > TELL_CHANGE * pair.told
+            or now - pair.told_at >= TELL_AGAIN_S
+        ):
+            self._tell(node, pair, now)
+
+    def _widen(self, node: int, peak: float, link: float) -> None:
+        pair = self.known[node]
+        pair.rate = peak
+        if pair.told and peak > (1 + TELL_CHANGE) * pair.told:
+            self._tell(node, pair, self.loop.now())
+        if peak >= STAR_TOLERANCE * link:
+            del self.known[node]
+
+    def _tell(self, node: int, pair: _Pair, now: float) -> None:
+        pair.told, pair.told_at = pair.rate, now
+        self.tell(node, pair.rate)
+
+    def tell_next_manager(self) -> None:
+        """The manager has changed, and the new one knows no rate of a pair: each rate is reported
+        when the next burst confirms it."""
+        for pair in self.known.values():
+            pair.told = pair.told_at = 0.0
+
+    def lose(self, node: int) -> None:
+        """Forgets the node, which is gone; its next life may be on another cable."""
+        for table in (self.known, self._said, self.peaks, self._received, self.held):
+            table.pop(node, None)

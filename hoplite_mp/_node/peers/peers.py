@@ -1,0 +1,359 @@
+"""The other nodes of the cluster, and a connection (wire) to each that messages are sent to.
+
+Why it exists: a connection is made when the first message is sent; until it is there, messages wait
+in their order. A node answers over a connection that the other one has made, so two nodes usually
+share one. Only the manager says which nodes there are; a peer that cannot be reached is treated as
+lost.
+It must never know: what the messages mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp._node.io.control_channel import Traffic, Wire
+from hoplite_mp._node.peers.relays import Relays, endpoints_of
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.output import same_host
+from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.transport.addresses import parse_address
+from hoplite_mp.transport.listen import OUT_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.ports import Calling, Connections, Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Call", "Peers"]
+
+# Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
+# to a relay less often, and a cut is noticed later (2 s for each round and address).
+DIRECT_ROUNDS_MAX = 2
+# Least timeout of connections between nodes, even if that for the manager is shorter.
+CONNECT_S_MIN = 10.0
+STARVED_S = 0.2  # time until the next attempt when no descriptor is left
+_log = logging.getLogger("hoplite_mp")
+
+
+class Peer:
+    """One other node. `waiting`: frames that are sent as soon as there is a wire."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.wire: Wire | None = None
+        self.extra: list[Wire] = []  # more wires, if both nodes have connected; only read from
+        self.waiting: list[bytes] = []
+        self.calling = False
+
+
+class Call:
+    """One outgoing connection. The node's loop drives it when its descriptor is ready, and at its
+    deadline."""
+
+    caller: Calling
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[], Calling],
+        whom: str,
+        done: Callable[[Admission | None], None],
+        level: int = logging.WARNING,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """whom: for log messages. done: gets the connection, or None. level: of the message that
+        `whom` cannot be reached. waits: while this process has no descriptor left, try again
+        instead of failing."""
+        self._level = level
+        self._make = make
+        self._waits = waits
+        self._starved = False
+        self.loop, self.whom, self.done = loop, whom, done
+        self.fd = -1
+        self.over = False
+
+    def begin(self) -> None:
+        """Makes the first attempt at once."""
+        try:
+            self.caller = self._make()
+        except OSError as error:
+            if error.errno not in OUT_OF:
+                raise
+            self._starve(str(error))
+            return
+        self.fd, self.over = self.caller.fileno(), False
+        self.loop.watch(self.fd, self.turn)
+        self.turn()
+
+    def _starve(self, why: str) -> None:
+        if not self._starved:
+            _log.error("%s cannot be called now: %s", self.whom, why)
+        self._starved = True
+        if self._waits:
+            self.loop.call_later(STARVED_S, self.begin)
+        else:
+            self.done(None)
+
+    def turn(self) -> None:
+        """Does what can be done without blocking."""
+        if self.over:
+            return  # an old timer
+        try:
+            admission = self.caller.turn(self.loop.now())
+        except (HopliteError, OSError) as error:
+            if self.caller.starved:
+                self.over = True
+                self.loop.unwatch(self.fd)
+                self._starve(str(error))
+                return
+            _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
+            self._end(None)
+            return
+        if admission is not None:
+            self._end(admission)
+            return
+        self.loop.call_later(max(0.0, self.caller.deadline - self.loop.now()), self.turn)
+
+    def _end(self, admission: Admission | None) -> None:
+        self.over = True
+        self.loop.unwatch(self.fd)
+        self.done(admission)
+
+
+class Peers:
+    """All other living nodes, by host id."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        network: LanStart,
+        connections: Connections,
+        take: Callable[[int, Any], None],
+        lose: Callable[[Member], None],
+        mine: Introduction,
+    ) -> None:
+        """take: called with a host id and a message from there. lose: called with a member that
+        cannot be reached any more."""
+        self.loop = host.loop
+        self.roster = host.roster
+        self.start = network
+        self.connections = connections
+        self.take = take
+        self.lose_member = lose
+        self.mine = mine
+        self.cluster = network.cluster
+        self.by_host_id: dict[int, Peer] = {}
+        self.traffic = Traffic()  # over all wires
+        self.by_number: dict[int, Peer] = {}
+        # By host id: connections of nodes that this node does not know as members yet.
+        self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
+        self.own: set[str] = set()  # addresses of this host, without ports
+        self.listens_at = ""  # the address at which this node accepts others, without a port
+        self.relays = Relays(host, connections, self)
+
+    def came(self, member: Member) -> None:
+        """A node has joined, which may be this one itself."""
+        if member.host_id == self.mine.host_id:
+            self.own = _hosts(member)
+            return
+        peer = Peer(member)
+        self.by_host_id[member.host_id] = self.by_number[member.node] = peer
+        self.roster.add(member)
+
+    def went(self, number: int) -> Peer | None:
+        """Removes a node that is gone, and closes its connections."""
+        peer = self.by_number.pop(number, None)
+        if peer is None:
+            return None
+        del self.by_host_id[peer.member.host_id]
+        self.roster.remove(number)
+        for wire in (peer.wire, *peer.extra):
+            if wire is not None:
+                wire.close("the node is gone")
+        self.relays.lose_peer(peer.member.host_id)
+        return peer
+
+    def host_id_of(self, audience: int) -> int | None:
+        """The id of the host of the driver with that name; None: the host is gone."""
+        if audience in self.by_host_id:
+            return audience
+        return next((host_id for host_id in self.by_host_id if same_host(audience, host_id)), None)
+
+    def is_near(self, number: int) -> bool:
+        """Whether that node advertises this host's own address, so that no network link is used."""
+        peer = self.by_number.get(number)
+        return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
+
+    def is_member(self, host: str) -> bool:
+        """Whether a living node has that address. Also called in threads."""
+        return any(host in _hosts(peer.member) for peer in list(self.by_host_id.values()))
+
+    def send(self, host_id: int, message: PeerMessage) -> bool:
+        """Sends a message to the node of that host, connecting to it if needed. False: there is no
+        such node."""
+        peer = self.by_host_id.get(host_id)
+        if peer is None:
+            return False
+        frame = encode(message)  # type: ignore[arg-type]
+        if peer.wire is not None and peer.wire.open:
+            return peer.wire.send(frame)
+        peer.waiting.append(frame)
+        self._call(peer)
+        return True
+
+    @property
+    def met(self) -> list[int]:
+        """Ids of the hosts to whose nodes there is a wire."""
+        return [host_id for host_id, peer in self.by_host_id.items() if peer.wire is not None]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything that was sent has left this process."""
+        return not any(
+            peer.waiting or (peer.wire is not None and peer.wire.open and peer.wire.sending)
+            for peer in self.by_host_id.values()
+        )
+
+    def _call(self, peer: Peer) -> None:
+        if peer.calling:
+            return
+        peer.calling = True
+        self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
+
+    def call(
+        self,
+        member: Member,
+        role: str,
+        done: Callable[[Admission | None], None],
+        link: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Connects to a node, over a relay if necessary; `done` gets the connection, or None when
+        the node cannot be reached. link: Introduction.link and Introduction.answers."""
+        way = self.relays.way(member.host_id)
+        others = len(self.by_host_id) > 1
+
+        def met() -> bool:
+            peer = self.by_host_id.get(member.host_id)
+            return role == "peer" and peer is not None and peer.wire is not None and peer.wire.open
+
+        def called(admission: Admission | None) -> None:
+            lost = admission is None and member.host_id in self.by_host_id
+            if lost and others and not way and not met():
+                self.relays.find(member, found)
+            else:
+                done(admission)
+
+        def found(way: list[Endpoint]) -> None:
+            if met():  # the other node has called this one meanwhile
+                done(None)
+                return
+            # Without a relay this node calls the other one directly, and for longer, because the
+            # other one may not listen yet. If it is gone, the manager will announce that.
+            self._call_at(way or endpoints_of(member.addresses), member, role, done, link)
+
+        rounds = DIRECT_ROUNDS_MAX if others and not way else 0
+        endpoints = way or endpoints_of(member.addresses)
+        self._call_at(endpoints, member, role, called, link, rounds)
+
+    def _call_at(
+        self,
+        endpoints: list[Endpoint],
+        member: Member,
+        role: str,
+        done: Callable[[Admission | None], None],
+        link: tuple[int, int],
+        rounds_max: int = 0,
+    ) -> None:
+        make = functools.partial(
+            self.connections.call,
+            endpoints,
+            role=role,
+            mine=msgspec.structs.replace(self.mine, link=link[0], answers=link[1]),
+            timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
+            cluster=self.cluster,
+            host_id=member.host_id,
+            rounds_max=rounds_max,
+        )
+        Call(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
+
+    def _answered(self, peer: Peer, admission: Admission | None) -> None:
+        peer.calling = False
+        if self.by_host_id.get(peer.member.host_id) is not peer:
+            if admission is not None:
+                admission.stream.close()
+        elif admission is not None:
+            self._attach(peer, admission)
+        elif peer.wire is None or not peer.wire.open:  # it has not called this node either
+            self.lose_member(peer.member)
+
+    def admitted(
+        self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
+    ) -> None:
+        """Another node has connected. If it is unknown, it may have joined although the manager's
+        message about it has not arrived here, so the connection waits for that message as long as a
+        handshake may take. attach: takes the connection; None: it becomes a wire for messages."""
+        host_id, attach = admission.peer.host_id, attach or self._attach
+        peer = self.by_host_id.get(host_id)
+        if peer is not None:
+            attach(peer, admission)
+            return
+        self.unknown.setdefault(host_id, []).append((admission, attach))
+        self.loop.call_later(
+            self.start.handshake_timeout_s, lambda: self._too_late(host_id, admission)
+        )
+
+    def let_in(self, host_id: int) -> None:
+        """Attaches waiting connections of a node, after all rooms know it as a member."""
+        peer = self.by_host_id.get(host_id)
+        if peer is not None:
+            for admission, attach in self.unknown.pop(host_id, ()):
+                attach(peer, admission)
+
+    def _too_late(self, host_id: int, admission: Admission) -> None:
+        waiting = self.unknown.get(host_id, [])
+        for one in [one for one in waiting if one[0] is admission]:
+            waiting.remove(one)
+            admission.stream.close()
+        if not waiting:
+            self.unknown.pop(host_id, None)
+
+    def _attach(self, peer: Peer, admission: Admission) -> None:
+        host_id = peer.member.host_id
+        wire = Wire(
+            self.loop,
+            admission.stream,
+            Decoder(PeerMessage),
+            lambda message: self.take(host_id, message),
+            lambda reason: self._ended(peer, reason),
+            traffic=self.traffic,
+        )
+        if peer.wire is None or not peer.wire.open:
+            peer.wire = wire
+            waiting, peer.waiting = peer.waiting, []
+            for frame in waiting:
+                wire.send(frame)
+        else:
+            peer.extra.append(wire)
+        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
+            wire.ready()
+
+    def _ended(self, peer: Peer, reason: str) -> None:
+        if self.by_host_id.get(peer.member.host_id) is peer:
+            _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
+            self.lose_member(peer.member)
+
+
+def _hosts(member: Member) -> set[str]:
+    return {parse_address(text).host for text in member.addresses}

@@ -1,0 +1,180 @@
+"""Relays: connections to a node that this one cannot reach, through a port of a third node.
+
+    this node ── RelayAsked ──► a third node, which tries to reach that node,
+              ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
+
+Why it exists: a firewall or a missing route between two hosts must not split a cluster whose hosts
+all reach the first one. Members are asked one after the other, in the order in which they joined.
+It must never know: what the connections are for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp.transport.addresses import endpoint_of, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.ports import Connections, LentPort
+    from hoplite_mp._node.questions import Answer
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp.transport.addresses import Endpoint
+
+__all__ = ["Relays", "endpoints_of"]
+
+# How long a node may take to answer. It tries each address of the other node for 2 s (ARRIVE_S in
+# _node/io/forward.py).
+ANSWER_S = 6.0
+# How many nodes are asked for one relay. Higher: a node that is really gone is given up later.
+ASKED_MAX = 3
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(eq=False, slots=True)
+class _Search:
+    """The search for a relay to one node. candidates: ids of the hosts still to be asked."""
+
+    candidates: list[int]
+    waiting: list[Callable[[list[Endpoint]], None]]
+
+
+class Above(Protocol):
+    """What this room asks of Peers (_node/peers/peers.py)."""
+
+    def send(self, host_id: int, message: PeerMessage) -> bool:
+        """Sends to the node of that host; False: there is no such node."""
+
+    def is_member(self, host: str) -> bool:
+        """Whether a living node has that address. Also called in threads."""
+
+
+class Relays:
+    """The relays that this node uses, and the ports that it lends to others."""
+
+    def __init__(self, host: HostContext, connections: Connections, above: Above) -> None:
+        self.loop = host.loop
+        self.roster = host.roster
+        self.questions = host.questions
+        self.connections = connections
+        self.above = above
+        # Host id -> id of the host that relays to it, and the endpoints of the lent port.
+        self.ways: dict[int, tuple[int, list[Endpoint]]] = {}
+        self.searches: dict[int, _Search] = {}  # by id of the host that cannot be reached
+        self.forwards: dict[int, LentPort] = {}  # by id of the host to which the port forwards
+        # Host id -> ids of the hosts that asked for a relay to it, and the numbers of their
+        # questions.
+        self.trying: dict[int, list[tuple[int, int]]] = {}
+
+    # -- relays that this node uses ------------------------------------------------------------
+
+    def way(self, host_id: int) -> list[Endpoint]:
+        """The endpoints to call instead of that host's own; empty if it is called directly."""
+        return self.ways[host_id][1] if host_id in self.ways else []
+
+    def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
+        """Searches for a relay to a node that cannot be reached; `done` gets the relay's endpoints,
+        or an empty list if there is no relay."""
+        search = self.searches.get(member.host_id)
+        if search is None:
+            others = [host_id for host_id in self.roster.by_host_id if host_id != member.host_id]
+            unreached = self.ways.keys() | self.searches.keys()
+            candidates = [host_id for host_id in others if host_id not in unreached][:ASKED_MAX]
+            search = self.searches[member.host_id] = _Search(candidates, [done])
+            self._ask(member.host_id, search)
+        else:
+            search.waiting.append(done)
+
+    def _ask(self, host_id: int, search: _Search) -> None:
+        """Asks the next candidate."""
+        if not search.candidates:
+            self._end(host_id, [])
+            return
+        lender = search.candidates.pop(0)
+
+        def answered(answer: Answer | None) -> None:
+            if self.searches.get(host_id) is not search:
+                return  # that node is gone
+            if answer is None or not answer.message.port:
+                self._ask(host_id, search)
+            else:
+                self._opened(host_id, lender, answer.message.port)
+
+        self.questions.ask(lender, lambda number: RelayAsked(number, host_id), answered, ANSWER_S)
+
+    def _opened(self, host_id: int, lender: int, port: int) -> None:
+        """The node of the host `lender` has opened a port that forwards to the host `host_id`."""
+        behind, peer = self.roster.by_host_id[host_id], self.roster.by_host_id[lender]
+        way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
+        found = endpoints_of(tuple(map(str, way)))
+        self.ways[host_id] = lender, found
+        words = "node h%d is reached over node h%d: no connection leads there from this host"
+        _log.warning(words, behind.node, peer.node)
+        self._end(host_id, found)
+
+    def _end(self, host_id: int, found: list[Endpoint]) -> None:
+        for done in self.searches.pop(host_id).waiting:
+            done(found)
+
+    # -- relays for other nodes ----------------------------------------------------------------
+
+    def asked(self, asker: int, message: RelayAsked) -> None:
+        """The host `asker` cannot reach another host. A thread tries whether this node can."""
+        host_id, number = message.host_id, message.number
+        peer = self.roster.by_host_id.get(host_id)
+        if peer is None or host_id in self.ways or host_id in self.searches:
+            self.above.send(asker, RelayOpened(number, 0))
+        elif host_id in self.forwards:
+            self.above.send(asker, RelayOpened(number, self.forwards[host_id].port))
+        elif host_id in self.trying:
+            self.trying[host_id].append((asker, number))
+        else:
+            endpoints = endpoints_of(peer.addresses)
+            look = partial(self.connections.is_reached, endpoints)
+            self.loop.run_in_thread(look, partial(self._tried, host_id))
+            self.trying[host_id] = [(asker, number)]  # the thread's result comes in a later turn
+
+    def _tried(self, host_id: int, reached: bool) -> None:
+        port = self._lend(host_id) if reached else 0
+        for asker, number in self.trying.pop(host_id, ()):
+            self.above.send(asker, RelayOpened(number, port))
+
+    def _lend(self, host_id: int) -> int:
+        """Opens a port that forwards to that host; 0: it is gone, or no port can be opened."""
+        peer = self.roster.by_host_id.get(host_id)
+        if peer is None:
+            return 0
+        try:
+            endpoints = endpoints_of(peer.addresses)
+            forward = self.connections.lend(endpoints, self.above.is_member)
+        except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor or thread left
+            _log.error("no way can be lent to node h%d: %s", peer.node, error)
+            return 0
+        self.forwards[host_id] = forward
+        return forward.port
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def lose_peer(self, host_id: int) -> None:
+        """A host is gone, and with it the relays over it and to it."""
+        self.ways = {
+            behind: way for behind, way in self.ways.items() if host_id not in (behind, way[0])
+        }
+        forward = self.forwards.pop(host_id, None)
+        if forward is not None:
+            forward.close()
+        if host_id in self.searches:
+            self._end(host_id, [])
+
+
+def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
+    """Endpoints of the addresses that another node advertises."""
+    return [endpoint_of(parse_address(text)) for text in addresses]

@@ -1,0 +1,352 @@
+"""Ports of the node: interfaces for everything that reaches out of its process.
+
+Why it exists: the same node runs on a real host, with a clock, descriptors and threads, and in a
+simulation, where a schedule decides about all of these (FoundationDB and TigerBeetle test their
+databases in this way). Rooms are given ports, and never call the clock or the system directly.
+It must never know: any room of the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import Reply, StartStandby
+    from hoplite_mp.protocol.spawning import Spawn
+    from hoplite_mp.transport.addresses import Address, Endpoint
+    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp.transport.stream import Stream
+
+__all__ = [
+    "AttachedDrivers",
+    "Calling",
+    "Connections",
+    "Disk",
+    "DriverDoor",
+    "Engine",
+    "HasWorkers",
+    "Key",
+    "LentPort",
+    "Lines",
+    "Loop",
+    "NodePorts",
+    "Processes",
+    "Stacks",
+]
+
+# Names a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
+Key = tuple[int, int, int, int]
+
+T = TypeVar("T")
+
+
+class Loop(Protocol):
+    """Time, timers, descriptors and threads. All callbacks run in the loop's thread, one after the
+    other."""
+
+    def now(self) -> float:
+        """Seconds of a monotonic clock."""
+
+    def now_ns(self) -> int:
+        """The same clock, in nanoseconds."""
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Calls `action` once, not before `seconds` have passed; 0.0: in the next turn."""
+
+    def watch(
+        self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
+    ) -> None:
+        """Calls `ready` whenever the descriptor is readable or writable, as asked for, or has hung
+        up. A second call for the same descriptor replaces the first one."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stops watching a descriptor, which may be closed already."""
+
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Calls `work` in a thread, then `done` with its result in the loop. `work` must not
+        raise."""
+
+    def repeat_in_thread(
+        self, interval_s: float, work: Callable[[], None], name: str
+    ) -> Callable[[], None]:
+        """Calls `work` at this interval in a thread of its own, even while the loop is busy.
+        Returns a function that ends the thread. `name`: the thread's name."""
+
+
+class Lines(Protocol):
+    """The connections (lines) to the processes of this host, by client slot."""
+
+    @property
+    def by_slot(self) -> Mapping[int, Any]:
+        """The lines that are open."""
+
+    def serve(self, above: Any) -> None:
+        """Sets what handles the requests; see `Above` in _node/io/client_sockets.py."""
+
+    def add(self, slot: int, line: Any) -> None:
+        """Reads requests of the process in that slot from this line."""
+
+    def forget(self, slot: int) -> None:
+        """Closes the line of a process that has ended or sends no more requests."""
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        """Answers the process in that slot, if there is one."""
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        """A function for an answer that is sent later: it reaches the process that is in the slot
+        now, or nobody if that process has ended meanwhile."""
+
+
+class Processes(Protocol):
+    """Starting and ending of worker processes on this host."""
+
+    def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
+        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or why
+        none can be started now."""
+
+    def kill(self, pid: int) -> None:
+        """Kills the process, if it is still there."""
+
+    def interrupt(self, pid: int) -> None:
+        """Interrupts the task that the process runs, if the process is still there."""
+
+    def start_standby(self, ask: StartStandby, address: Address) -> None:
+        """Asks the supervisor for a standby manager that listens at `address`. ConfigError: it
+        cannot be started here."""
+
+    def close(self, descriptors: list[int]) -> None:
+        """Closes descriptors that no worker is to inherit any more, and empties the list."""
+
+
+class Disk(Protocol):
+    """The spill file, for objects that do not fit into memory. Methods raise OSError when the disk
+    fails."""
+
+    @property
+    def used(self) -> int:
+        """Bytes that the file holds."""
+
+    def write(self, data: memoryview) -> int | None:
+        """Returns the position of the bytes; None: the file's size limit is reached."""
+
+    def read(self, position: int, into: memoryview) -> None:
+        """Fills `into` with the bytes from that position on."""
+
+    def free(self, position: int) -> None:
+        """Frees what was written at that position."""
+
+
+class HasWorker(Protocol):
+    """One worker process."""
+
+    pid: int
+
+
+class HasWorkers(Protocol):
+    """The room that knows all workers of this host."""
+
+    @property
+    def all(self) -> Mapping[int, HasWorker]:
+        """Workers by slot."""
+
+
+class Stacks(Protocol):
+    """Stack traces of this host's workers."""
+
+    def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Collects the stacks of all threads as text, and calls `done` with one entry for each
+        worker."""
+
+
+class Calling(Protocol):
+    """An outgoing connection while it is being established."""
+
+    @property
+    def deadline(self) -> float:
+        """When `turn` must be called even if the descriptor has not become ready."""
+
+    @property
+    def starved(self) -> bool:
+        """Whether it failed because this process has no descriptor or memory left."""
+
+    def fileno(self) -> int:
+        """The descriptor for the loop."""
+
+    def turn(self, now: float) -> Admission | None:
+        """Does what can be done without blocking; returns the connection once it is established.
+        HopliteError: the host cannot be reached, or another one has answered. OSError: this
+        process has no resources left."""
+
+    def wait(self) -> Admission:
+        """Blocks until the connection is established; raises as `turn` does."""
+
+
+class LentPort(Protocol):
+    """A port of this host that forwards connections to another host."""
+
+    @property
+    def port(self) -> int:
+        """Its number."""
+
+    def close(self) -> None:
+        """Closes the port and all connections over it."""
+
+
+class Connections(Protocol):
+    """Connections with processes of other hosts; both sides authenticate each other first."""
+
+    def call(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        role: str,
+        mine: Introduction,
+        timeout_s: float,
+        cluster: bytes = b"",
+        host_id: int | None = None,
+        rounds_max: int = 0,
+    ) -> Calling:
+        """Begins to connect; the arguments are those of transport/caller.py. OSError: this process
+        has no descriptor left."""
+
+    def listen(
+        self,
+        cluster: bytes,
+        certificate: bytes,
+        mine: Introduction,
+        roles: Mapping[str, Callable[[Admission], None]],
+    ) -> str:
+        """Accepts connections of other nodes; returns the address, without a port. `roles`: the
+        handler of a new connection, by the role that its caller has named."""
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        """Whether one of these answers. It blocks, so it must be called in a thread."""
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
+        """Opens a port of this host that forwards to one of these. `may`: whether a caller from
+        that address is let through; called in threads. ConfigError, OSError, RuntimeError: no port
+        can be lent."""
+
+    def own_addresses(self) -> Collection[str]:
+        """All addresses of this host, without ports."""
+
+
+class AttachedDrivers(Protocol):
+    """Programs of this host that attach to its node. The door that lets them in (DriverDoor) calls
+    these methods."""
+
+    def register(self) -> tuple[int, int, int, str]:
+        """Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0, why not)."""
+
+    def unregister(self, slot: int) -> None:
+        """Frees the slot of a driver to which its slot could not be sent."""
+
+    def came(
+        self,
+        slot: int,
+        name: int,
+        pid: int,
+        line: Any,
+        output: Any,
+        close: Callable[[], None],
+    ) -> None:
+        """A driver has received its slot. line: for its requests. output: a socket for the lines
+        that its tasks print. close: closes the connection over which it was let in."""
+
+    def gone(self, slot: int) -> None:
+        """The driver has ended or unmapped the memory: it reads nothing any more."""
+
+
+class DriverDoor(Protocol):
+    """How programs of this host find its node (_node/io/driver_listener.py)."""
+
+    def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
+        """Lets drivers find this node, as soon as no other node of this host uses the cluster's
+        name."""
+
+    def close(self) -> None:
+        """Closes the door when the node ends, so that no driver finds it any more."""
+
+
+class Engine(Protocol):
+    """Moves bulk bytes between hosts and reduces them on the way; see hoplite_mp/_engine.pyi."""
+
+    def fileno(self) -> int: ...
+    def connect(self, fd: int, peer: int) -> int: ...
+    def drive(self, peer: int) -> Any: ...
+    def disconnect(self, link: int) -> None: ...
+    def counters(self, link: int) -> tuple[int, int, int, int]: ...
+    def cell(
+        self,
+        key: Key | None,
+        buffer: Any,
+        offset: int = 0,
+        nbytes: int | None = None,
+        filled: bool | int = False,
+    ) -> int: ...
+    def place(self, cell: int, buffer: Any, offset: int = 0, filled: bool | int = True) -> None: ...
+    def watermark(self, cell: int) -> int: ...
+    def advance(self, cell: int, watermark: int) -> None: ...
+    def pull(self, cell: int, link: int, key: Key | None = None) -> None: ...
+    def fold(
+        self,
+        cell: int,
+        sources: Sequence[int],
+        op: str,
+        dtype: str,
+        divisor: int = 0,
+        accumulated: Collection[int] = (),
+        final: bool = True,
+    ) -> None: ...
+    def close(self, cell: int, keep_requests: bool = False) -> None: ...
+    def hold(self) -> None: ...
+    def release(self) -> None: ...
+    def together(
+        self, cells: Collection[int], vote: tuple[int, int, int] | None = None
+    ) -> None: ...
+    def events(self) -> list[tuple[Any, ...]]: ...
+    def small_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None: ...
+    def small_open(
+        self, generation: int, version: int, call: int, nodes: Sequence[int | None]
+    ) -> None: ...
+    def small_close(self, generation: int) -> None: ...
+    def small_yield(self, generation: int, call: int) -> None: ...
+    def small_forget(self, generation: int) -> None: ...
+    def small_begin(self, generation: int, call: int, plan: int) -> None: ...
+    def small_vote(self, generation: int, call: int, plan: int) -> None: ...
+    def small_result(
+        self, generation: int, call: int, result: int, awaited: bool = False
+    ) -> None: ...
+    def small_frame(
+        self,
+        generation: int,
+        node: int,
+        version: int,
+        call: int,
+        phase: int,
+        plan: int,
+        parts: bytes,
+    ) -> None: ...
+    def small_bell(self, generation: int, rank: int, fd: int) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class NodePorts:
+    """All ports of one node. `manager`: the connection to a manager of this host; None: the manager
+    is on another host. The last three are only needed in a cluster of several hosts."""
+
+    loop: Loop
+    lines: Lines
+    processes: Processes
+    stacks: Callable[[HasWorkers], Stacks]
+    disk: Disk
+    hostname: str
+    manager: Stream | None = None
+    connections: Connections | None = None
+    engine: Engine | None = None
+    driver_door: DriverDoor | None = None

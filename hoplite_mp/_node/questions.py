@@ -1,0 +1,125 @@
+"""Questions to other nodes, each answered by one message that carries the question's number.
+
+Why it exists: many rooms ask other hosts something and wait for the answer. None of them may wait
+for a host that is lost, so all open questions are in one table, and the loss of a host ends all
+questions to it. Some questions have a deadline as well, because one host that hangs must not
+block a command that asks all of them.
+It must never know: what is asked, what the answers are used for.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.roster import Roster
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["PATIENCE_S", "Answer", "Questions"]
+
+# How long other nodes may take to answer questions that a user asks (stats, traces, dumps). Higher:
+# slow hosts still answer in time. Lower: the user waits less for a host that does not answer.
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one node. Times are those of this host's monotonic clock."""
+
+    node: int
+    message: Any
+    asked_ns: int
+    came_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    host_id: int  # id of the host that was asked
+    done: Callable[[Answer | None], None]
+    asked_ns: int
+
+
+class Questions:
+    """The questions of this node that are not answered yet."""
+
+    def __init__(
+        self, loop: Loop, roster: Roster, send: Callable[[int, PeerMessage], bool]
+    ) -> None:
+        self.loop = loop
+        self.roster = roster
+        self.send = send
+        self.open: dict[int, _Question] = {}  # by number
+        self._last = 0
+
+    def ask(
+        self,
+        host_id: int,
+        make: Callable[[int], PeerMessage],
+        done: Callable[[Answer | None], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """Sends `make(number)` to the host `host_id`; `done` gets its answer, or None when
+        the host is lost or has not answered for `patience_s`."""
+        self._last += 1
+        number = self._last
+        self.open[number] = _Question(host_id, done, self.loop.now_ns())
+        if not self.send(host_id, make(number)):
+            self._end(number, None)
+        elif patience_s is not None:
+            self.loop.call_later(patience_s, lambda: self._end(number, None))
+
+    def ask_all(
+        self,
+        host_ids: Iterable[int],
+        make: Callable[[int], PeerMessage],
+        done: Callable[[dict[int, Answer]], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """Asks several hosts the same: `done` gets the answers by host id, as soon as each host has
+        answered, is lost, or has run out of time."""
+        self.ask_each(dict.fromkeys(host_ids, make), done, patience_s)
+
+    def ask_each(
+        self,
+        makes: Mapping[int, Callable[[int], PeerMessage]],
+        done: Callable[[dict[int, Answer]], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """As `ask_all`, with a message of its own for each host. makes: by host id."""
+        waiting = set(makes)
+        found: dict[int, Answer] = {}
+
+        def came(host_id: int, answer: Answer | None) -> None:
+            waiting.discard(host_id)
+            if answer is not None:
+                found[host_id] = answer
+            if not waiting:
+                done(found)
+
+        if not waiting:
+            done(found)
+        for host_id, make in makes.items():
+            self.ask(host_id, make, functools.partial(came, host_id), patience_s)
+
+    def answered(self, host_id: int, message: Any) -> bool:
+        """Takes an answer of that host. Returns whether the question was still open."""
+        question, node = self.open.get(message.number), self.roster.number_of(host_id)
+        if question is None or question.host_id != host_id or node is None:
+            return False
+        self._end(message.number, Answer(node, message, question.asked_ns, self.loop.now_ns()))
+        return True
+
+    def lose_peer(self, host_id: int) -> None:
+        """Ends the questions to a host that is lost."""
+        for number in [number for number, one in self.open.items() if one.host_id == host_id]:
+            self._end(number, None)
+
+    def _end(self, number: int, answer: Answer | None) -> None:
+        question = self.open.pop(number, None)
+        if question is not None:
+            question.done(answer)

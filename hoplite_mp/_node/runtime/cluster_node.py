@@ -1,0 +1,502 @@
+"""What a node needs in a cluster of several hosts: more rooms, members, messages of peers.
+
+Why it exists: in such a cluster a node listens for peers, learns the members from the manager, and
+passes messages of other hosts to the rooms that handle them. A cluster of one host imports none of
+this.
+It must never know: what objects contain, how bytes move, how a handshake works.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp._node.actors.actor_backup import Spares
+from hoplite_mp._node.actors.actor_failover import ActorMoves
+from hoplite_mp._node.actors.actor_status import calls_from_here
+from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.execution.plan_cells import PlanCells
+from hoplite_mp._node.execution.plan_runner import PlanExecutor
+from hoplite_mp._node.execution.transfers import Transfers
+from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_results import GroupResults
+from hoplite_mp._node.groups.small_calls import SmallCalls
+from hoplite_mp._node.lineage.recovery import Recovering
+from hoplite_mp._node.manager_link.dialing import ManagerCalls
+from hoplite_mp._node.manager_link.membership import Membership
+from hoplite_mp._node.objects.locations import Locations
+from hoplite_mp._node.objects.replicas import Replicas
+from hoplite_mp._node.output.remote_output import FarOutput
+from hoplite_mp._node.peers.links import Links
+from hoplite_mp._node.peers.peers import Peers
+from hoplite_mp._node.peers.probing import Probing
+from hoplite_mp._node.peers.suspects import Missing
+from hoplite_mp._node.runtime import peer_table
+from hoplite_mp._node.runtime.drivers import Drivers
+from hoplite_mp._node.store.growing_block import StreamingSources
+from hoplite_mp._node.tasks.draining import Draining
+from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.local import (
+    DrainNode,
+    GroupBell,
+    GroupWritten,
+    LeavingNodes,
+    Locate,
+    Reply,
+)
+from hoplite_mp.protocol.messages import (
+    Credentials,
+    Distribute,
+    FetchRefused,
+    Leave,
+    MembersChanged,
+    NodeAdmitted,
+    Withdraw,
+)
+from hoplite_mp.protocol.peers import (
+    Evacuated,
+    HeldUp,
+    LastLinesAsked,
+    LastLinesSent,
+    Leaving,
+    Probe,
+    Probed,
+    RemoveNode,
+    WorkersNow,
+)
+from hoplite_mp.protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
+from hoplite_mp.protocol.versions import software_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.ports import Connections, DriverDoor, Engine, Lines
+    from hoplite_mp._node.runtime.cluster_node_events import LanUpward
+    from hoplite_mp._node.runtime.components import Rooms
+    from hoplite_mp.protocol.local import LanStart, Request, Start
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Lan"]
+
+# How long a task may wait although a worker of another host is idle. Lower: the loop turns more
+# often.
+STEAL_LOOK_S = 0.02
+_log = logging.getLogger("hoplite_mp")
+
+
+class Lan:
+    """The rooms that a node only has when there are other hosts."""
+
+    def __init__(
+        self,
+        local: Rooms,
+        start: Start,
+        network: LanStart,
+        connections: Connections,
+        engine: Engine,
+        driver_door: DriverDoor,
+        upward: LanUpward,
+        lines: Lines,
+        poll: Callable[[], None],
+    ) -> None:
+        """upward: is told the rooms to which it passes calls. poll: called after words in shared
+        memory have changed."""
+        self.local = local
+        self.host = host = local.host
+        self.connections = connections
+        self.driver_door = driver_door
+        self.membership = Membership(host, local.workers, local.resources, start.workers, network)
+        self.missing = Missing(
+            network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
+        )
+        self._stealing = False  # a timer for `_steal_again` is running
+        mine = Introduction(host.client.host_id, software_versions())
+        self.peers = Peers(host, network, connections, self.take, self.lost, mine)
+        self.far_output = FarOutput(
+            local.output,
+            self.peers.send,
+            host.roster.number_of,
+            self.peers.host_id_of,
+            lambda slot: bool(host.tasks.running(slot)),
+            host.client.note_printed,
+        )
+        of_objects = local.results, local.imports, local.exports, local.remote_objects
+        self.replicas = Replicas(*of_objects, self.peers.send, host.loop)
+        self.links = Links(host, self.peers, engine)
+        self.streaming_sources = StreamingSources(local.store, host.client, self.links.engine)
+        cells = PlanCells(host, self.links)
+        self.plan_executor = PlanExecutor(host, cells, self.replicas, self.streaming_sources)
+        self.transfers = Transfers(host, cells, self.replicas, self.plan_executor)
+        self.small_calls = SmallCalls(host, self.links)
+        results = GroupResults(host, self.plan_executor)
+        self.group_calls = GroupCalls(host, results, self.small_calls)
+        cells.pairs.when_slow(self.group_calls.slowed)
+        cells.pairs.when_slow(self.plan_executor.slowed)
+        local.groups.hosts = self.group_calls
+        local.remote_objects.fetcher = self.transfers
+        local.operations.plan_executor = self.plan_executor
+        self.draining = Draining(host, local.guests, local.workers, upward)
+        self.former_drivers = FormerDrivers(host, local.output, local.workers, local.rounds)
+        self.drivers = Drivers(
+            host,
+            lines,
+            local.ends,
+            local.output,
+            self.far_output,
+            self.peers,
+            local.workers,
+            local.delegation,
+            self.streaming_sources,
+            self.former_drivers,
+            poll,
+        )
+        self.locations = Locations(host)
+        self.probing = Probing(local.number, local.questions, host.send_manager)
+        self.recovering = Recovering(
+            host,
+            self.replicas,
+            local.guests,
+            self.missing,
+            local.resources,
+            local.workers,
+            upward,
+        )
+        owners = self.recovering.owners
+        of_tasks = local.workers, local.delegation, local.guests
+        self.far_actors = FarActors(host, local.actors, *of_tasks, owners, upward)
+        self.spares = Spares(host, local.actors, owners, upward)
+        upward.actor_moves = ActorMoves(
+            host, local.actors, self.far_actors, self.spares, *of_tasks, owners
+        )
+        upward.far_actors, upward.spares = self.far_actors, self.spares
+        upward.membership, upward.missing, upward.peers = self.membership, self.missing, self.peers
+        upward.drivers, upward.far_output = self.drivers, self.far_output
+        upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
+        upward.posted_calls = self.group_calls.posted
+        upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
+        upward.replicas = self.replicas
+        # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
+        self.line_ended = self.drivers.line_ended
+        self.worker_exited = self.streaming_sources.lose
+        self.poll_output = self.far_output.poll
+        self.close_door = driver_door.close
+        local.counters.add(self._counts)
+        local.waits.add("transfers", self.transfers.waits)
+        local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
+        self._takers = self._table()
+        local.requests.add(self.membership.handlers)
+        local.requests.add(self.drivers.handlers)
+        local.requests.add(
+            {
+                LeavingNodes: self._asked_leaving,
+                DrainNode: self._asked_to_drain,
+                Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
+                GroupBell: self._bell,
+                GroupWritten: lambda slot, ask: self.streaming_sources.write(
+                    slot, ask.ask.payload, ask.ask.ranges
+                ),
+            }
+        )
+        local.management.network = ManagerCalls(
+            host.loop,
+            local.life,
+            connections,
+            local.management,
+            self.membership,
+            self.missing,
+            self.peers,
+            local.processes,
+            self._open,
+        )
+        if not network.manager:
+            self._open()
+
+    def _table(self) -> dict[type, peer_table.Taker]:
+        local = self.local
+        both = local.guests, local.delegation
+        return {
+            **peer_table.object_table(
+                local.exports,
+                local.imports,
+                local.guests,
+                self.replicas,
+                self.locations,
+                self.recovering,
+            ),
+            **peer_table.task_table(
+                *both,
+                local.workers,
+                local.pool_requests,
+                local.rounds,
+                local.resources,
+                self.membership,
+            ),
+            **peer_table.inspection_table(
+                local.counters,
+                local.tracing,
+                local.waits,
+                self.far_output,
+                self.peers.relays,
+            ),
+            **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
+            Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
+            HeldUp: lambda host_id, message: self.plan_executor.cells.held_up(host_id),
+            LastLinesAsked: self._driver_leaves,
+            LastLinesSent: self._last_lines,
+            WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
+            RemoveNode: lambda host_id, message: self.draining.begin(),
+            Leaving: self._leaves,
+            Evacuated: lambda host_id, message: self.draining.evacuated(host_id),
+            GroupSent: self._group_message,
+            GroupSentTaken: self._group_message,
+            GroupSourceEnded: self._group_message,
+        }
+
+    def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
+        self.far_output.last_lines_asked(host_id, message)
+        self.former_drivers.driver_ended(message.audience or host_id)
+
+    def _bell(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        self.small_calls.bell(slot, ask.generation, ask.rank, self.local.requests.given)
+        self.host.reply(slot, Reply(request.number))
+
+    def _counts(self) -> dict[str, int]:
+        sent, received = self.links.moved()
+        sent, received = sent + self.peers.traffic.sent, received + self.peers.traffic.received
+        retried = self.local.delegation.retried + self.recovering.reconstruction.begun
+        return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
+
+    def _open(self) -> None:
+        """Starts to accept connections of other nodes."""
+        membership, peers = self.membership, self.peers
+        about = membership.cluster, membership.certificate
+        roles: dict[str, Callable[[Admission], None]] = {
+            "peer": peers.admitted,
+            "data": lambda admission: peers.admitted(admission, self.links.admitted),
+        }
+        peers.listens_at = self.connections.listen(*about, peers.mine, roles)
+
+    # -- messages of the manager ---------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """Handles a message of the manager; False if it is not about other hosts."""
+        match message:
+            case Credentials():
+                # A later manager sends them again, when this node listens already.
+                if not self.peers.listens_at:
+                    self.membership.certificate = message.pem
+                    self._open()
+            case NodeAdmitted() if self.local.life.standing and self.membership.members:
+                self._again(message)
+            case NodeAdmitted():
+                self._set_number(message.node)
+                self.membership.numbers = message.given
+                for member in message.members:
+                    self._came(member)
+                self.probing.begin(m for m in message.members if m.node != message.node)
+            case MembersChanged():
+                self.missing.confirm(message.went)
+                for number in message.went:
+                    self._went(number)
+                    if number in message.left:
+                        self.membership.has_left(number)
+                    self.recovering.report(number)
+                self.spares.are_gone(message.went)
+                for member in message.came:
+                    self._came(member)
+            case Distribute():
+                self.transfers.distribute(message)
+            case Withdraw():
+                self.transfers.withdraw(message)
+            case FetchRefused():
+                self.transfers.refused(message)
+            case Leave():
+                self.host.client.set_removed()
+                self.local.life.leave()
+            case _:
+                return self.recovering.receive(message)
+        return True
+
+    def _again(self, message: NodeAdmitted) -> None:
+        """Updates the members from a new manager's list, which may name other nodes."""
+        found = {member.node: member for member in message.members}
+        members = self.membership.members
+        for number, member in list(members.items()):
+            if number not in found or found[number].incarnation != member.incarnation:
+                self._went(number)
+        self.membership.numbers = message.given  # including nodes that this one never knew
+        gone = set(range(message.given)) - set(found)
+        self.missing.confirm(gone)
+        self.missing.again()
+        for number in gone:  # the manager may wait for this report
+            self.recovering.report(number)
+        self.spares.are_gone(gone)
+        for number, member in found.items():
+            if number not in members and number not in self.missing.members:
+                self._came(member)
+
+    def _set_number(self, number: int) -> None:
+        """The manager has let this node in, with this number."""
+        self.host.client.set_number(number)
+        if self.membership.start.meets_drivers:
+            mine = msgspec.structs.replace(self.peers.mine, node=number)
+            # First, because a program that learns that this node has joined may attach at once.
+            self.driver_door.open(self.drivers, self.membership.cluster, mine)
+        self.local.life.standing = True
+        self.local.management.admitted()
+        self.local.standing.answer()
+
+    def _came(self, member: Member) -> None:
+        self.membership.came(member)
+        self.peers.came(member)
+        if member.host_id != self.host.client.host_id:
+            self.local.delegation.set_runner(member.host_id, member.node, member.workers)
+            self.local.resources.came(member)
+            if self.membership.workers_now is not None:
+                self.peers.send(member.host_id, WorkersNow(self.membership.workers_now))
+            self.draining.tell(member.host_id)
+            self.local.tracing.came(member.host_id)
+            self.peers.let_in(member.host_id)
+            self.spares.came()
+            self.recovering.came(member.host_id)
+
+    def _have_workers(self, host_id: int, count: int) -> None:
+        """Notes that the host `host_id` has `count` workers in its common pool."""
+        member = self.membership.have_workers(host_id, count)
+        if member is not None:
+            self.local.delegation.set_runner(host_id, member.node, count)
+            self.local.resources.came(member)
+
+    def _went(self, number: int) -> None:
+        member = self.membership.went(number)
+        if member is None:
+            return
+        local, host_id = self.local, member.host_id
+        self.peers.went(number)
+        self.spares.lose_host(member)
+        self.recovering.begin(member)
+        local.resources.went(host_id)
+        local.delegation.lose_runner(host_id)
+        local.guests.lose_peer(host_id)
+        self.links.lose_node(number)
+        self.plan_executor.cells.pairs.lose(number)
+        self.replicas.lose_peer(host_id)
+        local.messages.lose_node(number)
+        self.group_calls.lose_node(number)
+        self.draining.lose_peer(host_id)
+        local.workers.lose_peer(host_id)
+        self.far_actors.lose_peer(host_id)
+        self.spares.lose_peer(host_id, number)
+        self.far_output.lose_peer(host_id)
+        self.former_drivers.host_ended(host_id)
+        local.tracing.went(host_id, number, member.workers)
+        local.questions.lose_peer(host_id)
+        local.exports.lose_peer(host_id)
+        local.remote_objects.lose_node(number)
+
+    def lost(self, member: Member) -> None:
+        """Treats a member as lost because this node has lost contact; the manager decides later."""
+        if member.node in self.membership.members:
+            self._went(member.node)
+            self.missing.add(member)
+
+    def _lost_many(self, count: int) -> None:
+        """Ends this node if it has lost most of the others, because then it is probably the one
+        that is cut off, and the manager need not choose between it and each of them."""
+        to = self.local.management
+        most = count > max(1, len(self.peers.by_host_id))
+        if most and not (to.is_here or to.waits_for_votes):
+            to.cut_off(f"this host has lost {count} others")
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    def take(self, host_id: int, message: Any) -> None:
+        """Handles a message of another node. An exception is only logged, so that a faulty peer
+        does not end this host."""
+        try:
+            self._take(host_id, message)
+        except Exception:
+            _log.exception("%s of node %#x", type(message).__name__, host_id)
+
+    def _take(self, host_id: int, message: Any) -> None:
+        taker = self._takers.get(type(message))
+        if taker is not None:
+            taker(host_id, message)
+        elif not (
+            self.far_actors.receive(host_id, message) or self.spares.receive(host_id, message)
+        ):
+            number = self.host.roster.number_of(host_id)  # all other messages are about Group calls
+            if number is not None:
+                self.group_calls.receive(number, message)
+
+    def _group_message(self, host_id: int, message: Any) -> None:
+        number = self.host.roster.number_of(host_id)
+        if number is not None:
+            self.local.messages.receive(number, message)
+
+    def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
+        self.far_output.last_lines_sent(host_id, message)
+        self.drivers.poll_leaving()
+
+    def _leaves(self, host_id: int, message: Leaving) -> None:
+        self._have_workers(host_id, 0)
+        self.local.delegation.drain(host_id)
+        self.far_actors.leaves(host_id)
+        self.draining.leaves(host_id)
+
+    # -- the end of the node -------------------------------------------------------------------
+
+    def ask_last_lines(self) -> None:
+        """Asks the other nodes for what their workers have printed for this host's driver."""
+        self.far_output.ask_last_lines(self.peers.met)
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether all output of workers of other hosts has arrived, and all messages to other nodes
+        have left this process."""
+        return self.far_output.quiet and self.peers.flushed
+
+    # -- processes of this host ----------------------------------------------------------------
+
+    def _asked_leaving(self, slot: int, request: Request) -> None:
+        self.host.reply(slot, Reply(request.number, self.draining.numbers))
+
+    def _asked_to_drain(self, slot: int, request: Request) -> None:
+        """A process of this host asks for the removal of a node from the cluster."""
+        number = request.ask.node  # type: ignore[union-attr]
+        member = self.membership.members.get(number)
+        why = ""
+        if member is None:
+            why = f"node h{number} is gone"
+        elif member.host_id == self.local.management.host_id:
+            why = f"node h{number} is that of the manager: the whole cluster ends with it"
+        elif number == self.local.number():
+            self.draining.begin()
+        else:
+            self.peers.send(member.host_id, RemoveNode())
+        self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
+
+    def poll(self, done: list[int]) -> None:
+        """Polls these rooms, because words in shared memory may have changed. done: tasks in the
+        node's own tables that have ended."""
+        local = self.local
+        local.guests.completed(done)
+        local.delegation.hand_out()
+        if self.far_actors.closing:
+            self.far_actors.poll()
+        if local.delegation.steal() and not self._stealing:
+            self._stealing = True
+            self.host.loop.call_later(STEAL_LOOK_S, self._steal_again)
+        self.far_output.poll()
+        local.remote_objects.purge()
+        self.recovering.poll()
+
+    def _steal_again(self) -> None:
+        """Wakes the loop so that its next turn steals, because no message tells this node that a
+        worker has become idle."""
+        self._stealing = False

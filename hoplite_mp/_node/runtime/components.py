@@ -1,0 +1,228 @@
+"""The rooms of one host's node, built in the order of their floors.
+
+Why it exists: each room gets only the rooms below it, as arguments of its constructor; this file
+builds all that a cluster of any size needs. Rooms for clusters of several hosts are built on top of
+these (_node/runtime/cluster_node.py).
+It must never know: sockets, processes, what implements its ports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp._node import trace_events
+from hoplite_mp._node.actors import actors
+from hoplite_mp._node.actors.actor_status import actors_here, track_name
+from hoplite_mp._node.collectives.operations import Operations
+from hoplite_mp._node.diagnostics.counters import Counters
+from hoplite_mp._node.diagnostics.recording import Recording
+from hoplite_mp._node.diagnostics.tracing import Tracing
+from hoplite_mp._node.diagnostics.waits import Waits
+from hoplite_mp._node.groups import groups
+from hoplite_mp._node.groups.group_waits import group_waits
+from hoplite_mp._node.groups.point_to_point import PointToPoint
+from hoplite_mp._node.lifecycle import Life
+from hoplite_mp._node.manager_link import connection, join_waiters
+from hoplite_mp._node.objects import exports, imports, remote_objects
+from hoplite_mp._node.objects.context import HostContext
+from hoplite_mp._node.objects.import_requests import ImportRequests
+from hoplite_mp._node.objects.results import Results
+from hoplite_mp._node.questions import Questions
+from hoplite_mp._node.requests import Requests
+from hoplite_mp._node.roster import Roster
+from hoplite_mp._node.runtime.client_cleanup import ClientEnds
+from hoplite_mp._node.store import budget, leases
+from hoplite_mp._node.store.pages import Pages
+from hoplite_mp._node.tasks import (
+    inbound_tasks,
+    outbound_tasks,
+    pool_requests,
+    sweeper,
+    worker_broadcast,
+    workers,
+)
+from hoplite_mp._node.tasks.resources import Resources
+from hoplite_mp._node.tasks.retry_delays import Delays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp._node.output.output import Output
+    from hoplite_mp._node.ports import NodePorts
+    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp.config import Config
+    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp.protocol.spawning import Start
+
+__all__ = ["Rooms"]
+
+
+class Above(
+    actors.Above,
+    outbound_tasks.Above,
+    groups.Above,
+    inbound_tasks.Above,
+    exports.Above,
+    imports.Above,
+    leases.Above,
+    connection.Above,
+    trace_events.Above,
+    remote_objects.Above,
+    pool_requests.Above,
+    worker_broadcast.Above,
+    join_waiters.Above,
+    budget.Above,
+    sweeper.Above,
+    workers.Above,
+    Protocol,
+):
+    """All that these rooms ask of rooms above them."""
+
+    def send_peer(self, host_id: int, message: PeerMessage) -> bool:
+        """Sends a message to the node of the host with that id; False: there is no such node."""
+
+
+class Rooms:
+    """The rooms of one node."""
+
+    def __init__(
+        self,
+        start: Start,
+        config: Config,
+        ports: NodePorts,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        output: Output,
+        above: Above,
+    ) -> None:
+        loop, lines, processes = ports.loop, ports.lines, ports.processes
+        self.output = output
+        self.processes = processes
+        self.life = Life(start.lan is None)
+        self.requests = Requests()
+        self.management = connection.Management(loop, client, self.life, ports.manager, above)
+        self.notes = trace_events.Notes(loop, above, config.trace_events_max)
+        memory = start.memory_bytes, start.store_fd
+        self.store = budget.Store(client, config, *memory, loop, ports.disk, self.notes, above)
+        self.store.clients = lines.by_slot
+        self.results = Results(client, tasks, self.store, config)
+        self.sweeper = sweeper.Sweeper(self.results, above)
+        self.remote_objects = remote_objects.RemoteObjects(self.results, loop, above)
+        self.imports = imports.Imports(self.results, self.remote_objects, above.send_peer, above)
+        roster = Roster()
+        self.exports = exports.Exports(
+            self.results, self.remote_objects, above.send_peer, self.number, loop, roster, above
+        )
+        self.questions = Questions(loop, roster, above.send_peer)
+        self._next_turn_at = 0.0  # when a timer wakes the loop for operations that wait for memory
+        self.host = host = HostContext(
+            config,
+            loop,
+            self.notes,
+            client,
+            tasks,
+            self.store,
+            self.results,
+            self.remote_objects,
+            self.imports,
+            self.exports,
+            roster,
+            self.questions,
+            self.management.send,
+            above.send_peer,
+            lines.by_slot,
+            lines.reply,
+            lines.replier,
+        )
+        objects = self.results, self.imports
+        self.delegation = outbound_tasks.Delegation(
+            *objects, self.remote_objects, above.send_peer, above
+        )
+        self.guests = inbound_tasks.Guests(*objects, above.send_peer, self.notes, above)
+        both = self.delegation, self.guests
+        self.workers = workers.Workers(host, processes, *both, above)
+        self.resources = Resources(host, self.delegation, self.workers)
+        self.delays = Delays(host, self.workers, self.guests, self.resources)
+        self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
+        self.operations = Operations(host, config.reduce_threads or start.cores)
+        self.messages = PointToPoint(host)
+        self.groups = groups.Groups(host, self.requests, self.messages, above)
+        self.counters = Counters(host, self.sweeper, self.workers)
+        self.counters.add(self.resources.counts)
+        self.recording = Recording(host, self._track_name)
+        self.tracing = Tracing(host, self.recording)
+        looked_at = self.workers, *both, self.operations, self.delays
+        self.waits = Waits(host, self.recording, *looked_at, ports.stacks(self.workers))
+        about = self.groups, self.messages, client, tasks
+        self.waits.add("groups", lambda: group_waits(*about))
+        self.waits.add("actors", lambda: actors_here(self.actors))
+        of_pools = self.workers, *both
+        self.rounds = worker_broadcast.Rounds(host, *of_pools, above)
+        self.pool_requests = pool_requests.PoolRequests(
+            host, self.requests, self.sweeper, *of_pools, self.resources, above
+        )
+        self.pages = Pages(host, start.workers)
+        self.standing = join_waiters.StandingRequests(
+            host, self.requests, self.life, self.management, above
+        )
+        self.import_requests = ImportRequests(host, self.requests)
+        self.ends = ClientEnds(
+            host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
+        )
+        for room in (
+            leases.Leases(host, self.requests, self.pages, above),
+            self.pool_requests,
+            self.import_requests,
+            self.standing,
+        ):
+            self.requests.add(room.handlers)
+        self.requests.when_forgotten(self.tracing.forget_client)
+        self.requests.when_forgotten(self.waits.forget_client)
+
+    def number(self) -> int:
+        """The number of this node in its cluster."""
+        return self.host.client.number
+
+    def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
+        """The name of the track in a trace of the actor that runs in that slot; "" if the process
+        there is no actor. ended: the worker, if its process has ended."""
+        worker = ended or self.workers.all.get(slot)
+        actor = None if worker is None else self.actors.by_pool.get(worker.pool)
+        return "" if actor is None else track_name(actor)
+
+    def report(self) -> Iterator[Any]:
+        """What a new manager must know of these rooms."""
+        yield from self.operations.report()
+        yield from self.groups.report()
+        yield from self.actors.report()
+
+    def begin_turn(self) -> list[int]:
+        """Reads the words in shared memory that may have changed. Returns the tasks in the node's
+        own tables that have ended."""
+        done = self.host.tasks.drain()
+        if done:
+            self.sweeper.completed(done)
+        if self.resources.held or self.resources.rows.rows:
+            self.resources.poll()
+        return done
+
+    def _turn_is_due(self) -> None:
+        """The turn itself looks for room. It may begin a rounding error too early."""
+        self._next_turn_at = 0.0
+
+    def end_turn(self) -> None:
+        """Polls the rooms that also depend on what Lan's rooms have changed in this turn."""
+        loop = self.host.loop
+        self.exports.poll()
+        self.operations.poll()
+        again, now = self.operations.execute_again(), loop.now()
+        if again is not None and not now < self._next_turn_at <= again:  # one timer at a time
+            self._next_turn_at = again
+            loop.call_later(max(0.0, again - now), self._turn_is_due)
+        self.results.poll()
+        self.groups.poll()
+        self.workers.poll()
+        self.recording.poll()
+        if self.host.client.news():
+            self.sweeper.collect()

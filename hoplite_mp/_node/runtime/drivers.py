@@ -1,0 +1,220 @@
+"""Drivers that attach to this node: programs of the same user that have not started this host.
+
+Why it exists: several programs of one host share its store and its workers. Each of them becomes a
+client like any other, with a slot, a line for its requests, and both memories. It leaves in two
+steps. When its line ends it has left the cluster: its tasks are stopped and its refs released. When
+its process ends, or does not need the memory any more, its pins and blocks are released as well,
+and the slot is free.
+It must never know: how drivers find this node (_node/io/driver_listener.py), what they do, how
+workers are started and end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.headers import CLIENT_DRIVER, KIND_TASK
+from hoplite_mp.protocol.foreign import UsersOfNode
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.output import audience_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.io.driver_socket import Socket
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.output.output import Output
+    from hoplite_mp._node.output.remote_output import FarOutput
+    from hoplite_mp._node.peers.peers import Peers
+    from hoplite_mp._node.ports import Lines
+    from hoplite_mp._node.requests import Handler
+    from hoplite_mp._node.runtime.client_cleanup import ClientEnds
+    from hoplite_mp._node.store.growing_block import StreamingSources
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["Drivers"]
+
+# How long the node waits, at most, for what the tasks of a driver that leaves have printed on other
+# hosts; and how often it polls for output of this host, because nothing signals an empty pipe.
+OUTPUT_PATIENCE_S = 0.8
+OUTPUT_LOOK_S = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Driver:
+    """A driver that is attached, or has left and still reads memory. close: closes the connection
+    over which it was let in."""
+
+    slot: int
+    name: int  # its audience: the lines that its tasks print are sent to it under this name
+    close: Callable[[], None]
+    left: bool = False
+    output_until: float = 0.0  # deadline for the last lines of its tasks
+    is_polled: bool = False  # a timer for `_poll_again` is running
+
+
+class Drivers:
+    """The attached drivers of this host. The driver that has started the host is not one of
+    them."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        lines: Lines,
+        ends: ClientEnds,
+        output: Output,
+        far_output: FarOutput,
+        peers: Peers,
+        workers: Workers,
+        delegation: Delegation,
+        streaming_sources: StreamingSources,
+        former: FormerDrivers,
+        poll: Callable[[], None],
+    ) -> None:
+        """poll: called after words in shared memory have changed."""
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.reply = host.reply
+        self.lines = lines
+        self.ends = ends
+        self.output = output
+        self.far_output = far_output
+        self.peers = peers
+        self.workers = workers
+        self.delegation = delegation
+        self.streaming_sources = streaming_sources
+        self.former = former
+        self.poll = poll
+        self.by_slot: dict[int, Driver] = {}
+        self._ever = 0  # number of drivers that have ever attached
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers by type of request."""
+        return {UsersOfNode: self._asked_users}
+
+    def _asked_users(self, slot: int, request: Request) -> None:
+        there = sum(not one.left for one in self.by_slot.values())
+        self.reply(slot, Reply(request.number, there))
+
+    def name_of(self, slot: int) -> int:
+        """The name under which lines are sent to the driver in that slot; 0: no attached driver is
+        there."""
+        driver = self.by_slot.get(slot)
+        return 0 if driver is None else driver.name
+
+    # -- attaching -----------------------------------------------------------------------------
+
+    def register(self) -> tuple[int, int, int, str]:
+        """Reserves a slot: (slot, its generation, the driver's name, ""), or (-1, 0, 0, why
+        not)."""
+        if self.roster.leaves:
+            return -1, 0, 0, "the node is leaving"
+        slot = self.client.register(0, CLIENT_DRIVER, 0)
+        if slot < 0:
+            return -1, 0, 0, "every process slot of the host is in use"
+        generation = self.client.client_info(slot)["generation"]
+        return slot, generation, audience_name(self.client.host_id, self._ever), ""
+
+    def unregister(self, slot: int) -> None:
+        """Frees the slot of a driver to which the slot could not be sent."""
+        self.client.unregister(slot)
+
+    def came(
+        self,
+        slot: int,
+        name: int,
+        pid: int,
+        line: Any,
+        output: Socket,
+        close: Callable[[], None],
+    ) -> None:
+        """A driver has received its slot. line: for its requests. output: for the lines that its
+        tasks print. close: closes the connection over which it was let in."""
+        self._ever += 1
+        self.output.attach(name, output)
+        self.by_slot[slot] = Driver(slot, name, close)
+        self.tasks.set_pid(slot, pid)
+        self.lines.add(slot, line)
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def line_ended(self, slot: int) -> None:
+        """The driver has left, or has died; in that case `gone` is called soon after."""
+        driver = self.by_slot.get(slot)
+        if driver is not None and not driver.left:
+            self._settle(driver, reads_on=True)
+            self.poll()
+
+    def gone(self, slot: int) -> None:
+        """The driver does not read shared memory any more."""
+        driver = self.by_slot.get(slot)
+        if driver is None:
+            return
+        self._settle(driver, reads_on=False)
+        driver.close()
+        self._finish_output(driver, 0.0)
+        self.streaming_sources.lose(slot)
+        del self.by_slot[slot]
+        self.client.unregister(slot)
+        self.poll()
+
+    def _settle(self, driver: Driver, reads_on: bool) -> None:
+        """Keeps the driver's objects that others need, and releases all else that it had. reads_on:
+        the driver still reads shared memory, so its pins and blocks are kept, too."""
+        slot = driver.slot
+        if driver.left:
+            self.ends.settle_again(slot)
+            return
+        driver.left = True
+        self._stop_tasks(slot)
+        self.ends.settle(slot, None, 0, reads_on)
+        self.workers.close_owned(slot)
+        self.far_output.ask_last_lines(self.peers.met, driver.name)
+        self.former.driver_ended(driver.name)
+        driver.output_until = self.loop.now() + OUTPUT_PATIENCE_S
+        self._finish_output(driver, driver.output_until)
+
+    def poll_leaving(self) -> None:
+        """Another node has sent its last lines for a driver. Closes the output of each driver that
+        has left and whose lines are complete now."""
+        for driver in list(self.by_slot.values()):
+            if driver.left:
+                self._finish_output(driver, driver.output_until)
+
+    def _finish_output(self, driver: Driver, until: float) -> None:
+        """Closes the output of a driver that leaves, once its last lines have arrived or the time
+        is `until`. Before that it sets a timer to check again."""
+        output, far = self.output, self.far_output
+        if driver.name not in output.drivers:
+            return
+        if self.loop.now() < until and (
+            not output.has_all(driver.name) or far.is_asking(driver.name)
+        ):
+            if not driver.is_polled:
+                driver.is_polled = True
+                self.loop.call_later(OUTPUT_LOOK_S, lambda: self._poll_again(driver))
+            return
+        output.detach(driver.name, far.busy)
+        far.forget(driver.name)
+
+    def _poll_again(self, driver: Driver) -> None:
+        driver.is_polled = False
+        self._finish_output(driver, driver.output_until)
+
+    def _stop_tasks(self, slot: int) -> None:
+        """Interrupts the driver's running tasks, unless another client holds the result."""
+        for header in self.client.concerned(slot):
+            oid = header["id"]
+            if header["owner"] != slot or header["kind"] != KIND_TASK:
+                continue
+            if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
+                claimant = self.tasks.claimant(oid)
+                if self.tasks.cancel(oid, True) and not self.delegation.cancel(oid):
+                    self.workers.interrupt(oid, claimant)

@@ -1,0 +1,196 @@
+"""The node's process: its sockets and its loop.
+
+Why it exists: one process of each host owns what the others share, and goes on when a worker or an
+attached driver dies. It sleeps in epoll. A client that changes a word in shared memory which the
+node must read wakes the node by a write to its eventfd.
+It must never know: Python values, user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._node.io.epoll_loop import EpollLoop
+from hoplite_mp._node.io.processes import Processes
+from hoplite_mp._node.io.spill_file import SpillFile
+from hoplite_mp._node.io.stacks import Stacks
+from hoplite_mp._node.output.output import Output
+from hoplite_mp._node.ports import NodePorts
+from hoplite_mp._node.runtime.cluster_node_events import LanUpward
+from hoplite_mp._node.runtime.node import Node
+from hoplite_mp._node.runtime.node_events import Upward
+from hoplite_mp.client.channel import PACKET_BYTES_MAX
+from hoplite_mp.config import Config
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.protocol.local import (
+    GIVEN_UP,
+    Exited,
+    FromSupervisor,
+    NotSpawned,
+    Spawned,
+    Start,
+)
+from hoplite_mp.transport.stream import TcpStream
+
+if TYPE_CHECKING:
+    from hoplite_mp import _engine
+    from hoplite_mp._node.io.driver_listener import DriverDoor
+    from hoplite_mp._node.io.tcp_connections import TcpConnections
+    from hoplite_mp.protocol.local import LanStart
+
+__all__ = ["Process", "main"]
+
+BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
+OUTPUT_PATIENCE_S = 0.8
+
+
+class Process:
+    """The process that one node runs in."""
+
+    def __init__(self, start: Start, supervisor_fd: int, manager_fd: int) -> None:
+        self.start = start
+        config = Config(**start.config)
+        self.client = _shm.NodeClient(start.control_fd, start.store_fd, NODE_SLOT, start.event_fd)
+        self.tasks = tasks = _tasks.Tasks(self.client)
+        self.loop = loop = EpollLoop()
+        self.supervisor = socket.socket(fileno=supervisor_fd)
+        upward = Upward() if start.lan is None else LanUpward()
+        self.output = Output(
+            socket.socket(fileno=start.output_fd),
+            config,
+            self.client.host_id,
+            lambda: self.client.number,
+            loop,
+            None if start.lan is None else config.output_wait_s,
+            upward,
+        )
+        ports = NodePorts(
+            loop,
+            ClientLines(loop),
+            Processes(self.supervisor, self.connect, self.leave),
+            lambda workers: Stacks(loop, tasks, workers),
+            SpillFile(config.spill_dir, config.spill_bytes_max),
+            socket.gethostname(),
+            None if manager_fd < 0 else TcpStream(socket.socket(fileno=manager_fd)),
+            *(() if start.lan is None else _to_hosts(loop, start, start.lan)),
+        )
+        self.node = Node(start, config, ports, self.client, tasks, self.output, upward)
+        self.rooms = self.node.rooms
+        self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
+
+    def leave(self) -> None:
+        """Stops the node, because the supervisor is gone."""
+        self.rooms.life.leave()
+
+    def connect(
+        self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
+    ) -> None:
+        """Adds a worker that the supervisor starts or has started. line, out, err: this node's ends
+        of the worker's line and output pipes."""
+        self.node.worker_joins(slot, line, out, err, audience)
+
+    def from_supervisor(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)
+        if not data:
+            self.rooms.life.workers_ended()
+            return
+        message = self._supervisor_decoder.decode(data)
+        if isinstance(message, Spawned):
+            self.rooms.workers.spawned(message.slot, message.pid)
+        elif isinstance(message, NotSpawned):
+            self.rooms.workers.not_started(message.why)
+            self.node.worker_exited(Exited(message.slot, 0, 0))
+        elif isinstance(message, Exited):
+            self.node.worker_exited(message)
+        elif fds:
+            self.rooms.management.again(TcpStream(socket.socket(fileno=fds[0])))
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs the loop until the host ends."""
+        start, rooms, node = self.start, self.rooms, self.node
+        self.loop.watch(self.supervisor.fileno(), self.from_supervisor)
+        self.loop.watch(start.event_fd, self._drain_event)
+        node.begin(os.getpid(), socket.socket(fileno=start.rpc_fd))
+        for slot, line, out, err in start.first_workers:
+            self.connect(slot, socket.socket(fileno=line), out, err)
+        rooms.pages.begin()
+        try:
+            while not rooms.life.stopping:
+                self.turn()
+        finally:
+            node.other_hosts.close_door()
+        self.finish_output()
+        rooms.management.farewell()
+        if rooms.management.pulse is not None:
+            rooms.management.pulse.stop()
+
+    def finish_output(self) -> None:
+        """At the end of the host: forwards all output of its workers to their drivers, and waits a
+        bounded time for what workers of other hosts have printed for its own driver."""
+        deadline = self.loop.now() + OUTPUT_PATIENCE_S
+        # The supervisor has ended, so its socket would be ready in every turn.
+        self.loop.unwatch(self.supervisor.fileno())
+        self.output.drain_all()
+        other_hosts = self.node.other_hosts
+        if self.rooms.life.orderly:
+            other_hosts.ask_last_lines()
+        while not (self.output.quiet and other_hosts.all_sent):
+            left = deadline - self.loop.now()
+            if left <= 0:
+                return
+            self.serve(left)
+            other_hosts.poll_output()
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        pulse = self.rooms.management.pulse
+        if pulse is not None:
+            pulse.turned_at = self.loop.now()
+        self.loop.call_due()
+        self.client.set_sleeping(True)
+        self.node.poll()
+        due = self.loop.due
+        self.serve(None if due is None else max(0.0, due - self.loop.now()))
+
+    def serve(self, timeout: float | None) -> None:
+        """Waits at most `timeout` seconds for descriptors, and calls the handlers of those that are
+        ready."""
+        ready = self.loop.wait(timeout)
+        self.client.set_sleeping(False)
+        self.loop.serve(ready)
+
+    def _drain_event(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.start.event_fd, 8)
+
+
+def _to_hosts(
+    loop: EpollLoop, start: Start, lan: LanStart
+) -> tuple[TcpConnections, _engine.Engine, DriverDoor]:
+    """The ports to other hosts."""
+    from hoplite_mp import _engine
+    from hoplite_mp._node.io.driver_listener import DriverDoor
+    from hoplite_mp._node.io.tcp_connections import TcpConnections
+
+    # Under TLS Python code handles each block, so blocks are as large as possible.
+    block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
+    engine = _engine.Engine(lan.host_id, block_bytes)
+    return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)
+
+
+def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
+    """Runs in the forked child until the host ends."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    process = Process(start, supervisor_fd, manager_fd)
+    process.run()
+    return GIVEN_UP if process.rooms.life.given_up else 0

@@ -1,0 +1,148 @@
+"""The node of one host behind its ports: its rooms, and what it does in one turn.
+
+Why it exists: the same node runs in a process of its own (main.py), where epoll wakes it, and in a
+simulation, where a schedule wakes many nodes in one process.
+It must never know: sockets, processes, what implements its ports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._node.manager_link.membership import Alone
+from hoplite_mp._node.runtime.client_table import client_table
+from hoplite_mp._node.runtime.cluster_node_events import LanUpward
+from hoplite_mp._node.runtime.components import Rooms
+from hoplite_mp.headers import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
+
+if TYPE_CHECKING:
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp._node.output.output import Output
+    from hoplite_mp._node.ports import NodePorts
+    from hoplite_mp._node.runtime.cluster_node import Lan
+    from hoplite_mp._node.runtime.node_events import Upward
+    from hoplite_mp.config import Config
+    from hoplite_mp.protocol.local import Request, Start
+    from hoplite_mp.protocol.spawning import Exited
+
+__all__ = ["Node"]
+
+
+class NoOtherHosts:
+    """What a node has in place of `Lan` in a cluster of one host, and before `Lan` is built."""
+
+    all_sent = True
+
+    def line_ended(self, slot: int) -> None: ...
+    def worker_exited(self, slot: int) -> None: ...
+    def poll(self, done: list[int]) -> None: ...
+    def close_door(self) -> None: ...
+    def ask_last_lines(self) -> None: ...
+    def poll_output(self) -> None: ...
+
+
+class Node:
+    """One node. `upward` gets its rooms as soon as they are built; it is a LanUpward if and only if
+    `start.lan` is given."""
+
+    def __init__(
+        self,
+        start: Start,
+        config: Config,
+        ports: NodePorts,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        output: Output,
+        upward: Upward,
+    ) -> None:
+        self.start = start
+        self.ports = ports
+        self.client = client
+        self.tasks = tasks
+        self.output = output
+        self.upward = upward
+        self.other_hosts: NoOtherHosts | Lan = NoOtherHosts()
+        self.rooms = upward.rooms = Rooms(start, config, ports, client, tasks, output, upward)
+        self.rooms.requests.add(client_table(self.rooms, upward.driver_name))
+        ports.lines.serve(self)
+
+    def begin(self, process: int, driver: Any) -> None:
+        """Joins the cluster and starts the first workers. process: id of the process that the node
+        runs in. driver: the line of the program that has started this host."""
+        start, rooms, ports = self.start, self.rooms, self.ports
+        self.client.register(DRIVER_SLOT, CLIENT_DRIVER, 0)
+        rooms.store.lease_first_span(DRIVER_SLOT)
+        self.tasks.set_pid(DRIVER_SLOT, start.driver_pid)
+        self.tasks.set_pid(NODE_SLOT, process)
+        ports.lines.add(DRIVER_SLOT, driver)
+        if start.lan is not None:
+            from hoplite_mp._node.runtime.cluster_node import Lan
+
+            assert isinstance(self.upward, LanUpward)
+            assert ports.connections is not None
+            assert ports.engine is not None
+            assert ports.driver_door is not None
+            to_hosts = ports.connections, ports.engine, ports.driver_door
+            ends = ports.lines, self.poll
+            self.other_hosts = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
+        else:
+            at_start = start.workers, ports.hostname
+            alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)
+            self.upward.alone = alone
+            rooms.requests.add(alone.handlers)
+        rooms.management.join()
+        first = [slot for slot, *_ in start.first_workers]
+        rooms.workers.open_first(start.workers, DRIVER_SLOT, first)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        """Handles a request of a process of this host. given: descriptors that came with it."""
+        self.rooms.requests.take(slot, request, given)
+
+    def line_ended(self, slot: int) -> None:
+        """The line of a worker or an attached driver has ended. The end of the driver that started
+        this host needs no handling here, because the supervisor then ends the node."""
+        self.other_hosts.line_ended(slot)
+        self.rooms.workers.line_ended(slot)
+
+    def refuse_collective(self, ask: Any, why: str) -> None:
+        """Fails a collective whose request could not be decoded or handled."""
+        self.rooms.operations.refuse(ask, why)
+
+    def worker_joins(self, slot: int, line: Any, out: int, err: int, audience: int = 0) -> None:
+        """Adds a worker's line and the read ends of its output pipes."""
+        for stream, read in enumerate((out, err), 1):
+            self.output.add(read, stream, slot, audience, self._pipe_ended)
+        self.rooms.workers.pipes[slot] = [out, err]
+        self.ports.lines.add(slot, line)
+
+    def _pipe_ended(self, fd: int) -> None:
+        """A pipe was closed; its descriptor may be reused for another file."""
+        for pipes in self.rooms.workers.pipes.values():
+            if fd in pipes:
+                pipes.remove(fd)
+
+    def worker_exited(self, message: Exited) -> None:
+        """Cleans up after a worker that has ended for any reason, and starts another if needed."""
+        slot, rooms = message.slot, self.rooms
+        worker = rooms.workers.all.pop(slot, None)
+        for fd in rooms.workers.pipes.pop(slot, ()):
+            if fd in self.output.pipes:
+                self.output.drain(fd)
+        again = rooms.ends.settle(slot, worker, message.code)
+        self.other_hosts.worker_exited(slot)
+        rooms.resources.worker_gone(slot)
+        rooms.workers.exited(worker, message.code, again)
+        rooms.rounds.exited(slot)
+        rooms.workers.close_owned(slot)
+        self.client.unregister(slot)
+        self.poll()
+
+    # -- one turn ------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Polls all rooms for one turn, because words in shared memory may have changed."""
+        done = self.rooms.begin_turn()
+        self.other_hosts.poll(done)
+        self.rooms.end_turn()

@@ -1,0 +1,122 @@
+"""The tables of handlers for messages from other nodes.
+
+Why it exists: one file shows which room handles which message.
+It must never know: what a message means, how it arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol import looking, peers
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.diagnostics.counters import Counters
+    from hoplite_mp._node.diagnostics.tracing import Tracing
+    from hoplite_mp._node.diagnostics.waits import Waits
+    from hoplite_mp._node.lineage.recovery import Recovering
+    from hoplite_mp._node.manager_link.membership import Membership
+    from hoplite_mp._node.objects.exports import Exports
+    from hoplite_mp._node.objects.imports import Imports
+    from hoplite_mp._node.objects.locations import Locations
+    from hoplite_mp._node.objects.replicas import Replicas
+    from hoplite_mp._node.output.remote_output import FarOutput
+    from hoplite_mp._node.peers.relays import Relays
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.pool_requests import PoolRequests
+    from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp._node.tasks.worker_broadcast import Rounds
+    from hoplite_mp._node.tasks.workers import Workers
+
+__all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
+
+Taker = Callable[[int, Any], object]  # called with the id of the sending host, and the message
+# Types of answers. Each answer carries the number of its question (_node/questions.py).
+ANSWERS = (
+    looking.LookTold,
+    peers.ActorBegun,
+    peers.CopiesTold,
+    peers.CountersNow,
+    peers.FarPoolOpened,
+    peers.FarRoundEnded,
+    peers.Located,
+    peers.Probed,
+    peers.RelayOpened,
+    peers.RestartsTold,
+)
+
+
+def object_table(
+    exports: Exports,
+    imports: Imports,
+    guests: Guests,
+    replicas: Replicas,
+    locations: Locations,
+    recovering: Recovering,
+) -> dict[type, Taker]:
+    """Messages about objects: holders, copies, reconstruction."""
+
+    def releases(host_id: int, message: peers.Release) -> None:
+        if not guests.release(host_id, message):
+            recovering.released(host_id, message)
+
+    return {
+        peers.Acquire: exports.acquire,
+        peers.Release: releases,
+        peers.MakeAgain: exports.make_again,
+        peers.Drop: lambda host_id, message: exports.drop(message.object),
+        peers.Described: lambda host_id, message: imports.described(message),
+        peers.Kept: exports.kept,
+        peers.LetGo: lambda host_id, message: replicas.let_go(message.object),
+        peers.Locate: locations.locate,
+        peers.CopiesAsked: recovering.copy_census.asked,
+    }
+
+
+def task_table(
+    guests: Guests,
+    delegation: Delegation,
+    workers: Workers,
+    pool_requests: PoolRequests,
+    rounds: Rounds,
+    resources: Resources,
+    membership: Membership,
+) -> dict[type, Taker]:
+    """Messages about tasks and workers."""
+    return {
+        peers.RunTask: guests.run,
+        peers.TaskEnded: delegation.ended,
+        peers.CancelTask: lambda host_id, message: guests.cancel(message.task),
+        peers.RecallTasks: lambda host_id, message: guests.recall(host_id, message.tasks),
+        peers.OpenFarPool: pool_requests.asked,
+        peers.CloseFarPool: lambda host_id, message: workers.close_lent(
+            host_id, message.pool, message.kill
+        ),
+        peers.OpenFarRound: rounds.asked,
+        peers.FarRoundOpened: rounds.opened,
+        peers.EndFarRound: rounds.end_here,
+        peers.ResourcesFreed: lambda host_id, message: resources.freed_there(host_id),
+        peers.AddWorkers: membership.grow,
+    }
+
+
+def inspection_table(
+    counters: Counters,
+    tracing: Tracing,
+    waits: Waits,
+    far_output: FarOutput,
+    relays: Relays,
+) -> dict[type, Taker]:
+    """Messages about statistics, traces and dumps, output of workers, and relays."""
+    return {
+        peers.CountersAsked: counters.asked,
+        looking.ClockAsked: tracing.clock,
+        looking.TraceAsked: tracing.asked,
+        looking.TraceRead: tracing.read,
+        looking.DumpAsked: waits.asked,
+        peers.Printed: far_output.printed,
+        peers.PrintedTaken: far_output.taken,
+        peers.RelayAsked: relays.asked,
+    }

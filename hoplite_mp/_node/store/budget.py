@@ -1,0 +1,514 @@
+"""The store's budget: leases of blocks and spans, limits, freeing, spilling.
+
+Why it exists: the kernel does not free shared memory when one of its users dies, so one process
+must know what is handed out. Before the store grows, memory=, MemAvailable and the limits of every
+enclosing control group are checked. When there is no room, the store first frees what only lineage
+keeps, what was returned and what no process holds. Then it takes empty spans, then warm pages, and
+then it spills the least recently used unpinned objects.
+It must never know: tasks, plans, Python values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp import _shm
+from hoplite_mp._node.io.os_info import file_bytes, resident_bytes
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.headers import FLAG_INLINE, NODE_SLOT, STATE
+from hoplite_mp.store.arena import Arena
+from hoplite_mp.store.limits import available_bytes, total_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.ports import Disk, Loop
+    from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp.config import Config
+
+    Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
+
+__all__ = ["Store"]
+
+ADOPTED = -1
+PROMISED = -2  # in place of a slot; see promises.py
+LEASED = (1 << 64) - 1
+HEAD = _shm.BLOCK_HEAD_BYTES
+# Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
+# they must. Larger: more objects share the cost of one scan of all headers.
+SPILL_BATCHES = 32
+# A process that has asked for a spilled object needs a moment to see that it is there. The object
+# is not spilled again for so long, because readers of more objects than there is room for would
+# take the room from each other for ever. Longer: others wait longer for room behind a reader that
+# has died.
+HANDED_S = 0.02
+ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
+PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its objects
+SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a write to the disk has failed
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def restore_elsewhere(self, oid: int) -> bool | None:
+        """Fetches an object whose bytes may be on another host. None: it is on its way, or there is
+        no room; False: it has gone."""
+
+    def unreadable(self, oid: int, why: str) -> None:
+        """Replaces a spilled object, whose bytes the disk does not give back, by an error."""
+
+    def make_room(self) -> None:
+        """Drops bytes that are kept although nobody wants them (lineage)."""
+
+
+class Store:
+    """What is leased to whom, and the memory that this uses."""
+
+    def __init__(
+        self,
+        client: _shm.NodeClient,
+        config: Config,
+        limit: int,
+        store_fd: int,
+        loop: Loop,
+        disk: Disk,
+        notes: Notes,
+        above: Above,
+    ) -> None:
+        self.client = client
+        self.above = above
+        self.loop = loop
+        self.config = config
+        self.limit = limit
+        self.store_fd = store_fd
+        self.arena = Arena(file_bytes(store_fd))
+        # Small hosts and control groups leave less memory to other programs.
+        self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
+        self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
+        self.errors: set[int] = set()  # those of these blocks that are in the reserve for errors
+        self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
+        self.notes = notes
+        self.spill = disk
+        self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
+        self._handed: dict[int, float] = {}  # restored oid -> until when it is not spilled again
+        self.spill_error = ""  # why the last write to the disk failed
+        self._spill_again = 0.0
+        self._writes = 0  # into the spill file since it was purged
+        # The client in whose own spans the last call has made room by spilling small objects.
+        self.returned_to = NODE_SLOT
+        self.ahead = 0  # bytes of reserve()
+        self.call_buffer_bytes = 0  # leased for the calls of Groups, until the Groups end
+        self.clients: Iterable[int] = ()  # slots of processes that may ask for spans
+        self.promised = 0  # bytes reserved for other clients than the one that is being served
+
+    # -- leasing -------------------------------------------------------------------------------
+
+    def lease(self, nbytes: int, slot: int, spare: bool = False) -> int | None:
+        """Leases a big block; returns its payload offset. None: no room now. spare: it may never be
+        needed, so it takes no room from others."""
+        self.take_returns()
+        if (start := self._allocate(nbytes + HEAD, 4096, slot, spare)) is None:
+            return None
+        payload = self.client.lease(start, self.arena.size_of(start))
+        self.leases[payload] = slot
+        return payload
+
+    def has_spare(self, nbytes: int) -> bool:
+        """Is there room for a block that may never be needed, with as much left for others?"""
+        if self.used_bytes() + nbytes > self.limit // 2:
+            return False
+        # A range whose pages are in memory takes nothing from others. How much memory the host has
+        # left is read from several files, which takes longer than all the rest of this.
+        return not self.arena.growth(nbytes + HEAD) or self.has_room(2 * nbytes, 4096)
+
+    def lease_error(self, nbytes: int, slot: int) -> int | None:
+        """Leases a block for an error: within the limit, or else from the reserve beyond it."""
+        payload = self.lease(nbytes, slot)
+        if payload is not None:
+            return payload
+        reserve = min(self.config.error_reserve_bytes, self.limit // ERROR_SHARE)
+        room = reserve - sum(map(self.size_of, self.errors))
+        if nbytes > room or (start := self.arena.allocate(nbytes + HEAD, 4096)) is None:
+            return None
+        payload = self.client.lease(start, self.arena.size_of(start))
+        self.leases[payload] = slot
+        self.errors.add(payload)
+        return payload
+
+    def size_of(self, payload: int) -> int:
+        """Size of a leased big block, in bytes."""
+        return self.arena.size_of(payload - HEAD) - HEAD
+
+    def lease_span(self, slot: int) -> int | None:
+        """Leases a span for small objects, aligned to its size; None: no room now."""
+        size = self.config.span_bytes
+        self.take_returns()
+        lessees = set(self.spans.values())
+        # A client that has a span leaves room for clients that have none: its own small objects can
+        # be spilled, whereas a client without a span cannot put anything.
+        self.promised = 0
+        if slot in lessees:
+            self.promised = size * sum(client not in lessees for client in self.clients)
+        start = self._allocate(size, size, slot)
+        self.promised = 0
+        if start is not None:
+            self.spans[start] = slot
+            self.client.lease_span(start)
+        return start
+
+    def lease_first_span(self, slot: int) -> None:
+        """Records the first span, which the driver uses from before the node's start."""
+        size = self.config.span_bytes
+        start = self.arena.allocate(size, size)
+        assert start == size, start
+        self.spans[start] = slot
+
+    def _allocate(self, nbytes: int, align: int, slot: int, spare: bool = False) -> int | None:
+        self.returned_to = NODE_SLOT
+        if not self.has_room(nbytes, align) and (spare or not self._make_room(nbytes, align, slot)):
+            return None
+        if (start := self.arena.allocate(nbytes, align)) is None and not spare:
+            self.above.make_room()  # no free range is long enough
+        return start
+
+    def has_room(self, nbytes: int, align: int) -> bool:
+        """Is there room without taking any from others?"""
+        if self.arena.used + nbytes + self.promised > self.limit:
+            return False
+        growth = self.arena.growth(nbytes, align)
+        over = self.arena.resident + growth - self.limit
+        if over > 0:
+            self._cool(over)
+            growth = self.arena.growth(nbytes, align)  # higher if the range it needs was cooled
+            if self.arena.resident + growth > self.limit:
+                return False
+        # Spans may use most of the reserve, because a worker without one could not report errors.
+        reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
+        return not growth or growth + self._untouched() + reserve <= available_bytes()
+
+    def _untouched(self) -> int:
+        """Bytes that count as resident, but whose pages were not touched yet."""
+        return max(0, self.arena.resident - resident_bytes(self.store_fd))
+
+    def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
+        self.above.make_room()
+        self.client.reclaim_freed()
+        self.take_returns()
+        self.sweep_spans()
+        if self.has_room(nbytes, align):
+            return True
+        self.revoke_spans(lambda: self.has_room(nbytes, align))
+        if self.has_room(nbytes, align):
+            return True
+        self._cool(nbytes)
+        if self.has_room(nbytes, align):
+            return True
+        self._spill_until(nbytes, align, slot)
+        return self.has_room(nbytes, align)
+
+    def _cool(self, nbytes: int) -> None:
+        for start, size in self.arena.cool(nbytes):
+            self.client.remove(start, size)
+
+    def impossible(self, nbytes: int) -> bool:
+        return nbytes + HEAD > self.limit
+
+    # -- freeing -------------------------------------------------------------------------------
+
+    def take_returns(self) -> None:
+        """Frees big blocks whose owner word was cleared."""
+        returned = self.client.returns()
+        for payload in list(self.leases) if returned is None else returned:
+            promised = self.leases.get(payload, PROMISED) == PROMISED
+            if not promised and self.client.block_owner(payload) == 0:
+                self.free(payload)
+
+    def free(self, payload: int) -> None:
+        del self.leases[payload]
+        self.errors.discard(payload)
+        self.arena.free(payload - HEAD)
+
+    def free_unused(self, payload: int, slot: int) -> None:
+        """Frees a block that was leased to that slot, if no object is bound to it."""
+        if self.leases.get(payload) == slot and self.client.block_owner(payload) == LEASED:
+            self.free(payload)
+
+    def give_span(self, offset: int, slot: int) -> None:
+        if self.spans.get(offset) == slot:
+            del self.spans[offset]
+            self.arena.free(offset)
+
+    def orphan(self, slot: int) -> None:
+        """After a client's death: frees its blocks without a live object, and adopts its spans."""
+        live = self.client.live_blocks()
+        for payload, lessee in list(self.leases.items()):
+            if lessee == slot:
+                owner = self.client.block_owner(payload)
+                if owner in (0, LEASED) or live.get(payload) != owner:
+                    self.free(payload)
+                else:
+                    self.leases[payload] = NODE_SLOT
+        for offset, lessee in list(self.spans.items()):
+            if lessee == slot:
+                self.spans[offset] = ADOPTED
+        self.sweep_spans(live)
+
+    def sweep_spans(self, live: dict[int, int] | None = None) -> None:
+        """Frees adopted spans without a live object."""
+        adopted = [offset for offset, lessee in self.spans.items() if lessee == ADOPTED]
+        if not adopted:
+            return
+        size = self.config.span_bytes
+        used = {payload & -size for payload in (live or self.client.live_blocks())}
+        for offset in adopted:
+            if offset not in used:
+                del self.spans[offset]
+                self.arena.free(offset)
+
+    def revoke_spans(self, enough: Callable[[], bool]) -> None:
+        """Takes empty spans away from living clients, because an idle one gives nothing back."""
+        for offset, lessee in list(self.spans.items()):
+            if lessee != ADOPTED and self.client.revoke_span(offset):
+                del self.spans[offset]
+                self.arena.free(offset)
+                if enough():
+                    return
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Reserves a range whose pages are touched ahead of demand; None: no room."""
+        if not self.has_room(nbytes, 4096):
+            return None
+        self.ahead += nbytes
+        return self.arena.allocate(nbytes, 4096)
+
+    def release(self, start: int) -> None:
+        """Frees such a range, whose pages are warm now."""
+        self.ahead -= self.arena.size_of(start)
+        self.arena.free(start)
+
+    def used_bytes(self) -> int:
+        """Bytes of big objects and of spans."""
+        return self.arena.used - self.ahead
+
+    # -- spilling ------------------------------------------------------------------------------
+
+    def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
+        """Spills until there is room, and then on to the end of a batch, because finding the least
+        recently used objects scans all headers, which the next requests then need not repeat."""
+        size = self.config.span_bytes
+        # Spilling a small object only helps the client that leases its span, and only if that
+        # client asks for a span; all others need whole spans. Big objects are spilled before whole
+        # spans, because they are fewer for the same number of bytes.
+        own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
+        others: dict[int, list[Candidate]] = {}
+        small = spilled = 0
+        batch, room = self.limit // SPILL_BATCHES, False
+        now = self.loop.now()
+        self._handed = {oid: until for oid, until in self._handed.items() if until > now}
+        candidates = sorted(c for c in self.client.spill_candidates() if c[1] not in self._handed)
+        for candidate in candidates:
+            if (room and spilled >= batch) or self.loop.now() < self._spill_again:
+                return
+            _, oid, payload, length = candidate
+            big = payload in self.leases
+            span = payload & -size
+            if not big and span not in own:
+                others.setdefault(span, []).append(candidate)
+                continue
+            if not big and (room or small >= max(size, nbytes)):
+                continue
+            if not self.spill_one(oid, payload, length):
+                continue
+            spilled += length
+            if big:
+                self.take_returns()
+            else:
+                small += length
+                self.returned_to = slot
+            room = room or self.has_room(nbytes, align)
+        if not room and not small:
+            count = len(candidates) // SPILL_BATCHES
+            self._empty_spans(others, lambda: self.has_room(nbytes, align), count)
+
+    def _empty_spans(
+        self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
+    ) -> None:
+        """Spills everything in a span and takes the span away from its lessee. Repeats that,
+        beginning with the span that was not used for longest, until there is enough room and
+        `count` objects are spilled."""
+        used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
+        done = 0
+        for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
+            if used[offset] != len(inside):
+                continue  # an object in it is pinned, or is an error
+            if self.loop.now() < self._spill_again or (done >= count and enough()):
+                return
+            done += len(inside)
+            if all(self.spill_one(oid, payload, length) for _, oid, payload, length in inside):
+                lessee = self.spans.get(offset)
+                if lessee == ADOPTED or (lessee is not None and self.client.revoke_span(offset)):
+                    del self.spans[offset]
+                    self.arena.free(offset)
+
+    def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
+        """Moves one object into the spill file. False: it is pinned, or the file takes nothing."""
+        if not self.client.spill_begin(oid):
+            return False
+        begun = self.loop.now_ns() if self.notes.on else 0
+        position = self._write(self.client.memory(payload, nbytes))
+        if position is None:
+            self.client.spill_abort(oid)
+            return False
+        self.spilled[oid] = (position, nbytes)
+        self.client.spill_end(oid, position)
+        self.notes.add("spill", "spill", begun, object=oid, bytes=nbytes)
+        return True
+
+    def _write(self, data: memoryview) -> int | None:
+        """Writes into the spill file; returns the position. None: the file takes nothing, and
+        spill_error is the reason."""
+        self._writes += 1
+        if self._writes > len(self.spilled) // PURGE_SHARE:
+            self.purge_spilled()
+        for purged in (self._writes == 0, True):
+            try:
+                position = self.spill.write(data)
+            except OSError as error:
+                if purged:
+                    self.spill_error = f"the disk takes nothing: {error}"
+                    self._spill_again = self.loop.now() + SPILL_AGAIN_S
+                    return None
+            else:
+                if position is not None or purged:
+                    self.spill_error = "" if position is not None else "spill_bytes_max is reached"
+                    return position
+            self.purge_spilled()
+        return None
+
+    def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
+        """Restores a spilled object for `slot`. None: no room now; False: the object is gone."""
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
+            return self.above.restore_elsewhere(oid)
+        position, nbytes = self.spilled[oid]
+        payload = self.lease(nbytes, slot)
+        if payload is None:
+            return None
+        begun = self.loop.now_ns() if self.notes.on else 0
+        self.leases[payload] = NODE_SLOT
+        try:
+            self.spill.read(position, self.client.memory(payload, nbytes))
+        except OSError as error:
+            self.free(payload)
+            self._unreadable(oid, error)
+            return False
+        if self.client.restore(oid, payload):
+            self.spill.free(position)
+            del self.spilled[oid]
+            if slot != NODE_SLOT:
+                self._handed[oid] = self.loop.now() + HANDED_S
+            self.notes.add("spill", "restore", begun, object=oid, bytes=nbytes)
+            return True
+        self.free(payload)
+        return False
+
+    def spilled_bytes(self, oid: int) -> bytes | None:
+        """The payload of a spilled object, read from the file; None: it is not there."""
+        return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
+
+    def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
+        """A part of a spilled object's payload."""
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
+            return None
+        position, whole = self.spilled[oid]
+        data = bytearray(max(0, min(nbytes, whole - offset)))
+        try:
+            self.spill.read(position + offset, memoryview(data))
+        except OSError as error:
+            self._unreadable(oid, error)
+            return None
+        return bytes(data)
+
+    def _unreadable(self, oid: int, error: OSError) -> None:
+        self.above.unreadable(oid, f"its bytes cannot be read from the disk: {error}")
+        self.spill.free(self.spilled.pop(oid)[0])
+
+    def forget_spilled(self, oid: int) -> bool:
+        """Frees an object's bytes in the file, which nobody will read. False: it is not there."""
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
+            return False
+        self.spill.free(self.spilled.pop(oid)[0])
+        return True
+
+    def purge_spilled(self) -> None:
+        """Frees the bytes in the file of objects that are not spilled any more."""
+        self._writes = 0
+        for oid, (position, _) in list(self.spilled.items()):
+            if self.client.state(oid) != STATE["SPILLED"]:
+                self.spill.free(position)
+                del self.spilled[oid]
+
+    # -- giving memory back --------------------------------------------------------------------
+
+    def give_unneeded_back(self) -> bool:
+        """Gives warm pages back to the system that nobody has needed since the last call. Returns
+        whether any page is left."""
+        self.client.reclaim_freed()
+        self.take_returns()
+        self.purge_spilled()
+        self.revoke_spans(lambda: False)
+        for start, size in self.arena.cool_unneeded():
+            self.client.remove(start, size)
+        return self.arena.resident > 0
+
+    # -- messages for users --------------------------------------------------------------------
+
+    def room_message(self) -> str:
+        """How full the store is, without a scan of all objects."""
+        room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
+        return f"{room} of {format_bytes(self.limit)}"
+
+    def never_message(self) -> str:
+        """Why an object can never have room."""
+        limit = format_bytes(self.limit)
+        return (
+            f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
+        )
+
+    def full_message(self) -> str:
+        """Why there is no room, and which processes pin how much. The text of StoreFullError."""
+        pinned: dict[int, int] = {}
+        queued = small = 0
+        for header in self.client.scan():
+            if not header["block"] or header["flags"] & FLAG_INLINE:
+                continue
+            small += header["size"] * (header["block"] not in self.leases)
+            if header["pins"]:
+                slot = header["pins"][0]
+                pinned[slot] = pinned.get(slot, 0) + header["size"]
+            elif header["refs"]:
+                queued += header["size"]
+        parts = []
+        for slot, nbytes in sorted(pinned.items(), key=lambda item: -item[1])[:4]:
+            if slot == NODE_SLOT:
+                parts.append(f"{format_bytes(nbytes)} held by reductions that run")
+                continue
+            pid = self.client.client_info(slot)["pid"]
+            parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
+        if queued:
+            parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
+        if self.call_buffer_bytes:
+            parts.append(
+                f"{format_bytes(self.call_buffer_bytes)} in call buffers of Groups, which "
+                "Config(group_buffer_bytes_max=) limits"
+            )
+        spans = len(self.spans) * self.config.span_bytes
+        if small < spans // 2 and spans > self.limit // 4:
+            parts.append(f"{format_bytes(spans - small)} free between small objects")
+        free = available_bytes()
+        if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
+            parts.append(f"only {format_bytes(free)} of the host's memory are available")
+        if self.spill_error:
+            parts.append(self.spill_error)
+        detail = f" ({', '.join(parts)})" if parts else ""
+        return f"{self.room_message()}{detail}. Free arrays, or raise memory=."

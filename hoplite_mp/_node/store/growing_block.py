@@ -1,0 +1,134 @@
+"""Streaming sources: blocks that are sent while members of Groups are still writing them.
+
+Why it exists: copying an array into the store takes a good part of the time that sending it takes,
+so sending begins with the first bytes. The member reports which bytes it has written, and the
+engine's cells over the block advance. The node leases the block from the beginning. It is freed
+when no call needs it, no plan has cells in it, and its writer has written everything or is dead.
+It must never know: plans, calls, who receives the bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_mp import ids
+from hoplite_mp._node.ranges import Ranges
+from hoplite_mp.headers import NODE_SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import _shm
+    from hoplite_mp._node.ports import Engine
+    from hoplite_mp._node.store.budget import Store
+
+__all__ = ["BLOCK", "StreamingSource", "StreamingSources"]
+
+BLOCK = 1 << 63  # marks such a block in a local id; no table has so high a number
+
+
+@dataclass(slots=True, eq=False)
+class StreamingSource:
+    """One block. Ranges and offsets are bytes in its payload."""
+
+    payload: int
+    nbytes: int
+    slot: int  # of the process that writes it; NODE_SLOT: that process is dead
+    written: Ranges = field(default_factory=Ranges)
+    cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
+    needed: bool = True  # a call that is not over needs it
+    users: int = 0  # number of plan executions with cells in it
+    then: list[Callable[[], None]] = field(default_factory=list)  # to be called when it is whole
+
+    @property
+    def whole(self) -> bool:
+        return self.written.reach(0, self.nbytes) == self.nbytes
+
+
+class StreamingSources:
+    """All streaming sources of one node."""
+
+    def __init__(self, store: Store, client: _shm.NodeClient, engine: Engine) -> None:
+        self.store = store
+        self.client = client
+        self.engine = engine
+        self.blocks: dict[int, StreamingSource] = {}  # by payload
+
+    def name(self, payload: int) -> bytes:
+        """The id of such a block in plans; no object has that id."""
+        return ids.pack_id(self.client.host_id, payload | BLOCK)
+
+    def get(self, object_id: bytes) -> StreamingSource | None:
+        """The block with that id in plans."""
+        host_id, payload = ids.unpack_id(object_id)
+        return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
+
+    def take(self, slot: int, payload: int, nbytes: int, written: int) -> StreamingSource:
+        """A member hands over a block while it goes on writing it; the first `written` bytes are
+        there. ValueError: the block is not leased to the member, or too small."""
+        if self.store.leases.get(payload) != slot:
+            raise ValueError("that block is not the member's to give")
+        if not 0 < written <= nbytes <= self.store.size_of(payload):
+            raise ValueError(f"{written} of {nbytes} bytes are not in that block")
+        self.store.leases[payload] = NODE_SLOT
+        source = self.blocks[payload] = StreamingSource(payload, nbytes, slot)
+        source.written.add(0, written)
+        return source
+
+    def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
+        """Advances the cells over ranges that the member has written."""
+        source = self.blocks.get(payload)
+        if source is None or source.slot != slot:
+            return
+        for begin, end in ranges:
+            if 0 <= begin < end <= source.nbytes:
+                source.written.add(begin, end)
+        for cell, (begin, nbytes) in source.cells.items():
+            with contextlib.suppress(KeyError):
+                self.engine.advance(cell, source.written.reach(begin, begin + nbytes))
+        if source.whole:
+            actions, source.then = source.then, []
+            for action in actions:
+                action()
+        self.maybe_free(source)
+
+    def when_whole(self, source: list[StreamingSource], action: Callable[[], None]) -> None:
+        """Calls `action` when all of these blocks are whole."""
+        missing = [one for one in source if not one.whole]
+        if missing:
+            missing[0].then.append(lambda: self.when_whole(missing, action))
+        else:
+            action()
+
+    def lose(self, slot: int) -> None:
+        """A process is gone, so the rest of its blocks will never be written."""
+        for source in [one for one in self.blocks.values() if one.slot == slot]:
+            source.slot = NODE_SLOT
+            self.maybe_free(source)
+
+    def let_go(self, source: StreamingSource) -> None:
+        """No call needs the block any more."""
+        source.needed = False
+        source.then = []
+        self.maybe_free(source)
+
+    def leave(self, source: StreamingSource) -> None:
+        """One plan execution has no cells in the block any more."""
+        source.users -= 1
+        self.maybe_free(source)
+
+    def keep(self, source: StreamingSource) -> tuple[int, int]:
+        """Removes a whole block that becomes an object, or a member's; returns (payload, bytes)."""
+        if self.blocks.get(source.payload) is source:  # else it is free, and another one's by now
+            del self.blocks[source.payload]
+        return source.payload, source.nbytes
+
+    def maybe_free(self, source: StreamingSource) -> None:
+        """Frees the block if nothing needs it any more."""
+        written = source.whole or source.slot == NODE_SLOT
+        over = written and not source.needed and not source.users
+        if over and self.blocks.get(source.payload) is source:
+            del self.blocks[source.payload]
+            self.client.give_back(source.payload)

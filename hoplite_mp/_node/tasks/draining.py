@@ -1,0 +1,168 @@
+"""Draining: a node leaves the cluster while work is running.
+
+Why it exists: `remove_node` must lose nothing that could be saved. The node that leaves accepts no
+more tasks, returns those that have not begun and finishes those that have; its actors finish the
+calls made so far and accept no more. The other nodes fetch the objects which they use and only that
+node holds. Then it announces to the manager that it leaves, and ends when no operation names it any
+more. Objects that no other host uses go with it.
+It must never know: sockets, how bytes move, who asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp.headers import KIND_TASK, NODE_SLOT, PENDING, STATE
+from hoplite_mp.protocol.peers import Evacuated, Leaving
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.workers import Workers
+
+__all__ = ["Draining"]
+
+# Interval between checks for running tasks and transfers while a node drains. Lower: more scans of
+# all headers. Higher: a removal takes longer by as much.
+LOOK_S = 0.05
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def leaves_now(self) -> None:
+        """This node accepts no more work."""
+
+    def drained(self) -> bool:
+        """Nothing on this host is needed any more, so the node may leave the cluster. False: it
+        cannot yet, because no manager has let it in."""
+
+    def has_calls(self, host_id: int) -> bool:
+        """Whether calls from here to actors of that host are under way."""
+
+
+class Draining:
+    """Both sides of draining, on one node: leaving, and helping others to leave."""
+
+    def __init__(self, host: HostContext, guests: Guests, workers: Workers, above: Above) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.store = host.store
+        self.remote_objects = host.remote_objects
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.guests = guests
+        self.workers = workers
+        self.above = above
+        self.since_ns = 0
+        self.waiting: set[int] = set()  # ids of hosts that still need something of this node
+        # Ids of other hosts that leave -> whether this node has sent Evacuated.
+        self.leaving: dict[int, bool] = {}
+        self._evacuating = False  # a timer looks again whether they still have what is needed here
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the nodes that leave, as far as this one knows."""
+        found = map(self.roster.number_of, self.leaving)
+        own = [self.client.number] if self.roster.leaves else []
+        return own + [number for number in found if number is not None]
+
+    # -- if this node leaves -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins to drain this node."""
+        if self.roster.leaves:
+            return
+        self.roster.leaves = True
+        self.since_ns = self.loop.now_ns()
+        self.above.leaves_now()
+        for host_id in self.roster.host_ids:
+            self.tell(host_id)
+        self._poll()
+
+    def tell(self, host_id: int) -> None:
+        """Announces to another node that this one leaves, at once or after the other has joined."""
+        if self.roster.leaves:
+            self.waiting.add(host_id)
+            self.send(host_id, Leaving())
+            self.guests.recall_all(host_id)
+
+    def evacuated(self, host_id: int) -> None:
+        """Another node needs nothing of this one any more."""
+        self.waiting.discard(host_id)
+
+    def _poll(self) -> None:
+        waits = self.waiting or self.guests.by_task or self._works()
+        if waits or not self.above.drained():
+            self.loop.call_later(LOOK_S, self._poll)
+
+    def _works(self) -> bool:
+        """Whether tasks of this host's processes are not done yet."""
+        return any(
+            self._counts(header)
+            for header in self.client.scan()
+            if header["kind"] == KIND_TASK
+            and STATE[header["state"]] in PENDING
+            and not self._is_elsewhere(header["id"])
+        )
+
+    def _is_elsewhere(self, oid: int) -> bool:
+        """Whether that task was to run here and has gone back to its owner. Its header remains for
+        processes of this host that hold its result."""
+        return oid in self.imports.by_oid and oid not in self.guests
+
+    def _counts(self, header: dict[str, Any]) -> bool:
+        """Whether the node waits for that task. Tasks that a driver of this host has submitted
+        after the draining began do not count, because it may go on submitting for ever."""
+        owner = header["owner"]
+        if owner == NODE_SLOT or owner in self.workers.all:
+            return True
+        return self.tasks.submitted_ns(header["id"]) <= self.since_ns
+
+    # -- if another node leaves ----------------------------------------------------------------
+
+    def leaves(self, host_id: int) -> None:
+        """Another node has announced that it leaves."""
+        if host_id not in self.leaving:
+            self.leaving[host_id] = False
+            self.roster.leaving.add(host_id)
+            if not self._evacuating:
+                self._evacuate()
+
+    def lose_peer(self, host_id: int) -> None:
+        """Forgets a host that is gone, drained or not."""
+        self.leaving.pop(host_id, None)
+        self.waiting.discard(host_id)
+
+    def _evacuate(self) -> None:
+        """Fetches what only leaving nodes hold. It goes on until they are gone, because their last
+        tasks may still leave results there."""
+        self._evacuating = bool(self.leaving)
+        if not self._evacuating:
+            return
+        by_host_id = self.roster.by_host_id
+        going = {by_host_id[host_id].node for host_id in self.leaving if host_id in by_host_id}
+        needed: set[int] = set()
+        for oid, remote in list(self.remote_objects.by_oid.items()):
+            if not remote.holders or not going.issuperset(remote.holders):
+                continue
+            if self.store.impossible(remote.nbytes):
+                why = f"the node that had it leaves, and {remote.nbytes} bytes never fit here"
+                self.remote_objects.lost(oid, why)
+                continue
+            needed.update(remote.holders)
+            if not remote.payload:
+                self.remote_objects.want(oid, _nothing)  # without room it is tried again
+        for host_id, told in list(self.leaving.items()):
+            if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
+                continue
+            if not self.above.has_calls(host_id):
+                self.leaving[host_id] = True
+                self.send(host_id, Evacuated())
+        self.loop.call_later(LOOK_S, self._evacuate)
+
+
+def _nothing() -> None:
+    """Readers that wait for the object are woken through its header, not by this callback."""

@@ -1,0 +1,477 @@
+"""Delegation: tasks of this host that workers of other hosts (runners) run.
+
+Why it exists: the node claims tasks of this host as its workers do, and hands them to other hosts.
+It takes a task only when a runner has room for it. The result is written into the task's own
+header, or the header notes that it is on the runner. So submitters cannot tell where a task has
+run, and a task for which no runner has room stays queued for the first free worker anywhere.
+It must never know: how messages travel, what tasks do, which hosts there could be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _tasks, errors, ids, serial
+from hoplite_mp._node.tasks.runners import (
+    AHEAD_TASKS,
+    COMMON_POOL,
+    AnyRunners,
+    OneRunner,
+    Runner,
+    Runners,
+)
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.headers import NODE_SLOT, STATE
+from hoplite_mp.protocol.fields import NO_OBJECT
+from hoplite_mp.protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.objects.imports import Imports
+    from hoplite_mp._node.objects.remote_objects import RemoteObjects
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.tasks.runners import Entry
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
+
+__all__ = ["AHEAD_TASKS", "Delegation"]
+
+NONE = Runners()  # of a pool without workers on other hosts
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def post(self, oid: int) -> None:
+        """Announces a task that is queued again to all workers, once it has its resources."""
+
+    def delay(self, oid: int) -> None:
+        """Lets a task wait for its next try, before which it has a delay."""
+
+    def pool_deserted(self, pool: int, why: str) -> None:
+        """No other host runs tasks of that pool any more."""
+
+    def far_workers_lost(self, pool: int) -> None:
+        """A pool has lost workers of its own, because their host is gone, or takes no more
+        tasks."""
+
+    def sends_on(self, audience: int, host_id: int) -> None:
+        """A task whose output goes to the driver `audience` is handed to that host."""
+
+    def ends_elsewhere(self, oid: int) -> None:
+        """Only another host has the task's result. Called before the task is done for others."""
+
+    def holds_inner(self, oid: int, holds: list[Any]) -> None:
+        """Keeps holds on the refs inside a result until its owner has holds of its own."""
+
+    def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
+        """The error of a call to an actor of a lost host; None: the task is no such call."""
+
+    def is_far_actor(self, pool: int) -> bool:
+        """Whether that pool stands for an actor of another host."""
+
+    def demand_of(self, oid: int) -> Demand:
+        """The resources that are reserved for the task at its runner."""
+
+    def target_of(self, oid: int) -> bytes:
+        """The lost result that the task reconstructs; see RunTask."""
+
+    def was_full(self, oid: int, host_id: int) -> None:
+        """The runner has refused the task, because its resources are not free there."""
+
+
+class Delegation:
+    """All tasks of this host that other hosts run."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        remote_objects: RemoteObjects,
+        send: Callable[[int, PeerMessage], bool],
+        above: Above,
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.remote_objects = remote_objects
+        self.send = send
+        self.above = above
+        self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
+        # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
+        # to which it is bound.
+        self.far: dict[int, list[Runner]] = {}
+        self._common = Runners()  # the values of `runners`
+        self._of_pool: dict[int, AnyRunners] = {}  # the values of `far`
+        self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
+        self.where: dict[int, Runner] = {}  # task -> the runner that has it
+        self.ranked = _tasks.Ranked(self.tasks)
+        self._offered: set[int] = set()  # pools of which the node counts as an idle worker
+        self._ends = 0  # number of tasks that have ended on other hosts
+        self.capacity = 0  # workers of all runners
+        self.retried = 0  # tasks that were queued again because their host was lost
+
+    # -- runners -------------------------------------------------------------------------------
+
+    def set_runner(self, host_id: int, number: int, workers: int) -> None:
+        """A host has joined, or its number of workers has changed."""
+        known = self.runners.get(host_id)
+        if known is None:
+            self.runners[host_id] = runner = Runner(host_id, number, workers)
+            self._common.add(runner)
+            self.capacity += workers
+        else:
+            self.capacity += workers - known.workers
+            known.workers = workers
+            known.changed()
+        self.hand_out()
+
+    def lose_runner(self, host_id: int) -> None:
+        """A host is gone: the tasks that it had are queued again, or fail."""
+        runner = self.runners.pop(host_id, None)
+        if runner is None:
+            return
+        self._common.remove(runner)
+        self.capacity -= runner.workers
+        for pool, runners in list(self.far.items()):
+            what = "to which it is bound" if runner in runners else "where its workers were"
+            lost = any(one.host_id == host_id and one is not runner for one in runners)
+            for one in [one for one in runners if one.host_id == host_id]:
+                runners.remove(one)
+                self._of_pool[pool].remove(one)
+            if not runners:
+                del self.far[pool]
+                del self._of_pool[pool]
+                self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
+            if lost:
+                self.above.far_workers_lost(pool)
+        for oid, one in list(self.where.items()):
+            if one.host_id == host_id:
+                self._lost(oid, one.number)
+
+    def drain(self, host_id: int) -> None:
+        """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
+        that it runs."""
+        for pool, runners in list(self.far.items()):
+            if self.above.is_far_actor(pool):
+                continue
+            leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
+            for one in leaving:
+                one.workers = 0
+                one.changed()
+            if leaving and len(leaving) == len(runners):
+                self.above.pool_deserted(
+                    pool, f"node h{leaving[0].number}, where its workers were, leaves"
+                )
+            if leaving:
+                self.above.far_workers_lost(pool)
+
+    def bind(self, pool: int, number: int) -> bool:
+        """Binds a pool to a node, which then runs all its tasks; False: the node is gone."""
+        for runner in self.runners.values():
+            if runner.number == number:
+                self.far[pool] = [runner]
+                self._of_pool[pool] = OneRunner(runner)
+                self.hand_out()
+                return True
+        return False
+
+    def bound_to(self, pool: int) -> int | None:
+        """The id of the host to which that pool is bound; None: it is not bound."""
+        runners = self.far.get(pool)
+        return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
+
+    def add_far(
+        self,
+        pool: int,
+        host_id: int,
+        there: int,
+        workers: int,
+        ahead: int,
+        first: Iterable[int] = (),
+    ) -> None:
+        """Adds workers on another host to a pool. there: the number of their pool on that host.
+        ahead: how many tasks they get beyond those that they can run. first: queued tasks that go
+        before all others."""
+        if first:
+            self.first[pool] = deque(first)
+        number = self.runners[host_id].number
+        runner = Runner(host_id, number, workers, there, ahead)
+        self.far.setdefault(pool, []).append(runner)
+        runners = self._of_pool.get(pool)
+        if not isinstance(runners, Runners):
+            runners = self._of_pool[pool] = Runners()
+        runners.add(runner)
+        self.hand_out()
+
+    def close_far(self, pool: int, kill: bool) -> None:
+        """Ends the workers that a pool has on other hosts."""
+        for runner in list(self.far.get(pool, ())):
+            if runner.pool != COMMON_POOL:
+                self.send(runner.host_id, CloseFarPool(runner.pool, kill))
+
+    def forget_pool(self, pool: int) -> None:
+        """A pool was closed."""
+        self.far.pop(pool, None)
+        if pool in self._of_pool:
+            self._of_pool.pop(pool).close()
+        self.first.pop(pool, None)
+        if pool in self._offered:
+            self._offered.discard(pool)
+            self.tasks.offer(pool, False)
+
+    def hand_out(self) -> None:
+        """Hands queued tasks to runners that have room."""
+        if not (self.capacity or self._offered or self.far):
+            return
+        for pool in (COMMON_POOL, *self.far):
+            runners = self._runners_of(pool)
+            suitable = self._suitable(pool, runners)
+            if suitable is not None:
+                # The offer comes before the claims, so that no task that is posted in between
+                # misses both.
+                self.tasks.offer(pool, True)
+                self._offered.add(pool)
+                while suitable is not None and (oid := self._take(pool)):
+                    # `suitable` from before the claim, because claiming the last task would make a
+                    # worker of this host count as idle.
+                    near = self.bytes_near(oid) if len(runners) > 1 else {}
+                    self.delegate(oid, runners.best(suitable, near))
+                    runners = self._runners_of(pool)
+                    suitable = self._suitable(pool, runners)
+            if suitable is None and pool in self._offered:
+                self.tasks.offer(pool, False)
+                self._offered.discard(pool)
+
+    def _take(self, pool: int) -> int:
+        """Claims the next queued task of that pool; 0: there is none."""
+        row = self.first.get(pool)
+        while row:
+            oid = row.popleft()
+            if self.tasks.claim(oid):
+                return oid
+        self.first.pop(pool, None)
+        return self.tasks.take_queued(pool)
+
+    def _runners_of(self, pool: int) -> AnyRunners:
+        if pool == COMMON_POOL:
+            return self._common
+        return self._of_pool.get(pool, NONE)
+
+    def _suitable(self, pool: int, runners: AnyRunners) -> list[Entry] | None:
+        """Which of these runners may get a task of that pool; None: none has room."""
+        return runners.suitable(lambda: self.tasks.idle(pool) > 0)
+
+    def steal(self) -> bool:
+        """Recalls tasks that wait at busy runners while other workers are idle. Returns whether any
+        wait there."""
+        ahead = [r for r in self._common.crowded if self._behind(r)]
+        if not ahead:
+            return False
+        idle = self.tasks.idle(COMMON_POOL) + self._common.free
+        for runner in sorted(ahead, key=lambda r: (r.workers - len(r.running), r.order)):
+            if idle > 0 and not runner.recalled:
+                idle -= self.recall(runner, idle)
+        return True
+
+    def _behind(self, runner: Runner) -> list[int]:
+        """Tasks that the runner has probably not begun, assuming that it runs them in order, and
+        that others may run."""
+        later = list(runner.running)[runner.workers :]
+        return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
+
+    def delegate(self, oid: int, runner: Runner) -> None:
+        """Hands a task that this node has claimed to that runner."""
+        function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
+        header = self.client.inspect(oid)
+        holds = [self.client.hold(one) for one in (function, args_oid) if one]
+        if None in holds:  # the submitter has just died
+            self._lost(oid, runner.number)
+            return
+        audience = self.tasks.audience(oid)
+        if audience:
+            self.above.sends_on(audience, runner.host_id)
+        message = RunTask(
+            ids.pack_id(self.client.host_id, oid),
+            self._public(function),
+            args,
+            self._public(args_oid) if args_oid else NO_OBJECT,
+            header["retries_left"],
+            timeout_ns,
+            flags,
+            self.client.task_name(oid).encode()[:64],
+            runner.pool,
+            audience,
+            header["tries"],
+            *self.ranked.ranks(oid),
+            self.above.demand_of(oid),
+            self.above.target_of(oid),
+        )
+        runner.running[oid] = holds
+        runner.changed()
+        self.where[oid] = runner
+        if not self.send(runner.host_id, message):
+            self.lose_runner(runner.host_id)
+
+    def _public(self, oid: int) -> bytes:
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+
+    def bytes_near(self, oid: int) -> dict[int, int]:
+        """How many bytes of the task's arguments each other node holds, by node number."""
+        _, args_oid, args, *_ = self.tasks.task(oid)
+        if args_oid:
+            got = self.client.view(args_oid)
+            refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        else:
+            refs = serial.read_refs(memoryview(args))
+        found: dict[int, int] = {}
+        for ref in refs:
+            host_id, oid = ids.unpack_id(ref)
+            one = self.imports.by_object.get(ref)
+            at = oid if host_id == self.client.host_id else (one.oid if one is not None else 0)
+            if (remote := self.remote_objects.by_oid.get(at)) is not None:
+                for number in remote.holders:
+                    found[number] = found.get(number, 0) + remote.nbytes
+        return found
+
+    # -- ends of tasks -------------------------------------------------------------------------
+
+    def ended(self, peer: int, message: TaskEnded) -> None:
+        """A runner reports the end of a task; ignored if that runner does not have the task."""
+        _, oid = ids.unpack_id(message.task)
+        if not self._is_with(oid, peer):
+            return
+        self.where[oid].recalled = False
+        if message.outcome in ("returned", "full"):
+            self._take_back(oid)
+            if self.client.give_task_back(oid):
+                if message.outcome == "full":
+                    self.above.was_full(oid, peer)
+                else:
+                    self.above.post(oid)
+            else:
+                self.tasks.settle(oid)
+        elif message.outcome == "again":
+            self._take_back(oid)
+            if not self._try_again(oid):
+                self.tasks.settle(oid)
+        elif message.outcome == "cancelled":
+            self._take_back(oid)
+            if not self.tasks.settle(
+                oid
+            ):  # not aborted here: a process there has cancelled or deleted it
+                self.tasks.cancel(oid, True)
+                self.tasks.settle(oid)
+        elif message.payload is None:
+            self._elsewhere(oid, peer, message)
+        elif message.refs:
+            refs = serial.read_refs(memoryview(message.payload))
+            self._ask(refs, lambda holds: self._store(oid, peer, message, holds))
+        else:
+            self._store(oid, peer, message, [])
+        self.hand_out()
+
+    def _is_with(self, oid: int, peer: int) -> bool:
+        return oid in self.where and self.where[oid].host_id == peer
+
+    def _take_back(self, oid: int) -> Runner:
+        runner = self.where.pop(oid)
+        runner.running.pop(oid, None)
+        self._ends += 1
+        runner.ended = self._ends
+        runner.changed()
+        return runner
+
+    def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
+        runner = self._take_back(oid)
+        self.above.ends_elsewhere(oid)
+        about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
+        if self.remote_objects.complete(oid, *about):
+            self.remote_objects.by_oid[oid].released = lambda: self._release(oid, peer, message)
+        else:
+            self.send(peer, Release(message.task, 0))
+
+    def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
+        """The runner may free its copy of a result, because its bytes are here or nobody needs
+        them. With that copy it drops the refs inside, so this node holds them first."""
+
+        def release(holds: list[Any]) -> None:
+            if holds:
+                self.above.holds_inner(oid, holds)
+            self.send(peer, Release(message.task, 0))
+
+        got = self.client.view(oid) if message.refs else 0
+        refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        self._ask(refs, release)
+
+    def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
+        """As Imports.ask; without room for their headers, no ref is held."""
+        try:
+            self.imports.ask(refs, done)
+        except Exception:
+            _log.exception("the refs inside a result cannot be held")
+            done([])
+
+    def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
+        if not self._is_with(oid, peer):
+            return  # the runner was lost meanwhile, and the task is run again
+        payload = message.payload
+        assert payload is not None
+        self._take_back(oid)
+        if message.refs:
+            self.send(peer, Release(message.task, 0))
+        encoded = serial.Encoded(payload, [], [], len(payload), holds)
+        full = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
+        self.results.store_value(oid, encoded, message.outcome == "failed", full)
+
+    def _lost(self, oid: int, number: int) -> None:
+        self.where.pop(oid, None)
+        if self.tasks.aborted(oid):
+            self.client.settle(oid, NODE_SLOT)
+        elif self.client.inspect(oid)["retries_left"] and self._try_again(oid):
+            self.retried += 1
+        elif self.client.take_over(oid, NODE_SLOT):
+            name, tries = self.client.task_name(oid), self.client.add_try(oid)
+            self.results.store_error(
+                oid,
+                self.above.lost_call(oid, name, number)
+                or errors.NodeLostError(
+                    f"node h{number} was lost while it ran {name}(); "
+                    f"tried {tries} time{'s' if tries != 1 else ''}."
+                ),
+            )
+
+    def _try_again(self, oid: int) -> bool:
+        """Queues a task again that a runner had, with one retry less. False: it was cancelled."""
+        if not self.client.requeue(oid, NODE_SLOT):
+            return False
+        if self.client.state(oid) == STATE["WAITING"]:
+            self.above.delay(oid)
+        else:
+            self.above.post(oid)
+        return True
+
+    # -- cancelling and recalling --------------------------------------------------------------
+
+    def cancel(self, oid: int) -> bool:
+        """Cancels a task by force, after its submitter has aborted it. False: no runner has it."""
+        runner = self.where.get(oid)
+        if runner is None:
+            return False
+        self.send(runner.host_id, CancelTask(ids.pack_id(self.client.host_id, oid)))
+        return True
+
+    def recall(self, runner: Runner, most: int) -> int:
+        """Asks the runner to return tasks that it has not begun; returns how many were named."""
+        tasks = self._behind(runner)[-most:]
+        runner.recalled = True
+        self.send(
+            runner.host_id, RecallTasks([ids.pack_id(self.client.host_id, oid) for oid in tasks])
+        )
+        return len(tasks)

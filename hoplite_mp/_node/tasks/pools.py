@@ -1,0 +1,193 @@
+"""Pools of workers: how many workers there are, and how many there should be.
+
+Why it exists: a pool keeps its number of workers that can run a task. A worker that has died is
+replaced; one that waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus
+workers retire when they are idle. Workers that die before their first task are restarted without
+end, after pauses that grow, because what kills them may be temporary. This file only counts;
+workers.py acts on the counts, and the supervisor forks.
+It must never know: tasks' contents, sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.fields import NO_OBJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from hoplite_mp.config import Config
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.birth import Environment
+
+__all__ = ["Pool", "WorkerInfo", "next_number"]
+
+POOLS_MAX = 256  # the common pool, 0, among them
+SURPLUS_PATIENCE_S = 1.0
+STUCK_PATIENCE_S = 1.0
+# Bits of a worker's word in the store (enum client_retire in cext/shm_layout.h).
+RETIRE_ENDS, RETIRE_ASKS = 1, 2
+
+
+@dataclass(slots=True)
+class WorkerInfo:
+    """One worker as the node knows it."""
+
+    slot: int
+    pool: int
+    pid: int = 0
+    verdict: str = ""  # why the node killed it: "timeout", "cancelled", "closing", "line"
+    verdict_oid: int = 0
+    retiring: bool = False
+    worked: bool = False
+    stands_in: bool = False  # beyond the pool's number, for a worker that waits inside a task
+    called: bool = (
+        False  # asked to fetch a round's task between two tasks (_node/tasks/worker_broadcast.py)
+    )
+    born: float = 0.0
+
+    @property
+    def retire_bits(self) -> int:
+        """What the worker is to do as soon as it is between two tasks."""
+        return (RETIRE_ENDS if self.retiring else 0) | (RETIRE_ASKS if self.called else 0)
+
+
+@dataclass(slots=True)
+class Pool:
+    """One pool: its parameters, its workers, and the state of starting them."""
+
+    number: int
+    target: int  # how many workers shall be able to run a task
+    owner: int  # client slot
+    max_tasks: int = 0
+    setup: int = 0  # object with the initializer and its arguments; 0: none
+    actor: bool = False  # its only worker has a state, so it gets no stand-in
+    audience: int = 0  # the driver that gets what its workers print before their first task
+    env: Environment = ()  # changes of the workers' environment
+    demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
+    peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
+    anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
+    team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
+    team_size: int = 0  # how many peers that call has, on all hosts
+    workers: dict[int, WorkerInfo] = field(default_factory=dict)
+    closing: bool = False
+    broken: str = ""  # why no worker will be started any more
+    host_lost: bool = False  # it is broken because a host was lost
+    failing: bool = False  # a timer fails what is queued from now on
+    attempts: int = 0  # starts in a row whose workers died before their first task
+    start_again_at: float = 0.0
+    ailing: bool = False  # so many attempts have failed that queued tasks fail as well
+    proven: bool = False  # the initializer has returned in some worker
+    why: str = ""  # how the last worker that died before its first task ended
+    surplus_since: float | None = None
+    stuck_since: float | None = None
+    setup_hold: object = None
+    descriptors: list[int] = field(default_factory=list)  # that its initializer's arguments need
+    setup_error: str = ""  # what the initializer raised, as text
+    setup_text: str = ""  # its traceback
+
+    @property
+    def living(self) -> int:
+        """How many workers are not retiring."""
+        living = 0
+        for worker in self.workers.values():
+            if not worker.retiring:
+                living += 1
+        return living
+
+    @property
+    def own(self) -> int:
+        """How many workers are neither retiring nor stand-ins."""
+        return sum(not (one.retiring or one.stands_in) for one in self.workers.values())
+
+    def is_settled(self, blocked: int) -> bool:
+        """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual
+        case, found at the cost of one count. A pool with a demand never counts as settled, because
+        the room that hands out resources must learn that it lacks nothing. blocked: how many
+        workers wait inside a task."""
+        return not (
+            blocked
+            or self.demand
+            or self.broken
+            or self.surplus_since is not None
+            or self.stuck_since is not None
+            or (self.living != self.target and not self.closing)
+        )
+
+    def missing(self, blocked: int, blocked_max: int, now: float) -> int:
+        """How many workers to start now. blocked: how many wait inside a task."""
+        if self.closing or self.broken or now < self.start_again_at:
+            return 0
+        wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
+        short = max(0, wanted - self.living)
+        return min(short, 1) if self.ailing else short  # one shows whether starts succeed again
+
+    def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
+        """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
+        Tasks that they have submitted to this pool could then never run: a deadlock."""
+        limit = 0 if self.demand else blocked_max
+        if self.closing or self.actor or blocked <= limit or blocked < self.living:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = now
+        return self.stuck_since is not None and now - self.stuck_since >= STUCK_PATIENCE_S
+
+    def surplus(self, blocked: int, now: float) -> int:
+        """How many idle workers may retire, once the surplus has lasted for a while."""
+        extra = self.living - blocked - self.target
+        if extra <= 0 or self.closing:
+            self.surplus_since = None
+            return 0
+        if self.surplus_since is None:
+            self.surplus_since = now
+        return extra if now - self.surplus_since >= SURPLUS_PATIENCE_S else 0
+
+    def died(
+        self, worker: WorkerInfo, code: int, setup_failed: int, how: str, now: float, limits: Config
+    ) -> bool:
+        """Records the end of a worker. If several in a row end before their first task, the next
+        one is started after a pause. how: the end as text. True: so many attempts have failed that
+        tasks should not wait for the next one."""
+        if code == setup_failed and self.setup and not worker.worked:
+            self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
+            return False
+        wanted = worker.verdict not in ("", "line")
+        if wanted or worker.retiring or self.closing or not worker.pid:
+            return False
+        if worker.worked or now - worker.born >= limits.restart_pause_s_max:
+            self.recovered()
+            return False
+        self.why = how
+        if now >= self.start_again_at:  # several workers that were started together count once
+            self.attempts += 1
+            if self.attempts > 1:
+                pause = limits.restart_pause_s * 2.0 ** min(self.attempts - 2, 60)
+                self.start_again_at = now + min(pause, limits.restart_pause_s_max)
+        if self.attempts >= limits.start_attempts_max:
+            self.ailing = True
+            if self.setup and not self.proven:
+                self.broken = f"its workers end in the initializer ({how})"
+        return self.ailing
+
+    def idle_again(self, limits: Config) -> None:
+        """A worker has become idle, so the others may start. One more failure makes the pool ailing
+        again."""
+        if self.ailing:
+            self.ailing = False
+            self.attempts = limits.start_attempts_max - 1
+            self.start_again_at = 0.0
+
+    def recovered(self) -> None:
+        """Forgets failed starts, because a worker has run a task or has lived for a long time."""
+        if self.attempts:
+            self.attempts, self.ailing = 0, False
+            self.start_again_at = 0.0
+
+
+def next_number(last: int, taken: Set[int]) -> int | None:
+    """The number of the next pool; None: all are taken. They are given out in turn, because
+    messages that name the pool which has had a number before may still be on their way."""
+    turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
+    return next((one for one in turn if one not in taken), None)

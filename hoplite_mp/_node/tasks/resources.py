@@ -1,0 +1,503 @@
+"""Resources: the tasks and workers of this host that wait for some, and what they are given.
+
+Why it exists: a task with resources may only begin where enough of them are free, which no worker
+can know. So its submitter announces the task to its node. The node keeps the task until some host
+has room for it, and then posts its hint to workers of this host only, or hands the task to another
+host. Workers of executors, and actors, wait in the same order, and keep what they are given for
+life.
+
+**Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
+task at once (if it refuses, "full", the task goes back), and notifies that host when something has
+become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
+a resource. A task that waits for resources waits on the host of its submitter.
+It must never know: how amounts are counted (planner/resources.py), what a task does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
+from hoplite_mp.planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import ResourcesFreed
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.pools import Pool
+    from hoplite_mp._node.tasks.runners import Runner
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.planner.resources import Assigned, Demand
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.membership import Member
+
+__all__ = ["Resources"]
+
+COMMON_POOL = 0
+ANYWHERE = 0
+GONE = -1  # the host to which the task was bound is gone
+WORKERS_MAX = 200
+# How many tasks are given resources here beyond the number of idle workers. Higher: workers wait
+# less often for the node. Lower: less is reserved for tasks that have not begun.
+AHEAD_TASKS = 2
+
+
+@dataclass(slots=True)
+class Held:
+    """What was given to a task that runs here, or to one of this host that runs elsewhere."""
+
+    demand: Demand
+    host_id: int  # id of the host where the task runs
+    token: Any  # its key in the ledger of that host
+    assigned: Assigned = field(default_factory=dict)
+    slot: int = 0  # of a generator's worker, which goes on after the task itself is done
+
+
+class Resources:
+    """The resources of one node, and its view of those of other nodes."""
+
+    def __init__(self, host: HostContext, delegation: Delegation, workers: Workers) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.delegation = delegation
+        self.workers = workers
+        self.ranked = _tasks.Ranked(host.tasks)
+        text = host.config.resources
+        self.ledger = Ledger(parse_amounts(text) if text else ())
+        self.totals: Demand = tuple(self.ledger.totals.items())
+        # Host id -> the resources of that host, less what tasks of this host use there.
+        self.others: dict[int, Ledger] = {}
+        self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
+        self.refused: set[int] = set()  # ids of hosts to notify when something is free here
+        self.rows = Rows()
+        self.held: dict[int, Held] = {}  # by task
+        self.slots: dict[int, tuple[Any, Assigned]] = {}  # what workers were given for life
+        self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
+        self._order = 0
+        self._serving = False
+        # Since the last turn resources of this host were given back, or are not reserved any more
+        # because the task or worker that waited for them has stopped waiting.
+        self._freed = False
+
+    # -- requests of clients -------------------------------------------------------------------
+
+    def take(self, slot: int, request: Request) -> None:
+        """A process announces a task whose arguments are ready."""
+        ask: Any = request.ask
+        self.wait(ask.oid, ask.demand)
+
+    def wait(self, oid: int, demand: Demand) -> None:
+        """Lets a task wait for these resources; it begins when it gets them."""
+        self._wait(oid, demand)
+        self.serve()
+
+    def give_back(self, slot: int, request: Request) -> None:
+        oid = request.ask.oid  # type: ignore[union-attr]
+        if oid in self.held:
+            self._release(oid)
+            self.serve()
+
+    def keep_for_stream(self, slot: int, request: Request) -> None:
+        held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
+        if held is not None:
+            held.slot = slot
+        self.reply(slot, Reply(request.number))
+
+    def places(self, slot: int, request: Request) -> None:
+        demand = request.ask.demand  # type: ignore[union-attr]
+        mine = self.workers.pools[COMMON_POOL].target
+        found = [(self.client.number, mine, *_times(self.ledger, demand))]
+        for member in self.roster.by_host_id.values():
+            ledger = self.others.get(member.host_id)
+            if ledger is not None and member.host_id not in self.roster.leaving:
+                found.append((member.node, member.workers, *_times(ledger, demand)))
+        self.reply(slot, Reply(request.number, found))
+
+    def assigned(self, slot: int, request: Request) -> None:
+        held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
+        own = self.slots.get(slot)
+        found = held.assigned if held is not None else {} if own is None else own[1]
+        self.reply(slot, Reply(request.number, found))
+
+    def counts(self) -> dict[str, int]:
+        """Counters for `stats()` and `nodes`."""
+        free = dict(self.ledger.free())
+        return {
+            f"{what}:{name}": amounts[name]
+            for what, amounts in (("resource", self.ledger.totals), ("free", free))
+            for name in amounts
+        }
+
+    # -- other hosts ---------------------------------------------------------------------------
+
+    def came(self, member: Member) -> None:
+        """Another host has joined, or its number of workers has changed."""
+        if member.host_id not in self.others:
+            self.others[member.host_id] = Ledger(member.resources)
+        self.ranked.resources_changed()
+        self.serve()
+
+    def went(self, host_id: int) -> None:
+        self.others.pop(host_id, None)
+        self.full.pop(host_id, None)
+        self.refused.discard(host_id)
+        self.ranked.resources_changed()
+        self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
+
+    def freed_there(self, host_id: int) -> None:
+        """A host that had refused a task of this host has free resources again."""
+        self.full.pop(host_id, None)
+        self.serve()
+
+    def demand_of(self, oid: int) -> Demand:
+        """The resources that a task was given."""
+        held = self.held.get(oid)
+        return () if held is None else held.demand
+
+    def again(self, oid: int, refused_by: int = 0) -> None:
+        """A task that had been given resources waits again. `refused_by`: the id of the host that
+        had no room; 0: none has refused it."""
+        held = self.held.pop(oid, None)
+        if held is None:
+            return
+        ledger = self.others.get(held.host_id)
+        if ledger is not None:
+            ledger.give_back(held.token)
+        if refused_by:
+            self.full.setdefault(refused_by, set()).update(name for name, _ in held.demand)
+        self._wait(oid, held.demand)
+        self.loop.call_later(0.0, self.serve)
+
+    def take_back(self, oid: int) -> Demand:
+        """A task with resources is not to run for now: frees them, and returns what it needs."""
+        held = self.held.get(oid)
+        if held is None:
+            return ()
+        self._release(oid)
+        self.loop.call_later(0.0, self.serve)
+        return held.demand
+
+    def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
+        """Reserves resources for a task of another host; False: there is no room. Tasks and workers
+        of this host go first, unless another task may be waiting for this one (`needed`)."""
+        if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
+            self.refused.add(peer)
+            return False
+        return True
+
+    def has_room(self, demand: Demand) -> bool:
+        """Whether a request for these resources would be granted at once."""
+        return self.ledger.fits(demand) and not self._is_kept(demand)
+
+    def _is_kept(self, demand: Demand) -> bool:
+        """Whether some of these are reserved for a task or worker that waits on this host."""
+        names = {name for name, _ in demand}
+        return any(
+            (row.where in (ANYWHERE, self.client.host_id) or isinstance(row.where, tuple))
+            and not names.isdisjoint(name for name, _ in row.demand)
+            and self.ledger.could_ever(row.demand)
+            and not self.ledger.fits(row.demand)
+            for row in self.rows.rows.values()
+        )
+
+    def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
+        """Records the header of a task of another host that was accepted."""
+        self.held[oid] = Held(demand, self.client.host_id, task, self.ledger.assigned(task))
+
+    def dropped(self, task: bytes) -> None:
+        """A task of another host that was accepted will not run here. Its header may remain, and
+        must not give back what the same task is given later, if it is sent here again."""
+        for oid in [oid for oid, held in self.held.items() if held.token == task]:
+            del self.held[oid]
+        if self._give_back_here(task):
+            self.serve()
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def wait_workers(self, pool: Pool, count: int) -> None:
+        """Lets `count` workers of that pool wait; each is started when it gets its resources."""
+        who = ("pool", pool.number)
+        if not count:
+            self.pools.pop(pool.number, None)
+            if who in self.rows:
+                self._waits_no_more(who)
+                self.loop.call_later(0.0, self.serve)
+            return
+        self.pools[pool.number] = count
+        if who not in self.rows:
+            self._order += 1
+            self.rows.add(who, pool.demand, who, (0, 0, 0, self._order))
+        self.serve()
+
+    def worker_gone(self, slot: int) -> None:
+        """Takes back what was given to the worker in that slot, because it has ended."""
+        token, _ = self.slots.pop(slot, (None, None))
+        if token is not None:
+            self._give_back_here(token)
+        for oid, held in list(self.held.items()):
+            if held.slot != slot:
+                continue
+            if self.client.state(oid) in UNFINISHED:
+                held.slot = 0  # the generator is tried again, with what it has
+            else:
+                self._release(oid)
+        if self._freed:
+            self.loop.call_later(0.0, self.serve)
+
+    def _waits_no_more(self, who: Any) -> None:
+        self.rows.remove(who)
+        self._freed = True
+
+    def _give_back_here(self, token: Any) -> bool:
+        freed = self.ledger.give_back(token)
+        self._freed = self._freed or freed
+        return freed
+
+    # -- granting ------------------------------------------------------------------------------
+
+    def _wait(self, oid: int, demand: Demand) -> None:
+        priority, floor = self.ranked.ranks(oid)
+        near = 2 if floor != _tasks.NO_FLOOR else 1
+        self._order += 1
+        rank = (-max(priority, floor), -near, -priority, self._order)
+        self.rows.add(oid, demand, self._where(oid), rank, near == 2)
+
+    def _where(self, oid: int) -> int:
+        """The id of the host to which the task is bound; or ANYWHERE, or GONE."""
+        if self.tasks.task(oid)[3] & FLAG_HERE:
+            return self.client.host_id
+        pool = self.tasks.pool_of(oid)
+        if pool == COMMON_POOL:
+            return ANYWHERE
+        bound = self.delegation.bound_to(pool)
+        return GONE if bound is None else bound
+
+    def poll(self) -> None:
+        """Polls for tasks that have ended, and workers that have become idle."""
+        for oid, held in list(self.held.items()):
+            if not held.slot and self.client.state(oid) not in UNFINISHED:
+                self._release(oid)
+        self.serve()
+
+    def _release(self, oid: int) -> None:
+        held = self.held.pop(oid)
+        if held.host_id == self.client.host_id:
+            self._give_back_here(held.token)
+        elif held.host_id in self.others:
+            self.others[held.host_id].give_back(held.token)
+            self.full.pop(held.host_id, None)
+
+    def serve(self) -> None:
+        """Grants free resources by rank, then in order. A task must not take what one before it
+        waits for, unless another task may be waiting for it, to avoid deadlock. A worker of an
+        actor or an executor takes what is free: its program may hold what the one before it waits
+        for, and hold it until this worker has begun."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            self._serve()
+        finally:
+            self._serving = False
+        if self._freed:
+            self._freed = False
+            if self.refused and any(units for _, units in self.ledger.free()):
+                refused, self.refused = self.refused, set()
+                for host_id in refused:
+                    self.send_peer(host_id, ResourcesFreed())
+
+    def _serve(self) -> None:
+        turn = _Turn(self)
+        skip: set[Any] = set()
+        while (row := self.rows.first(skip)) is not None:
+            who = row.members[0][1]
+            if isinstance(who, int) and self.client.state(who) not in UNCLAIMED:
+                self._waits_no_more(who)  # cancelled, or its submitter has died
+                continue
+            if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
+                skip.add(row.key)
+                turn.reserve(row)
+
+    def _start(self, row: Row, who: tuple[str, int]) -> bool:
+        """Starts a worker that waits; False: there is no room."""
+        pool = self.workers.pools.get(who[1])
+        if pool is None or not self.pools.get(who[1]):
+            self._waits_no_more(who)
+            return True
+        self._order += 1
+        token = ("worker", self._order)
+        assigned = self.ledger.take(token, row.demand)
+        if assigned is None:
+            return False
+        slot = self.workers.start_one(pool, assigned)
+        if slot < 0:
+            self.ledger.give_back(token)
+            return False
+        self.slots[slot] = token, assigned
+        self.pools[who[1]] -= 1
+        if not self.pools[who[1]]:
+            self.wait_workers(pool, 0)
+        return True
+
+    def give_here(self, oid: int, demand: Demand) -> bool:
+        """Gives a task resources of this host, and announces it to workers of this host."""
+        assigned = self.ledger.take(oid, demand)
+        if assigned is None:
+            return False
+        self.held[oid] = Held(demand, self.client.host_id, oid, assigned)
+        self.rows.remove(oid)
+        self.workers.announce(oid, True)
+        return True
+
+    def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
+        """Hands a task to another host."""
+        ledger = self.others[runner.host_id]
+        if ledger.take(oid, demand) is None:
+            return False
+        self._waits_no_more(oid)
+        if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
+            ledger.give_back(oid)
+            return True
+        self.held[oid] = Held(demand, runner.host_id, oid)
+        self.delegation.delegate(oid, runner)
+        return True
+
+    # -- demands that no node can meet ---------------------------------------------------------
+
+    def lost(self, row: Row, why: str) -> bool:
+        """No node has these resources. True: all tasks of the row have been failed, because they
+        have waited for resource_wait_s, or are bound to a node that is gone."""
+        patience = self.config.resource_wait_s
+        if row.where == GONE:
+            self._fail(row, "the node to which it is bound is gone")
+            return True
+        if row.lost is None:
+            row.lost = spell = object()
+
+            def over() -> None:
+                if row.lost is spell:
+                    row.given_up = True
+                    self.serve()
+
+            self.loop.call_later(patience, over)
+        if not row.given_up:
+            return False
+        self._fail(
+            row,
+            f"{why} has {demand_words(row.demand)} any more, and none has come within {patience:g} "
+            "s (resource_wait_s)",
+        )
+        return True
+
+    def _fail(self, row: Row, why: str) -> None:
+        for oid in self.rows.everybody(row):
+            self._waits_no_more(oid)
+            self.workers.fail(oid, why, host_lost=True)
+
+
+class _Turn:
+    """The state of one pass over all tasks and workers that wait: how many workers are idle, and
+    what is reserved on each host."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.of = resources
+        self.own = resources.client.host_id
+        pool = resources.workers.pools.get(COMMON_POOL)
+        self.has_workers = pool is not None and (pool.target > 0 or bool(pool.workers))
+        self.waiting = sum(
+            held.host_id == self.own and resources.client.state(oid) == STATE["QUEUED"]
+            for oid, held in resources.held.items()
+        )
+        self.idle = resources.tasks.idle(COMMON_POOL)
+        self.kept: dict[int, set[str]] = {}  # host id -> names of resources reserved there
+        self.near: dict[int, Any] = {}
+
+    def reserve(self, row: Row) -> None:
+        """Reserves what this row waits for, so that later rows do not take it."""
+        names = {name for name, _ in row.demand}
+        for host_id in self._hosts(row):
+            ledger = self.of.ledger if host_id == self.own else self.of.others[host_id]
+            if ledger.could_ever(row.demand) and not ledger.fits(row.demand):
+                self.kept.setdefault(host_id, set()).update(names)
+
+    def _hosts(self, row: Row) -> list[int]:
+        """Ids of the hosts where it may run."""
+        if isinstance(row.where, tuple):
+            return [self.own]
+        runners = self.of.delegation.runners
+        able = [
+            host_id for host_id, one in runners.items() if one.workers and host_id in self.of.others
+        ]
+        if row.where == ANYWHERE:
+            return [self.own, *able] if self.has_workers else able
+        return [host_id for host_id in (self.own, *able) if host_id == row.where]
+
+    def begin(self, row: Row, oid: int) -> bool:
+        """Starts the first task of that row on a host that has room; False: it goes on waiting."""
+        of, names = self.of, {name for name, _ in row.demand}
+        hosts = self._hosts(row)
+        able = [host_id for host_id in hosts if self._ledger(host_id).could_ever(row.demand)]
+        if not able:
+            where = (
+                "no node" if row.where == ANYWHERE else "the node to which it is bound no longer"
+            )
+            return of.lost(row, where)
+        row.lost, row.given_up = None, False
+        found = []
+        for host_id in able:
+            kept = set() if row.needed else self.kept.get(host_id, set())
+            if names & (kept | of.full.get(host_id, set())):
+                continue
+            if self._ledger(host_id).fits(row.demand) and (room := self._room(host_id)) is not None:
+                found.append((room, host_id))
+        if not found:
+            return False
+        best = found[0][1] if len(found) == 1 else self._best(oid, found)
+        if best == self.own:
+            self.waiting += 1
+            return of.give_here(oid, row.demand)
+        return of.give_there(oid, row.demand, of.delegation.runners[best])
+
+    def _ledger(self, host_id: int) -> Ledger:
+        return self.of.ledger if host_id == self.own else self.of.others[host_id]
+
+    def _room(self, host_id: int) -> bool | None:
+        """Whether a worker of that host is idle; None: too many tasks wait for one already."""
+        if host_id != self.own:
+            runner = self.of.delegation.runners[host_id]
+            return None if runner.room <= 0 else runner.free > 0
+        if self.waiting >= self.idle + AHEAD_TASKS:
+            return None
+        return self.waiting < self.idle
+
+    def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
+        """The best host: first by whether a worker is idle, then by the arguments' bytes there;
+        then this host, then the one whose last task ended first (see Delegation.delegate)."""
+        near = self.of.delegation.bytes_near(oid)
+        number = self.of.roster.number_of
+        runners = self.of.delegation.runners
+
+        def worth(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
+            free, host_id = one
+            is_own = host_id == self.own
+            at = self.of.client.number if is_own else number(host_id)
+            ended = 0 if is_own else runners[host_id].ended
+            return free, near.get(-1 if at is None else at, 0), is_own, -ended
+
+        return max(found, key=worth)[1]
+
+
+def _times(ledger: Ledger, demand: Demand) -> tuple[int, int]:
+    """How many times the demand fits into all resources, and into those that are free now."""
+    if not ledger.could_ever(demand):
+        return 0, 0
+    return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

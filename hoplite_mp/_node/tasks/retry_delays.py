@@ -1,0 +1,82 @@
+"""Delays between the tries of a task (`options(retry_delay=)`).
+
+A task that failed because some service is overloaded would fail again at once. During its delay a
+task is WAITING, as one whose arguments are missing, so it occupies no worker and no resources, no
+hint names it, and cancelling it takes effect at once. The node of its submitter keeps the time, so
+losing another host does not affect the delay.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from hoplite_mp.headers import STATE
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.planner.resources import Demand
+
+__all__ = ["Delays"]
+
+
+class Delays:
+    """The tasks of this host that wait for their next try."""
+
+    def __init__(
+        self, host: HostContext, workers: Workers, guests: Guests, resources: Resources
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.workers = workers
+        self.guests = guests
+        self.resources = resources
+        # By task: when the delay is over, and the resources that the task needs then.
+        self._by_oid: dict[int, tuple[float, Demand]] = {}
+
+    def begin(self, oid: int) -> None:
+        """A task that is to run again waits for its delay. A task of another host waits there."""
+        if oid in self.guests:
+            self.guests.try_again(oid)
+            return
+        pool = self.workers.pools.get(self.tasks.pool_of(oid))
+        ends = pool is None or pool.closing or pool.broken  # its tasks fail, and at once
+        pause = 0.0 if ends else self.tasks.retry_pause(oid)
+        self._by_oid[oid] = self.loop.now() + pause, self.resources.take_back(oid)
+        self.loop.call_later(pause, functools.partial(self._over, oid))
+
+    def waiting(self) -> dict[int, float]:
+        """Tasks whose delay is not over, and the seconds until then."""
+        now = self.loop.now()
+        return {
+            oid: max(0.0, until - now)
+            for oid, (until, _) in self._by_oid.items()
+            if self.client.state(oid) == STATE["WAITING"]
+        }
+
+    def pool_forgotten(self, number: int) -> None:
+        """Fails the tasks of a pool that has ended or is broken."""
+        for oid in [oid for oid in self._by_oid if self.tasks.pool_of(oid) == number]:
+            self._over(oid)
+
+    def _over(self, oid: int) -> None:
+        entry = self._by_oid.pop(oid, None)
+        if entry is None or self.client.state(oid) != STATE["WAITING"]:
+            return  # it was cancelled, or its submitter or its pool has ended
+        demand = entry[1]
+        workers = self.workers
+        pool = workers.pools.get(self.tasks.pool_of(oid))
+        if pool is None or pool.closing:
+            workers.fail_closed(oid)
+        elif pool.broken:
+            workers.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
+        elif demand:
+            self.resources.wait(oid, demand)
+        else:
+            pool.stuck_since = None  # its workers could not have run this task before
+            workers.announce(oid, workers.above.may_leave() and workers.is_bound(oid))
+            self.client.wake_waiters(oid)  # a worker that waits for it may run it in place

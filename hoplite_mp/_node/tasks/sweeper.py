@@ -1,0 +1,235 @@
+"""Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
+
+Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order is
+essential: first the node holds what living processes still need, then it settles the dead process's
+claims, then clears its holder bits, then frees its blocks. Each step may be repeated.
+It must never know: how the death of a process is detected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import errors, serial
+from hoplite_mp._node.io.os_info import signal_name
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
+from hoplite_mp.headers import (
+    FLAG_REFS,
+    KIND_STREAM,
+    KIND_TASK,
+    NODE_SLOT,
+    STATE,
+    STORED,
+    UNCLAIMED,
+)
+from hoplite_mp.protocol.local import LINE_LOST
+from hoplite_mp.store.limits import UNLIMITED, available_bytes, total_bytes
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.tasks.pools import WorkerInfo
+
+__all__ = ["Sweeper", "how_it_ended", "is_ending"]
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def freed(self, oid: int) -> None:
+        """No process of this host holds that object any more."""
+
+    def is_guest(self, oid: int) -> bool:
+        """Whether that task in the node's tables is another host's or a reconstruction, so that its
+        result is waited for. The submitters of all other tasks there are dead."""
+
+    def delay(self, oid: int) -> None:
+        """Lets a task wait for its next try, before which it has a delay."""
+
+    def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        """The error of a call during which its actor's process ended; None: it was no actor."""
+
+
+class Sweeper:
+    """Cleans up after a client of this host."""
+
+    def __init__(self, results: Results, above: Above) -> None:
+        self.results = results
+        self.above = above
+        self.client = results.client
+        self.tasks = results.tasks
+        self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
+        self.own_tables: set[int] = set(self.client.tables)
+        self.retried = self.failed = 0  # tasks tried again; tasks failed by their worker's death
+
+    def sweep(
+        self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
+    ) -> list[int]:
+        """Cleans up after the client in that slot; returns the tasks that are queued again.
+        reads_on: the client has left, but its process still reads what it has pinned and leased,
+        which a second sweep frees."""
+        again: list[int] = []
+        concerned = self.client.concerned(slot)
+        for header in concerned:
+            self._keep_inner(header, slot)
+        for header in concerned:
+            if self._settle(header, slot, worker, code):
+                again.append(header["id"])
+        self.client.sweep(slot, not reads_on)
+        if not reads_on:
+            self.results.store.orphan(slot)
+        self.collect()
+        return again
+
+    def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
+        """Takes holds on the refs inside an object that stays, before the dead client's holder bits
+        are cleared."""
+        oid = header["id"]
+        if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
+            return
+        adopted = header["owner"] == slot
+        if adopted and oid not in self.inner:
+            self.inner[oid] = self._inner_refs(oid)
+            self.tasks.set_taken(oid)
+        elif not adopted and header["claimant"] == slot and not header["taken"]:
+            self.results.untaken.setdefault(oid, self._inner_refs(oid))
+
+    def _inner_refs(self, oid: int) -> list[Any]:
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            data = self.results.store.spilled_bytes(oid) if got == STATE["SPILLED"] else None
+            if data is None:
+                return []
+            got = data
+        mem = memoryview(got)
+        headers = [oid for one in serial.read_refs(mem) for oid in self.results.headers(one)]
+        return [self.client.hold(oid) for oid in headers]
+
+    def _settle(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        """Settles one header of the dead client; True: its task is queued again."""
+        oid, state = header["id"], header["state"]
+        orphan = header["owner"] == slot
+        claimed = header["claimant"] == slot
+        if state == "ABORTED" and claimed:
+            self.client.settle(oid, slot)
+        elif state == "CLAIMED" and claimed:
+            return self._settle_claim(header, slot, worker, code)
+        elif STATE[state] in UNCLAIMED and orphan:
+            if self.client.take_over(oid, slot):
+                name = self.client.task_name(oid)
+                self.results.store_error(
+                    oid, ObjectLostError(f"the process that submitted {name}() has died")
+                )
+        elif claimed and STATE[state] in _DONE:
+            self.client.announce(oid)
+        return False
+
+    def _settle_claim(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        oid = header["id"]
+        timed_out = worker is not None and worker.verdict == "timeout" and worker.verdict_oid == oid
+        task = header["kind"] == KIND_TASK
+        if task and not timed_out and header["owner"] != slot and self.requeue(header, slot):
+            return True
+        if self.client.state(oid) == STATE["ABORTED"]:  # cancelled just now
+            self.client.settle(oid, slot)
+            return False
+        if not self.client.take_over(oid, slot):
+            return False
+        name = self.client.task_name(oid)
+        tries = self.client.add_try(oid)
+        runs = task or header["kind"] == KIND_STREAM  # a generator that was making its next item
+        self.failed += runs
+        error: Exception
+        if not runs:
+            error = ObjectLostError("the process that was writing this object has died")
+        elif timed_out:
+            limit = self.tasks.task(oid)[4] / 1e9
+            error = HopliteTimeoutError(
+                f"{name}() ran longer than its timeout of {limit:g} s on worker "
+                f"{slot}@h{self.tasks.node_number}, which was killed for it; give it more "
+                "with options(timeout=)"
+            )
+        elif worker is not None and (
+            lost := self.above.lost_actor_call(worker, how_it_ended(code, worker))
+        ):
+            error = lost
+        else:
+            how = how_it_ended(code, worker)
+            error = errors.WorkerLostError(
+                f"worker {slot}@h{self.tasks.node_number} {how} "
+                f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
+            )
+        self.results.store_error(oid, error)
+        return False
+
+    def requeue(self, header: dict[str, Any], slot: int) -> bool:
+        """Queues a task again that the process had claimed, if a retry is left. A task in the
+        node's tables must be a guest or a reconstruction, because the submitters of all others
+        there are dead."""
+        oid, wanted = header["id"], header["owner"] != NODE_SLOT
+        if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:
+            return False
+        granted = self.client.requeue(oid, slot)
+        self.retried += granted
+        if granted and self.client.state(oid) == STATE["WAITING"]:
+            self.above.delay(oid)
+        return granted
+
+    # -- adopted tables ------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Frees objects in adopted tables that no process holds, and the refs inside them."""
+        for oid in self.client.collect():
+            self.inner.pop(oid, None)
+            self.above.freed(oid)
+        self.client.release_tables(self.own_tables)
+        self.tasks.watch_only(self.client.tables)
+
+    def completed(self, oids: list[int]) -> None:
+        """Tasks of dead submitters have ended: the node takes over the refs in their results."""
+        for oid in oids:
+            stored = self.client.state(oid) in STORED
+            if stored and oid not in self.inner and self.client.flags(oid)[0]:
+                self.inner[oid] = self._inner_refs(oid)
+                self.tasks.set_taken(oid)
+
+
+_DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
+
+
+def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
+    """The end of a process as text; after a signal, with the memory in use, because the kernel
+    kills a process when memory runs out."""
+    if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
+        return (
+            "lost its connection to the node, as when user code has closed file descriptors that "
+            "are not its own (os.closerange?)"
+        )
+    if code < 0:
+        return f"was killed by {signal_name(-code)} ({_memory_in_use()})"
+    return f"ended with exit code {code}"
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not waited for it yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError as error:  # FileNotFoundError: it is gone; other errors: unknown
+        return isinstance(error, FileNotFoundError)
+
+
+def _memory_in_use() -> str:
+    """How much of the host's memory is in use, as text."""
+    total, available = total_bytes(), available_bytes()
+    if total >= UNLIMITED or available >= UNLIMITED:
+        return "memory in use: unknown"
+    used = max(0, total - available)
+    doubt = "out of memory? " if used > 0.9 * total else ""
+    return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

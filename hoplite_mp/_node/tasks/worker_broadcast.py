@@ -1,0 +1,287 @@
+"""Rounds: one task for each worker of the common pool, run between two of its other tasks.
+
+Why it exists: `Cluster.run` must reach every worker once, but queued tasks go to whichever worker
+is idle first. So the tasks of a round are queued in a pool that no worker serves. The node sets a
+bit in the slots of the workers that take part; each of these then asks for its task, and the node
+names one. Other nodes do the same with a pool of their own, to which this node sends one task for
+each of their workers. When a worker ends before its turn, one task of the round fails.
+It must never know: what the tasks do, who waits for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp._node.tasks.runners import Runner
+from hoplite_mp.headers import NODE_SLOT, STATE
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import (
+    CloseFarPool,
+    EndFarRound,
+    FarRoundEnded,
+    FarRoundOpened,
+    OpenFarRound,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.questions import Answer
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["Rounds"]
+
+COMMON_POOL = 0
+# Interval between checks for tasks that are not queued yet. Lower: more turns of the node while a
+# round has lost a worker. Higher: the caller of that round learns of the loss later.
+LOOK_S = 0.05
+# How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
+# stopped delays the caller. Lower: a slow node may still begin a task after the caller returned.
+END_PATIENCE_S = 1.0
+ENDED = "its worker ended before its turn in this round"
+
+
+@dataclass(slots=True)
+class Round:
+    """This node's part of one call of `Cluster.run`."""
+
+    pool: int
+    waiting: set[int]  # slots of workers that have not asked for their task yet
+    begun: bool = False  # all tasks for this host are queued, or on their way here
+    given: dict[int, int] = field(default_factory=dict)  # slot -> the task that it was given
+    surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
+    # Host id -> number of the pool there, and how many workers take part.
+    far: dict[int, tuple[int, int]] = field(default_factory=dict)
+    unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def audience_of(self, slot: int) -> int:
+        """The driver that gets what workers print for the process in that slot."""
+
+
+class Rounds:
+    """All rounds of one node: those of its own callers, and those of other nodes."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        above: Above,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.replier = host.replier
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.questions = host.questions
+        self.above = above
+        self.by_pool: dict[int, Round] = {}
+
+    def __contains__(self, pool: int) -> bool:
+        return pool in self.by_pool
+
+    # -- on the caller's node --------------------------------------------------------------------
+
+    def open(self, slot: int, request: Request) -> None:
+        """Opens a round: each node now decides which of its workers take part."""
+        ask: Any = request.ask
+        workers = self.workers
+        reply = self.replier(slot)
+        number = workers.open_bound(slot, self.above.audience_of(slot))
+        if number is None:
+            reply(Reply(request.number, None, workers.why_none))
+            return
+        here = not ask.nodes or self.client.number in ask.nodes
+        round = self.by_pool[number] = Round(number, self._roster() if here else set())
+        others = [
+            member.host_id
+            for member in self.roster.by_host_id.values()
+            if member.workers and (not ask.nodes or member.node in ask.nodes)
+        ]
+        patience = ask.timeout_s
+        deadline = math.inf if patience is None else self.loop.now() + patience
+
+        def opened(found: dict[int, Answer]) -> None:
+            there = {host_id: answer.message for host_id, answer in found.items()}
+            round.far = {
+                host_id: (one.pool, one.workers) for host_id, one in there.items() if one.pool
+            }
+            if self.by_pool.get(number) is not round:  # the caller has died
+                self._close_there(round)
+            elif len(found) < len(others) and self.loop.now() >= deadline:
+                self.workers.close(number, False)
+                reply(Reply(request.number))
+            else:
+                count = len(round.waiting) + sum(workers for _, workers in round.far.values())
+                reply(Reply(request.number, (number, count)))
+
+        self.questions.ask_all(others, OpenFarRound, opened, patience)
+
+    def opened(self, host_id: int, message: FarRoundOpened) -> None:
+        """Another node has opened its pool."""
+        if not self.questions.answered(host_id, message) and message.pool:  # the answer is too late
+            self.send_peer(host_id, CloseFarPool(message.pool, False))
+
+    def begin(self, slot: int, request: Request) -> None:
+        """The caller has submitted all tasks: each node gets its share of them."""
+        round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+        if round is not None:
+            round.unsent = {host_id: workers for host_id, (_, workers) in round.far.items()}
+            self._share_out(round)
+
+    def _share_out(self, round: Round) -> None:
+        """Sends other nodes their tasks first; the rest is for the workers of this host."""
+        if self.by_pool.get(round.pool) is not round:
+            return
+        while round.unsent:
+            host_id = next(iter(round.unsent))
+            runner = self.delegation.runners.get(host_id)
+            if runner is None:  # the host was lost, so no worker runs its tasks
+                round.surplus += round.unsent.pop(host_id)
+                continue
+            oid = self.tasks.take_queued(round.pool)
+            if not oid:  # there are more tasks than the ring of hints holds
+                self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
+                return
+            there, workers = round.far[host_id]
+            self.delegation.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
+            round.unsent[host_id] -= 1
+            if not round.unsent[host_id]:
+                del round.unsent[host_id]
+        round.begun = True
+        self._call(round)
+        self._shed(round)
+
+    def end(self, slot: int, request: Request) -> None:
+        """Ends a round that its caller has given up, here and on other nodes."""
+        reply = self.replier(slot)
+        round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+        far = {} if round is None else round.far
+        ends = {
+            host_id: functools.partial(EndFarRound, pool=pool) for host_id, (pool, _) in far.items()
+        }
+        if round is not None:
+            self.workers.close(round.pool, False)
+        self.questions.ask_each(ends, lambda _: reply(Reply(request.number)), END_PATIENCE_S)
+
+    # -- on the workers' nodes -------------------------------------------------------------------
+
+    def asked(self, host_id: int, message: OpenFarRound) -> None:
+        """Another node opens a round with the workers of this host."""
+        number, roster = None, self._roster()
+        if roster:
+            number = self.workers.open_bound(NODE_SLOT, 0)
+        if number is not None:
+            self.by_pool[number] = Round(number, roster, begun=True)
+            self.guests.pools[number] = host_id
+        workers = len(roster) if number is not None else 0
+        self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
+
+    def end_here(self, host_id: int, message: EndFarRound) -> None:
+        """Ends a round that its caller on the other node has given up."""
+        self.workers.close_lent(host_id, message.pool, False)
+        self.send_peer(host_id, FarRoundEnded(message.number))
+
+    def arrived(self, pool: int) -> None:
+        """Calls the workers of a round, because a task of another node is queued in its pool."""
+        round = self.by_pool.get(pool)
+        if round is not None:
+            self._call(round)
+
+    def counts_on(self, slot: int) -> bool:
+        """Whether a round that is not over counts on the worker in that slot."""
+        return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
+
+    def _roster(self) -> set[int]:
+        """Slots of the workers in the common pool at present. Stand-ins that nobody needs any more
+        end at once, so that they need not take part."""
+        if self.roster.leaves:
+            return set()
+        pool = self.workers.pools[COMMON_POOL]
+        self.workers.retire(pool, pool.living - self.workers.blocked(pool) - pool.target)
+        workers = pool.workers
+        return {
+            slot for slot, one in workers.items() if not one.retiring and one.verdict != "closing"
+        }
+
+    def _free(self, round: Round) -> list[int]:
+        """The round's queued tasks for this host that no worker was given."""
+        given = set(round.given.values())
+        return [oid for oid in self.client.queued_in(round.pool) if oid not in given]
+
+    def _call(self, round: Round) -> None:
+        """Calls the workers that have not had their turn. They ask for their task between two
+        others, or while they wait for a round of their own."""
+        if not (round.begun and round.waiting and self._free(round)):
+            return
+        for slot in round.waiting:
+            worker = self.workers.all[slot]
+            worker.called = True
+            self.client.set_retire(slot, worker.retire_bits)
+            self.tasks.wake(slot)
+            self.tasks.wake_for_task(slot)
+
+    def take(self, slot: int, request: Request) -> None:
+        """A worker asks for its tasks."""
+        found: list[int] = []
+        worker = self.workers.all.get(slot)
+        if worker is not None:  # cleared first, so that a task that arrives later calls it again
+            worker.called = False
+            self.client.set_retire(slot, worker.retire_bits)
+        for round in self.by_pool.values():
+            if round.begun and slot in round.waiting and (free := self._free(round)):
+                round.waiting.discard(slot)
+                round.given[slot] = free[0]
+                found.append(free[0])
+        self.reply(slot, Reply(request.number, found))
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def exited(self, slot: int) -> None:
+        """Fails the task of a worker that has ended before it began the task."""
+        for round in list(self.by_pool.values()):
+            if slot in round.waiting:
+                round.waiting.discard(slot)
+                round.surplus += 1
+                self._shed(round)
+            oid = round.given.pop(slot, 0)
+            if oid and self.client.state(oid) == STATE["QUEUED"]:
+                self.workers.fail(oid, ENDED)
+
+    def _shed(self, round: Round) -> None:
+        """Fails one task for each worker that has ended before its turn."""
+        if not round.surplus or self.by_pool.get(round.pool) is not round:
+            return
+        if round.begun:
+            for oid in self._free(round)[: round.surplus]:
+                self.workers.fail(oid, ENDED)
+                round.surplus -= 1
+        if round.surplus:  # some of these tasks are not queued here yet
+            self.loop.call_later(LOOK_S, functools.partial(self._shed, round))
+
+    def forget(self, pool: int) -> None:
+        """The round's pool was closed, because its caller is done or has died."""
+        round = self.by_pool.pop(pool, None)
+        if round is None:
+            return
+        self.guests.withdraw(pool)
+        self._close_there(round)
+
+    def _close_there(self, round: Round) -> None:
+        for host_id, (pool, _) in round.far.items():
+            self.send_peer(host_id, CloseFarPool(pool, False))

@@ -1,0 +1,549 @@
+"""The node's side of worker processes: starting, replacing, interrupting, deadlines.
+
+Why it exists: pools.py counts; this file acts on the counts, on deadlines that workers wrote into
+their slots, and on requests to interrupt. It only kills a worker; the clean-up follows when the
+supervisor reports the exit.
+It must never know: what a task is about.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp import errors
+from hoplite_mp._node.tasks import hints
+from hoplite_mp._node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
+from hoplite_mp._node.tasks.sweeper import how_it_ended, is_ending
+from hoplite_mp.client.kinds import FLAG_ASYNC
+from hoplite_mp.headers import CLIENT_WORKER, SLOTS_MAX
+from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
+from hoplite_mp.protocol.spawning import Spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.ports import Processes
+    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+
+__all__ = ["Workers"]
+
+POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
+LOOK_AGAIN_S = 0.5
+LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
+# When a forced cancel's signal is repeated first; each later pause is twice as long. Python sees a
+# signal that arrives just before a blocking call only after that call. Higher: such a task runs on
+# for longer. Lower: system calls of tasks that clean up are interrupted more often.
+INTERRUPT_AGAIN_S = 0.05
+# How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
+# or processes only delays them. Lower: tasks fail sooner, with the reason.
+START_PATIENCE_S = 10.0
+FEWER = (
+    "close executors, end actors (an actor ends with its last handle, or by Actor.kill), keep "
+    "several objects in one actor, or use another node (options(node=))"
+)
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(hints.Above, Protocol):
+    """What this room asks of the rooms above it."""
+
+    def is_round(self, pool: int) -> bool:
+        """See _node/tasks/worker_broadcast.py."""
+
+    def pool_forgotten(self, pool: Pool) -> None:
+        """A closed pool has no workers any more, and its number may be reused."""
+
+    def fail_delayed(self, pool: int) -> None:
+        """Fails the tasks of a broken pool that wait for their next try."""
+
+    def wait_for_resources(self, pool: Pool, count: int) -> None:
+        """Starts `count` workers of that pool when there are resources for them."""
+
+    def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """The process of an actor of this host has ended."""
+
+    def workers_are(self, count: int) -> None:
+        """Announces for how many workers of this host other hosts may send tasks."""
+
+
+class Workers(hints.Hints):
+    """All workers of this host, by pool."""
+
+    above: Above
+
+    def __init__(
+        self,
+        host: HostContext,
+        processes: Processes,
+        delegation: Delegation,
+        guests: Guests,
+        above: Above,
+    ) -> None:
+        super().__init__(host, guests)
+        self.config = host.config
+        self.results = host.results
+        self.processes = processes
+        self.delegation = delegation
+        self.above = above
+        self.pools: dict[int, Pool] = {}
+        self.all: dict[int, WorkerInfo] = {}
+        self._opened = 0  # number of the pool that was opened last
+        self.pipes: dict[int, list[int]] = {}
+        self.lost = 0
+        # Counted by workers that have ended; tasks_failed also counts tasks that never began.
+        self.tasks_done = self.tasks_failed = 0
+        self._due: float | None = None
+        self.full = False  # the last worker could not be started: every client slot is taken
+        self.trouble = ""  # why no worker can be started now
+        self._trouble_since = self._start_again_at = 0.0
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
+        """Gives the pool a number and starts its workers. False: all numbers are taken, or no
+        worker can be started. descriptors: taken over, for the workers to inherit."""
+        number = self._next_number()
+        if number is None:
+            return False
+        self._opened = pool.number = number
+        while descriptors:
+            pool.descriptors.insert(0, descriptors.pop())
+        if pool.setup:
+            pool.setup_hold = self.client.hold(pool.setup)
+        self.pools[number] = pool
+        self.client.open_pool(number, POOL_OPEN)
+        self.start_missing(pool)
+        if pool.workers or not pool.target or pool.demand:  # with a demand its workers may wait
+            return True
+        self.close(number, False)
+        return False
+
+    def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
+        """Opens the common pool, whose first workers, in these slots, the supervisor starts by
+        itself."""
+        pool = Pool(0, workers, owner)
+        self.pools[0] = pool
+        self.client.open_pool(0, POOL_OPEN)
+        for slot in slots:
+            self.client.register(slot, CLIENT_WORKER, 0)
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
+
+    def grow(self, count: int) -> int:
+        """Adds workers to the common pool, unless none can be started now; returns the new target.
+        A pause after workers that died at their start is ended."""
+        pool = self.pools[0]
+        if not self.pauses():
+            pool.recovered()
+            self.ranked.resources_changed()  # the host may have had no workers before
+            before, pool.target = pool.target, pool.target + count
+            self.start_missing(pool)
+            if self.pauses() or self.full:
+                pool.target = max(before, pool.own)  # stand-ins are no part of it
+        return pool.target
+
+    def open_bound(self, owner: int, audience: int) -> int | None:
+        """Opens a pool without workers on this host; None: all numbers are taken."""
+        pool = Pool(0, 0, owner, audience=audience)
+        return pool.number if self.open(pool) else None
+
+    def desert(self, number: int, why: str) -> None:
+        """Marks a pool as broken that has no workers here, and none on other hosts any more."""
+        pool = self.pools.get(number)
+        if pool and not (pool.target or pool.anywhere or self.above.is_round(number)):
+            pool.broken, pool.host_lost = why, True
+            self.fail_queued(pool)
+
+    def close(self, number: int, kill: bool) -> None:
+        pool = self.pools.get(number)
+        if pool is None:
+            return
+        pool.closing = True
+        self.delegation.close_far(number, kill)
+        self.client.open_pool(number, POOL_CLOSING)
+        self.tasks.wake_pool(number)
+        if kill:
+            for worker in list(pool.workers.values()):
+                self.kill(worker, "closing")
+        self.forget_if_empty(pool)
+
+    def close_lent(self, host_id: int, number: int, kill: bool) -> None:
+        """Closes a pool that was opened for another host."""
+        if self.guests.pools.get(number) == host_id:
+            del self.guests.pools[number]
+            self.close(number, kill)
+
+    def lose_peer(self, host_id: int) -> None:
+        """A host is gone: closes the pools that were opened for it."""
+        for number in [pool for pool, owner in self.guests.pools.items() if owner == host_id]:
+            self.close_lent(host_id, number, True)
+
+    def close_owned(self, owner: int) -> None:
+        """Closes the pools of a process that has ended."""
+        for pool in list(self.pools.values()):
+            if pool.owner == owner and not pool.closing:
+                self.close(pool.number, False)
+
+    def forget_if_empty(self, pool: Pool) -> None:
+        if pool.closing and not pool.workers:
+            if not pool.actor:  # a task that is queued again after the death of its worker, say
+                for oid in self.client.queued_in(pool.number):
+                    self.fail_closed(oid)
+            self.processes.close(pool.descriptors)
+            self.client.open_pool(pool.number, POOL_FREE)
+            if pool.actor:
+                self.tasks.close_queues_to(pool.number)
+            self.pools.pop(pool.number, None)
+            self.delegation.forget_pool(pool.number)
+            self.forget_queues(pool.number)
+            self.above.pool_forgotten(pool)
+
+    def pauses(self) -> bool:
+        """Whether an attempt to start a worker has just failed for lack of resources."""
+        return bool(self.trouble) and self.loop.now() < self._start_again_at
+
+    @property
+    def why_none(self) -> str:
+        """Why a request for workers or a pool failed."""
+        if self.pauses():
+            return f"no worker can be started: {self.trouble}"
+        actors = sum(pool.actor for pool in self.pools.values())
+        if self._next_number() is None:
+            return (
+                f"node h{self.client.number} has as many pools as a node can have, "
+                f"{POOLS_MAX - 1} besides the common one, {actors} of them actors: {FEWER}"
+            )
+        return (
+            f"node h{self.client.number} has reached its limit of {SLOTS_MAX} processes (workers, "
+            f"actors, programs and the node itself); {actors} are actors: {FEWER}"
+        )
+
+    def _next_number(self) -> int | None:
+        """The number of the next pool; None: all are taken."""
+        return next_number(self._opened, self.pools.keys() | self.above.pools_named())
+
+    def not_started(self, why: str) -> None:
+        """Another worker lacks a descriptor, a process or memory now; it is tried again later."""
+        now = self.loop.now()
+        if not self.trouble:
+            self._trouble_since = now
+            _log.error("no worker can be started now: %s", why)
+        self.trouble = why
+        self._start_again_at = now + LOOK_AGAIN_S
+        self.loop.call_later(LOOK_AGAIN_S, lambda: None)
+        if now - self._trouble_since >= START_PATIENCE_S:
+            self.loop.call_later(0.0, self._fail_what_waits)
+
+    def _fail_what_waits(self) -> None:
+        """Fails tasks that wait for workers which cannot be started, unless other hosts can run
+        them."""
+        others = self.delegation.capacity > 0
+        why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
+        for pool in self.pools.values():
+            if not pool.workers and pool.target and not pool.broken:
+                for oid in self.client.queued_in(pool.number):
+                    if not others or self.is_bound(oid):
+                        self.fail(oid, why)
+
+    def start_missing(self, pool: Pool, blocked: int | None = None) -> None:
+        """Starts workers that the pool lacks. blocked: how many of its workers wait inside a task,
+        if that is known already."""
+        if self.pauses():
+            return
+        if blocked is None:
+            blocked = self.blocked(pool)
+        if pool.living > pool.own:
+            self._promote(pool)
+        missing = pool.missing(blocked, self.config.blocked_workers_max, self.loop.now())
+        if pool.demand:
+            self.above.wait_for_resources(pool, missing)
+            return
+        for _ in range(missing):
+            if self.start_one(pool, {}) < 0:
+                return
+
+    def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
+        """Starts a worker; returns its slot, or -1 if none can be started now. assigned: the
+        indices of resources that it has for life."""
+        if self.pauses():
+            return -1
+        slot = self.client.register(0, CLIENT_WORKER, pool.number)
+        self.full = slot < 0
+        if self.full:
+            return -1
+        ask = Spawn(
+            slot,
+            pool.number,
+            pool.max_tasks,
+            pool.setup,
+            pool.audience,
+            pool.env,
+            assigned,
+            0 if pool.actor else pool.target,
+        )
+        why = self.processes.spawn(ask, pool.descriptors)
+        if why:
+            self.not_started(why)
+            self.client.unregister(slot)
+            return -1
+        worker = WorkerInfo(slot, pool.number, born=self.loop.now())
+        worker.stands_in = not pool.actor and not pool.demand and pool.own >= pool.target
+        if worker.stands_in:
+            self.client.set_stands_in(slot, True)
+        self.all[slot] = pool.workers[slot] = worker
+        return slot
+
+    def _promote(self, pool: Pool) -> None:
+        """Makes stand-ins own workers of the pool, if own workers have ended or the pool grows."""
+        lacking = pool.target - pool.own
+        for worker in pool.workers.values():
+            if lacking > 0 and worker.stands_in and not worker.retiring:
+                worker.stands_in = False
+                self.client.set_stands_in(worker.slot, False)
+                self.tasks.wake_for_task(worker.slot)
+                lacking -= 1
+
+    def blocked(self, pool: Pool) -> int:
+        return sum(
+            bool(self.client.client_info(slot)["blocked"])
+            for slot, worker in pool.workers.items()
+            if not worker.retiring
+        )
+
+    # -- births and deaths ---------------------------------------------------------------------
+
+    def spawned(self, slot: int, pid: int) -> None:
+        worker, self.trouble = self.all.get(slot), ""
+        if worker is not None:
+            worker.pid = pid
+            self.tasks.set_pid(slot, pid)
+            if worker.verdict:
+                self.kill(worker, worker.verdict)
+
+    def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
+        """After the sweep of a dead worker: replaces it, and announces what is queued again."""
+        if worker is None:
+            return
+        info = self.client.client_info(worker.slot)
+        worker.worked = worker.worked or bool(info["tasks_done"] or info["running"])
+        self.tasks_done += info["tasks_done"]
+        self.tasks_failed += info["tasks_failed"]
+        pool = self.pools.get(worker.pool)
+        if pool is None:
+            return
+        pool.workers.pop(worker.slot, None)
+        if (code != 0 or info["running"]) and worker.verdict != "closing":
+            self.lost += 1
+        if pool.actor:
+            if worker.pid:  # else it was never started, and the actor has no state to lose
+                self.above.actor_died(pool, worker, how_it_ended(code, worker))
+            if not pool.broken:
+                self.start_missing(pool)
+        else:
+            self._replace(pool, worker, code)
+        self.forget_if_empty(pool)
+        for oid in again:
+            if self.tasks.pool_of(oid) not in self.pools:
+                self.fail_closed(oid)
+
+    def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
+        """Starts another worker for one that has ended, now or after a pause; or fails the queued
+        tasks if the pool is broken."""
+        ailed, now = pool.ailing, self.loop.now()
+        how = how_it_ended(code, worker)
+        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
+        if pool.broken and code == SETUP_FAILED and not pool.closing:
+            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` raises at once from now on
+        if pool.broken:
+            self.fail_queued(pool)
+            return
+        if hopeless:
+            self._fail_meanwhile(pool, ailed)
+        if pool.start_again_at > now:
+            self.loop.call_later(pool.start_again_at - now, lambda: None)
+        self.start_missing(pool)
+        self.post_queued(pool.number)
+
+    def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
+        """Fails the tasks that are queued while the pool's workers die at their start. Tasks that
+        are queued later wait for the next attempt."""
+        if not known:
+            _log.error("workers end while they start, and are tried again: the last %s", pool.why)
+        if len(pool.workers) > self.blocked(pool):
+            return  # a worker is there that can run them
+        others = pool.number == 0 and self.delegation.capacity > 0
+        if pool.number == 0:
+            self.tell_workers()
+        times = "" if known else f" {pool.attempts} times in a row"
+        why = f"its workers end while they start{times}: the last {pool.why}"
+        for oid in self.client.queued_in(pool.number):
+            if others and oid in self.guests:
+                self.guests.give_back(oid)
+            elif not others or self.is_bound(oid):
+                self.fail(oid, why)
+
+    def tell_workers(self) -> None:
+        """Announces how many workers other hosts may send tasks for."""
+        pool = self.pools.get(0)
+        if pool is not None:
+            self.above.workers_are(0 if pool.ailing and not pool.workers else pool.target)
+
+    def set_up(self, slot: int) -> None:
+        """The worker's initializer has returned."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None:
+            pool.proven = True
+
+    def setup_failed(self, slot: int, summary: str, text: str) -> None:
+        """The worker's initializer has raised; the worker will exit."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None and not pool.setup_error:
+            pool.setup_error, pool.setup_text = summary, text
+
+    def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
+        """Fails all tasks in the queue of a broken pool, now and repeatedly until it is closed."""
+        if self.pools.get(pool.number) is not pool:
+            return  # its number was reused
+        self.above.fail_delayed(pool.number)
+        for oid in self.client.queued_in(pool.number):
+            self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
+        if not pool.closing and (again or not pool.failing):
+            pool.failing = True
+            self.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
+
+    def fail_waited_for(self, pool: Pool) -> None:
+        """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
+        submitted to it."""
+        limit = self.config.blocked_workers_max
+        why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
+        why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
+        for oid in self.client.queued_in(pool.number):
+            if self.client.inspect(oid)["owner"] in pool.workers:
+                self.fail(oid, why)
+
+    def fail(self, oid: int, why: str, text: str = "", host_lost: bool = False) -> None:
+        """Fails a task that no worker can run. `text`: the traceback of the cause."""
+        name = self.client.task_name(oid)
+        if self.client.take_over(oid, 0):
+            self.tasks_failed += 1
+            kind = errors.NodeLostError if host_lost else errors.WorkerLostError
+            self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
+
+    def fail_closed(self, oid: int) -> None:
+        """Fails a task that is queued again after its pool was closed."""
+        self.fail(oid, "its pool is closed")
+
+    # -- interrupting --------------------------------------------------------------------------
+
+    def interrupt(self, oid: int, slot: int) -> None:
+        """Interrupts the task if it still runs there; kills the worker if that does not help."""
+        worker = self.all.get(slot)
+        if worker is None or not self._runs(slot, oid):
+            return
+        actor = self.pools[worker.pool].actor
+        if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
+            return  # an interrupt that is not at an await could leave the actor inconsistent
+
+        def runs() -> bool:
+            return self.all.get(slot) is worker and self._runs(slot, oid)
+
+        def signal(again_s: float) -> None:
+            if runs():
+                if worker.pid:  # else the supervisor has not reported it yet
+                    self.processes.interrupt(worker.pid)
+                self.loop.call_later(again_s, lambda: signal(2 * again_s))
+
+        def end() -> None:
+            if runs():
+                self.kill(worker, "cancelled")
+
+        signal(INTERRUPT_AGAIN_S)
+        if not actor:
+            self.loop.call_later(self.config.cancel_grace_s, end)
+
+    def _runs(self, slot: int, oid: int) -> bool:
+        return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
+
+    def line_ended(self, slot: int) -> None:
+        """Kills a worker that cannot work because its line has ended, unless it is exiting."""
+        worker = self.all.get(slot)
+
+        def poll() -> None:
+            if worker is not None and self.all.get(slot) is worker and not worker.verdict:
+                if worker.pid and not is_ending(worker.pid):
+                    self.kill(worker, "line")
+                else:
+                    self.loop.call_later(LINE_GRACE_S, poll)
+
+        self.loop.call_later(LINE_GRACE_S, poll)
+
+    def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
+        worker.verdict, worker.verdict_oid = verdict, oid
+        if worker.pid:
+            self.processes.kill(worker.pid)
+
+    # -- polling the workers' slots ------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Polls for deadlines that have passed, blocked workers, and surplus workers."""
+        now_ns, now = self.loop.now_ns(), self.loop.now()
+        due: int | None = None
+        waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
+        for slot, worker in self.all.items():
+            blocked, worked, deadline, deadline_id = self.client.worker_info(slot)
+            if blocked and not worker.retiring and worker.pool in waiting:
+                waiting[worker.pool] += 1
+            if worked and not worker.worked:
+                worker.worked = True
+                if (pool := self.pools.get(worker.pool)) is not None:
+                    pool.recovered()
+            if deadline and not worker.verdict:
+                if deadline <= now_ns:
+                    self.kill(worker, "timeout", deadline_id)
+                elif due is None or deadline < due:
+                    due = deadline
+        for pool in list(self.pools.values()):
+            blocked = waiting[pool.number]
+            if pool.ailing and self.tasks.idle(pool.number):
+                pool.idle_again(self.config)
+            if pool.is_settled(blocked):
+                continue
+            if not pool.broken:
+                self.start_missing(pool, blocked)
+            if pool.stuck(blocked, self.config.blocked_workers_max, now):
+                self.fail_waited_for(pool)
+            surplus = pool.surplus(blocked, now)
+            if surplus:
+                self.retire(pool, surplus)
+            if blocked:
+                self.tasks.release_stand_ins(pool.number)
+            if pool.surplus_since is not None or pool.stuck_since is not None:
+                due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
+        self.tell_workers()
+        self._wake_at(due)
+
+    def _wake_at(self, due_ns: int | None) -> None:
+        if due_ns is None:
+            return
+        due, now = due_ns / 1e9, self.loop.now()
+        if self._due is None or self._due <= now or due < self._due:
+            self._due = due
+            self.loop.call_later(max(0.0, due - now), lambda: None)
+
+    def retire(self, pool: Pool, count: int) -> None:
+        for slot in sorted(pool.workers, key=lambda one: (pool.workers[one].stands_in, one))[::-1]:
+            busy = self.client.client_info(slot)["running"] or self.above.counts_on(slot)
+            if count > 0 and not pool.workers[slot].retiring and not busy:
+                self.replace(pool.workers[slot])
+                count -= 1
+
+    def replace(self, worker: WorkerInfo) -> None:
+        """Lets that worker end as soon as it is idle; `poll` starts another one if it is missed."""
+        worker.retiring = True
+        self.client.set_retire(worker.slot, worker.retire_bits)
+        self.tasks.wake_for_task(worker.slot)

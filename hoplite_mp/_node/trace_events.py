@@ -1,0 +1,76 @@
+"""Trace events of the node itself (transfers, spills, ...), recorded while a trace is running.
+
+Why it exists: many rooms do work that belongs into a timeline. Each of them adds an event here if
+the flag `on` is set, and need not know who traces or what the events are used for.
+It must never know: who traces, files, other hosts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp._node.ports import Loop
+
+__all__ = ["Note", "Notes"]
+
+Note = tuple[str, str, int, int, dict[str, Any]]
+
+
+class Above(Protocol):
+    """What this room asks of the rooms above it."""
+
+    def public(self, oid: int) -> bytes:
+        """The cluster-wide id of an object that has a header on this host."""
+
+
+class Notes:
+    """The latest `most` events; older ones are dropped and counted."""
+
+    def __init__(self, loop: Loop, above: Above, most: int = 0) -> None:
+        self.above = above
+        self.loop = loop
+        self.most = most
+        self.on = False
+        self.dropped = 0
+        self.kept: deque[Note] = deque(maxlen=most)
+        # Tasks of other hosts that run here: local id -> cluster-wide id.
+        self.guests: dict[int, bytes] = {}
+        self._guests_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
+
+    def start(self) -> None:
+        """Begins to record; events and tasks of an earlier trace are forgotten."""
+        self.on, self.dropped = True, 0
+        self.kept.clear()
+        self.guests.clear()
+        for guests_now in self._guests_now:
+            for oid, task in guests_now():
+                self.guest(oid, task)
+
+    def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
+        """Registers a function that lists the tasks of other hosts that are here when a trace
+        starts, as (local id, cluster-wide id)."""
+        self._guests_now.append(guests_now)
+
+    def stop(self) -> None:
+        """Stops recording; the events stay until the next start."""
+        self.on = False
+
+    def add(self, kind: str, name: str, begin_ns: int, /, **more: Any) -> None:
+        """Records something that has just ended. `begin_ns`: 0 if it began before the trace."""
+        if self.on:
+            if isinstance(more.get("object"), int):
+                more["object"] = self.above.public(more["object"])
+            now = self.loop.now_ns()
+            self.dropped += len(self.kept) == self.most
+            self.kept.append((kind, name, begin_ns or now, now, more))
+
+    def guest(self, oid: int, task: bytes) -> None:
+        """Notes a task of another host that has come to this one."""
+        if self.on:
+            while len(self.guests) >= self.most:
+                del self.guests[next(iter(self.guests))]
+            self.guests[oid] = task
