@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Row, measure, median
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 
 if TYPE_CHECKING:

@@ -362,7 +362,7 @@ def _whole(text: str, which: str, is_one: Callable[[int], bool]) -> int:
 
 
 def _resources(text: str) -> dict[str, float]:
-    from hoplite_mp.planner.resources import as_amounts, parse_amounts
+    from hoplite_mp._planner.resources import as_amounts, parse_amounts
 
     try:
         return as_amounts(parse_amounts(text))

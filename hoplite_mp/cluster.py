@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks
+from hoplite_mp._planner.resources import amounts_of, amounts_text, parse_amounts
 from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.runtime import Runtime, current_runtime
@@ -28,7 +29,6 @@ from hoplite_mp.executor import COMMON_POOL, Options, TaskExecutor
 from hoplite_mp.group import GroupCalls
 from hoplite_mp.nodes import Node, NodeCalls
 from hoplite_mp.objects import ObjectCalls
-from hoplite_mp.planner.resources import amounts_of, amounts_text, parse_amounts
 from hoplite_mp.pools import PoolCalls
 from hoplite_mp.streaming import StreamCalls
 

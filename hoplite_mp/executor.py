@@ -30,10 +30,10 @@ from hoplite_mp.protocol.local import POOL_BROKEN
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Options", "TaskExecutor"]

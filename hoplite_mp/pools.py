@@ -34,10 +34,10 @@ from hoplite_mp.store.limits import cpu_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.executor import Options
-    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["PoolCalls", "PoolExecutor", "open_pool", "spmd"]

@@ -43,8 +43,8 @@ MODULES = (
     "hoplite_mp.worker.main",
     "hoplite_mp.supervisor.main",
     "hoplite_mp._node.runtime.main",
-    "hoplite_mp.manager.main",
-    "hoplite_mp.manager.standby",
+    "hoplite_mp._manager.main",
+    "hoplite_mp._manager.standby",
 )
 
 

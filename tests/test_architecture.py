@@ -31,9 +31,9 @@ FLOORS = [
         "interruptions",
         "clock",
     },
-    {"operators", "planner", "store", "reduction", "transport", "contributions"},
+    {"operators", "_planner", "store", "reduction", "transport", "contributions"},
     {"client"},
-    {"supervisor", "manager", "_node", "worker", "nodes", "nearby", "stop_request"},
+    {"supervisor", "_manager", "_node", "worker", "nodes", "nearby", "stop_request"},
     {"maps", "nesting"},
     {"ref_folds"},
     {"executor", "collectives", "leading", "ending"},
@@ -61,9 +61,9 @@ DRAWN = {("__main__", "cli"), ("cli", "demo")}
 # The package itself re-exports the whole face; only who stands at the door may look from there.
 FACE = "__init__"
 
-PURE_ROOM = "planner"
+PURE_ROOM = "_planner"
 IMPURE = {"time", "socket", "threading", "random", "os", "numpy"}
-SIMULATED_WITH = {"_simulation", "planner", "protocol", "rule", *FLOORS[0]}
+SIMULATED_WITH = {"_simulation", "_planner", "protocol", "rule", *FLOORS[0]}
 UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "asyncio", "threading", "subprocess"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -242,6 +242,6 @@ def test_the_rule_itself() -> None:
     assert allowed("_node", "store")
     assert allowed("cli", FACE)
     assert not allowed("_node", "worker")
-    assert not allowed("store", "planner")
+    assert not allowed("store", "_planner")
     assert not allowed("_node", "cluster")
     assert not allowed("_node", FACE)

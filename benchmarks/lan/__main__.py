@@ -1,7 +1,7 @@
 """`python -m benchmarks.lan [-n 4] [--sections ...]`: collectives over emulated hosts.
 
-Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; planner/cost.py has
-the formulas). groups: Group calls. cpu: processor time of these, beside the floor of plain
+Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; _planner/cost.py
+has the formulas). groups: Group calls. cpu: processor time of these, beside the floor of plain
 sockets. tls: the same over TLS. refs: collectives on results of tasks. apart: ranks that arrive
 0.3 s after each other. unequal: one link of a quarter, and links alike with one path of an
 eighth between two hosts (packed trees). fast: links that nothing limits. Beside each

@@ -19,11 +19,11 @@ import sys
 import time
 from pathlib import Path
 
+from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.loop import Loop
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.config import Config
 from hoplite_mp.ids import random_host_id
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.loop import Loop
-from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import BEAT, encode
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.membership import NodeJoined

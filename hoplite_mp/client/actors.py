@@ -32,9 +32,9 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.ports import Membership
-    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]

@@ -14,8 +14,8 @@ from hoplite_mp import _tasks
 from hoplite_mp.client.memory import whole
 
 if TYPE_CHECKING:
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.client.pending import Pending
-    from hoplite_mp.planner.resources import Demand
 
 __all__ = ["NO_FLOOR", "PRIORITY_MAX", "Best", "checked_priority", "level_of", "rank_of"]
 

@@ -43,10 +43,10 @@ from hoplite_mp.protocol.local import Interrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.pending import Settles
-    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Submitter", "last_resort"]

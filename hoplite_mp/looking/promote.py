@@ -2,7 +2,7 @@
 
 Why it exists: with two hosts, neither can know whether the other one is gone or only cut off.
 It must never know: when a standby may lead, because the standby itself decides that
-(manager/leadership.py).
+(_manager/leadership.py).
 """
 
 from __future__ import annotations

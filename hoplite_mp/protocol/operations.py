@@ -220,7 +220,7 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
     degree d whose root is its owner. Owners and destinations report StripesComplete.
     For kinds that copy, `stripes` is empty and each destination pulls its members whole; `sizes`
     are the members' bytes. `nbytes` is the size of the largest member.
-    `hoplite_mp/planner/program.py` derives from this what one node does.
+    `hoplite_mp/_planner/program.py` derives from this what one node does.
     """
 
     operation: int

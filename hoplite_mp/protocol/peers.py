@@ -11,7 +11,7 @@
              ◄─ PrintedTaken LastLinesAsked ──
 
 An object's *owner* is the host that made its id, or the one that the manager has named after its
-death (planner/owners.py). The importer gives each import a number, so that a late message about an
+death (_planner/owners.py). The importer gives each import a number, so that a late message about an
 import that is over is never taken for one about the next import of the same object. Small values
 travel inside these messages; big ones are fetched over data connections, by plans.
 

@@ -9,7 +9,7 @@
     node     ──  NotLed, when nobody leads whom it has voted for       ─►  the manager before
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
-In a cluster without a standby none of them is sent. planner/terms.py decides what they mean.
+In a cluster without a standby none of them is sent. _planner/terms.py decides what they mean.
 
 This module must never know which process sends over which connection.
 """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RETRY_MS", "Managing"]
 
-MANAGER_MAIN = ("hoplite_mp.manager.main", "main")
-STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
+MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
+STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
 # A manager that was started so often within this time and ends again is not started again.
 STARTS_MAX, STARTS_S = 10, 10.0
 # How long a start may wait for a free process or descriptor. Less than the time for which nodes

@@ -107,7 +107,7 @@ def test_every_file_says_what_it_is_for(site: Path) -> None:
 
 def test_files_are_found_by_words() -> None:
     for asked, answer in (
-        ("silence beats", "hoplite_mp/manager/beats.py"),
+        ("silence beats", "hoplite_mp/_manager/heartbeats.py"),
         ("crc32c check", "cext/engine_crc.c"),
     ):
         found = subprocess.run(

@@ -299,7 +299,7 @@ SOURCES: dict[str, str] = {
     "integrations/torch/own_cluster.py": "what a rank of this program has put into torch's store",
     "integrations/ray/actors.py": "what a process of the same cluster of Ray has stored with Ray",
     "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
-    "manager/standby.py": OWN,
+    "_manager/standby.py": OWN,
     "board_calls.py": OWN,
     "calling.py": "payloads",
     "client/in_place.py": "payloads",

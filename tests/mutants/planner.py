@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "copies-restart-does-not-tell-parents",
-        "hoplite_mp/planner/broadcast.py",
+        "hoplite_mp/_planner/broadcast.py",
         "                sends += [(node, plan) for node in without]",
         "                continue",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies-wait-in-a-circle",
-        "hoplite_mp/planner/broadcast.py",
+        "hoplite_mp/_planner/broadcast.py",
         "below = self._below(entry, receiver) if waited_for else set()",
         "below: set[int] = set()",
         (
@@ -28,7 +28,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies-refusal-strands-the-next",
-        "hoplite_mp/planner/broadcast.py",
+        "hoplite_mp/_planner/broadcast.py",
         "return sends + self._replace(entry, hit, again, now) if hit else sends",
         "return sends",
         (
@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies-failed-parent-is-chosen-again",
-        "hoplite_mp/planner/broadcast.py",
+        "hoplite_mp/_planner/broadcast.py",
         "        entry.failed.add((node, message.parent))\n",
         "",
         (
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "directory-never-forgives",
-        "hoplite_mp/planner/directory.py",
+        "hoplite_mp/_planner/directory.py",
         (
             "            self.drop(entry)\n"
             "        elif not entry.receiving:\n"
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-restart-awaits-who-has-reported",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         "op.unfinished = waits_for(plan) - fold.reported",
         "op.unfinished = waits_for(plan)",
         (
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-restart-forgets-the-requester",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         (
             "            if request is not None and isinstance(end, Forget):\n"
             "                end = None  # from a node that takes no part any more; the "
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-replan-strands-old-parts",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         (
             "        return sends + self._living(\n"
             "            [node for node in before if node not in told], "
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-dead-caller-strands-parts",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         (
             "            self._forget(op)\n"
             "            sends += self._to_all(op, Forget(op.request.operation))"
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-reproducible-by-arrival",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         ('order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")'),
         'order, rule = (chosen, "fold") if request.reproducible else (chosen, "any")',
         (
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-deadline-takes-one",
-        "hoplite_mp/planner/reduce.py",
+        "hoplite_mp/_planner/reduce.py",
         "chosen = tuple(islice(op.ready, op.request.num))",
         "chosen = tuple(islice(op.ready, op.need))",
         (
@@ -139,7 +139,7 @@ MUTANTS = (
     ),
     Mutant(
         "operation-counts-late-reports",
-        "hoplite_mp/planner/operation.py",
+        "hoplite_mp/_planner/operation.py",
         (
             "def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode "
             "| None:\n"
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "operation-source-dies-with-any-holder",
-        "hoplite_mp/planner/operation.py",
+        "hoplite_mp/_planner/operation.py",
         ("        source.holders.pop(node, None)\n        if not source.holders:"),
         "        if source.holders.pop(node, 0) is None:",
         (
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "operation-tree-loses-an-inner-node",
-        "hoplite_mp/planner/operation.py",
+        "hoplite_mp/_planner/operation.py",
         'if gives or (plan.shape != "stripes" and node in waits_for(plan)):',
         "if gives:",
         (
@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         "repair-leaves-a-gap",
-        "hoplite_mp/planner/repair.py",
+        "hoplite_mp/_planner/repair.py",
         (
             "            reached += width\n"
             "            end = stripe.begin_share + length * reached // total\n"
@@ -194,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-late-death-hits-the-next-process",
-        "hoplite_mp/planner/group.py",
+        "hoplite_mp/_planner/groups.py",
         "if member.identity[:2] == (node, client) and member.identity[2] <= generation",
         "if member.identity[:2] == (node, client)",
         (
@@ -205,7 +205,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-awaits-a-dead-former-host",
-        "hoplite_mp/planner/group.py",
+        "hoplite_mp/_planner/groups.py",
         (
             "            group.lose([r for r, m in group.members.items() if "
             "m.identity.node == node])\n"
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-joining-stay-joining",
-        "hoplite_mp/planner/group.py",
+        "hoplite_mp/_planner/groups.py",
         (
             "        if not group.mask(Standing.ALIVE):\n"
             "            for member in group.members.values():\n"
@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-believes-the-oldest",
-        "hoplite_mp/planner/group_restoring.py",
+        "hoplite_mp/_planner/group_recovery.py",
         "if known is None or known.version < one.version:",
         "if known is None or known.version > one.version:",
         (
@@ -250,7 +250,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-overlooks-the-unheard",
-        "hoplite_mp/planner/group_restoring.py",
+        "hoplite_mp/_planner/group_recovery.py",
         "        return [(node, shown) for node in sorted(unheard)]",
         "        return []",
         (
@@ -261,7 +261,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-members-one-founder-has-come",
-        "hoplite_mp/planner/group_members.py",
+        "hoplite_mp/_planner/group_members.py",
         "self.come |= 1 << rank",
         "self.come = 1 << rank",
         (
@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "restoring-own-node-may-be-late",
-        "hoplite_mp/planner/restoring.py",
+        "hoplite_mp/_planner/manager_recovery.py",
         "wanted = (self._members.keys() | {self._own})",
         "wanted = self._members.keys()",
         (
@@ -283,7 +283,7 @@ MUTANTS = (
     ),
     Mutant(
         "restoring-takes-old-plans-for-new",
-        "hoplite_mp/planner/restoring.py",
+        "hoplite_mp/_planner/manager_recovery.py",
         ("            fold.older.add(message.node)\n            return\n"),
         "            fold.older.add(message.node)\n",
         (
@@ -294,7 +294,7 @@ MUTANTS = (
     ),
     Mutant(
         "restoring-decides-before-all-is-said",
-        "hoplite_mp/planner/restoring.py",
+        "hoplite_mp/_planner/manager_recovery.py",
         "return wanted <= self._reported",
         "return wanted <= self.returned.keys()",
         (
@@ -305,7 +305,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-round-waits-for-a-second-death",
-        "hoplite_mp/planner/owners.py",
+        "hoplite_mp/_planner/owners.py",
         "            open_.waiting.discard(node)\n            open_.reports.pop(node, None)\n",
         "            open_.reports.pop(node, None)\n",
         (
@@ -316,7 +316,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-questions-of-a-round-are-dropped",
-        "hoplite_mp/planner/owners.py",
+        "hoplite_mp/_planner/owners.py",
         ("        for message in open_.asked:\n            sends += self.asked(message)\n"),
         "",
         (
@@ -326,7 +326,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-round-overlooks-a-later-owner",
-        "hoplite_mp/planner/owners.py",
+        "hoplite_mp/_planner/owners.py",
         "and (living(owner) or owner in self._rounds):",
         "and living(owner):",
         (
@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-restart-restores-what-has-ended",
-        "hoplite_mp/planner/group_restoring.py",
+        "hoplite_mp/_planner/group_recovery.py",
         "            if shown.generation in over:",
         "            if shown.generation in over and shown.name in self.groups:",
         (
@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-second-death-is-overlooked",
-        "hoplite_mp/planner/owners.py",
+        "hoplite_mp/_planner/owners.py",
         "for node in (owner, first) if",
         "for node in (first,) if",
         (
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "owners-dead-before-the-manager-are-lost",
-        "hoplite_mp/planner/owners.py",
+        "hoplite_mp/_planner/owners.py",
         "            awaited = [*self._rounds]",
         "            awaited = []",
         (
@@ -369,7 +369,7 @@ MUTANTS = (
     ),
     Mutant(
         "machine-restart-keeps-absent-nodes",
-        "hoplite_mp/planner/machine.py",
+        "hoplite_mp/_planner/planner_core.py",
         (
             "            for node in self.membership.nodes:\n"
             "                if node not in restoring.returned:\n"
@@ -383,7 +383,7 @@ MUTANTS = (
     ),
     Mutant(
         "machine-leaves-while-needed",
-        "hoplite_mp/planner/machine.py",
+        "hoplite_mp/_planner/planner_core.py",
         "if not self.copies.needs(node) and not self.reductions.needs(node)",
         "if not self.copies.needs(node) or not self.reductions.needs(node)",
         (
@@ -393,7 +393,7 @@ MUTANTS = (
     ),
     Mutant(
         "machine-full-receiver-is-not-told",
-        "hoplite_mp/planner/machine.py",
+        "hoplite_mp/_planner/planner_core.py",
         ("return sends + self.reductions.about_copy(message.object, refused, now)"),
         "return sends",
         (
@@ -403,7 +403,7 @@ MUTANTS = (
     ),
     Mutant(
         "terms-vote-while-bound",
-        "hoplite_mp/planner/terms.py",
+        "hoplite_mp/_planner/terms.py",
         "if not again and (term <= self.term or not self.is_free(now)):",
         "if not again and term <= self.term:",
         (
@@ -414,7 +414,7 @@ MUTANTS = (
     ),
     Mutant(
         "terms-half-is-a-majority",
-        "hoplite_mp/planner/terms.py",
+        "hoplite_mp/_planner/terms.py",
         "return hosts.has_majority(set(known))",
         "return hosts.has_half(set(known))",
         (
@@ -424,7 +424,7 @@ MUTANTS = (
     ),
     Mutant(
         "loop-old-connection-ends-the-new-life",
-        "hoplite_mp/manager/loop.py",
+        "hoplite_mp/_manager/loop.py",
         ("if admitted is not None and self._routes.get(admitted.node) is link:\n            del"),
         ("if admitted is not None and admitted.node in self._routes:\n            del"),
         (
@@ -435,7 +435,7 @@ MUTANTS = (
     ),
     Mutant(
         "loop-newcomers-are-forgotten",
-        "hoplite_mp/manager/loop.py",
+        "hoplite_mp/_manager/loop.py",
         ("        self._wake_at = plan.wake_at\n        self._let_newcomers_in()"),
         "        self._wake_at = plan.wake_at",
         (
@@ -445,7 +445,7 @@ MUTANTS = (
     ),
     Mutant(
         "loop-silent-host-stays",
-        "hoplite_mp/manager/loop.py",
+        "hoplite_mp/_manager/loop.py",
         ("                link.stream.flush()\n            self._end(link)"),
         "                link.stream.flush()",
         (
@@ -456,7 +456,7 @@ MUTANTS = (
     ),
     Mutant(
         "beats-own-pause-is-their-silence",
-        "hoplite_mp/manager/beats.py",
+        "hoplite_mp/_manager/heartbeats.py",
         (
             "        if late > self._interval_s:  # this process did not run\n"
             "            for silence in self._silences.values():\n"

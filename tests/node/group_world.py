@@ -21,10 +21,10 @@ from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
+from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.program import participants
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, Topology
 from hoplite_mp.contributions import TARGETED
-from hoplite_mp.planner.group import Groups
-from hoplite_mp.planner.program import participants
-from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, Topology
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.protocol.messages import (

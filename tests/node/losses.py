@@ -10,9 +10,9 @@ from hoplite_mp import _tasks
 from hoplite_mp._node.lineage.recovery import Recovering
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
-from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
 from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
 from hoplite_mp.protocol.reports import NodeReturned, Reported

@@ -14,8 +14,8 @@ from hoplite_mp._node.tasks.pool_requests import PoolRequests
 from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
 from hoplite_mp._node.tasks.remote_workers import LOOK_AGAIN_S
 from hoplite_mp._node.tasks.worker_broadcast import Rounds
+from hoplite_mp._planner.resources import Ledger
 from hoplite_mp.config import Config
-from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.local import OpenPool, Request
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.peers import (

@@ -14,7 +14,7 @@ from hoplite_mp._node.groups import leader
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_calls import GroupCalls, State
 from hoplite_mp._node.groups.group_results import GroupResults
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner.topology import Host
 from hoplite_mp.protocol import codec
 from hoplite_mp.protocol.group_calls import (
     PIECE_BYTES_MAX,

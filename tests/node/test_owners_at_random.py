@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.planner import owners
+from hoplite_mp._planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_reconstruction import clean

@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp._node.objects import orphan_inventory
-from hoplite_mp.planner import owners
+from hoplite_mp._planner import owners
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
 from hoplite_mp.protocol.reports import Reported

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol.messages import Member
 from hoplite_mp.protocol.reports import NodeReturned, Reported
 from tests.node.test_imports import away_hold

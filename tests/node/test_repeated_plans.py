@@ -18,8 +18,8 @@ from hoplite_mp._node.groups.repeated_plans import (
     repeat,
     with_own_objects,
 )
-from hoplite_mp.planner import forest
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner import stripe_plan
+from hoplite_mp._planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
@@ -30,7 +30,7 @@ MADE = VERSION << ATTEMPT_BITS | 1
 
 
 def members(version: int = VERSION) -> GroupMembers:
-    stripes = forest.cut([(0, 1), (1, 1), (2, 1)])
+    stripes = stripe_plan.cut([(0, 1), (1, 1), (2, 1)])
     return GroupMembers("g", 5, 0, 3, 0b111, 0, True, version, (0, 1, 2), stripes)
 
 

@@ -20,9 +20,9 @@ from hoplite_mp._node.groups.speculative_start import (
     transfer_s,
 )
 from hoplite_mp._node.objects.array_layouts import payload_layout
-from hoplite_mp.planner.forest import cut
-from hoplite_mp.planner.loads import filled_links
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner.loads import filled_links
+from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.topology import Host
 from hoplite_mp.protocol.fields import NO_OBJECT
 from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
 from hoplite_mp.protocol.messages import ExecuteReduce, GroupMembers

@@ -1,6 +1,6 @@
 """The edges of a plan, worked out from its words, and what must hold of them.
 
-The reference says slowly what `hoplite_mp.planner.program` derives for each node: from whom every
+The reference says slowly what `hoplite_mp._planner.program` derives for each node: from whom every
 node of a plan has every piece. It is used to check plans (no circle of waiting, each contributor
 once) and programs (what one node pulls is what the other serves).
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner.program import (
+from hoplite_mp._planner.program import (
     CONTRIBUTION,
     MEMBER,
     RESULT,

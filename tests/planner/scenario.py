@@ -20,7 +20,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.fields import KINDS
 

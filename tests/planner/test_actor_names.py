@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.planner.actors import ActorNames
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.actors import ActorNames
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,

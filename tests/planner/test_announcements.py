@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.manager.loop import Loop
-from hoplite_mp.planner.announcements import ANNOUNCE_S, AT_ONCE_MAX
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._manager.loop import Loop
+from hoplite_mp._planner.announcements import ANNOUNCE_S, AT_ONCE_MAX
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.transport.stream import TcpStream

@@ -13,10 +13,10 @@ from collections import defaultdict
 
 import pytest
 
-from hoplite_mp.planner import cost, forest
-from hoplite_mp.planner.packing import PackingWanted, arborescence, pack
-from hoplite_mp.planner.program import program_of
-from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, Host, Topology
+from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
+from hoplite_mp._planner.program import program_of
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, Host, Topology
 from hoplite_mp.protocol import messages as m
 from tests.planner.edges import programs_of
 
@@ -81,13 +81,13 @@ def allreduce_bound(topology: Topology, nodes: int) -> float:
 
 def broadcast_plan(topology: Topology, nodes: int) -> m.Distribute:
     receivers = tuple(range(1, nodes))
-    best = forest.spread(NBYTES, 0, receivers, topology)
+    best = stripe_plan.spread(NBYTES, 0, receivers, topology)
     return m.Distribute(1 << 63, ID, 1, NBYTES, (0,), receivers, best.stripes, best.shape)
 
 
 def fold_plan(kind: str, topology: Topology, nodes: int, to: tuple[int, ...]) -> m.ExecuteReduce:
     members = tuple(range(nodes))
-    best = forest.reduction(kind, NBYTES, dict.fromkeys(members, 1), to, topology)
+    best = stripe_plan.reduction(kind, NBYTES, dict.fromkeys(members, 1), to, topology)
     return m.ExecuteReduce(
         7, 1, members, members, best.stripes, "any", kind, "sum", 0, (ID,) * nodes, members, to,
         shape=best.shape,
@@ -209,31 +209,31 @@ def test_who_folds_alone_receives_from_all_others() -> None:
 
 def test_small_objects_and_many_nodes_get_few_streams() -> None:
     topology = Topology()
-    small = forest.spread(1024, 0, range(1, 4), topology)
-    assert small.stripes == forest.single_vertex(0)
-    many = forest.spread(1 << 20, 0, range(1, 1000), topology)
+    small = stripe_plan.spread(1024, 0, range(1, 4), topology)
+    assert small.stripes == stripe_plan.single_vertex(0)
+    many = stripe_plan.spread(1 << 20, 0, range(1, 1000), topology)
     assert many.shape.startswith("tree:")
     assert "ms" in many.why
-    large = forest.spread(1 << 28, 0, range(1, 9), topology)
+    large = stripe_plan.spread(1 << 28, 0, range(1, 9), topology)
     assert large.shape == "stripes"
     assert len(large.stripes) == 8
 
 
 def test_early_arrivals_own_what_is_too_small_for_all() -> None:
     sent = dict.fromkeys((5, 2, 7, 1), 1)  # in order of arrival
-    nbytes = 2 * forest.STRIPE_BYTES_MIN
-    best = forest.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), Topology())
-    assert forest.owners(best.stripes) <= {5, 2}
+    nbytes = 2 * stripe_plan.STRIPE_BYTES_MIN
+    best = stripe_plan.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), Topology())
+    assert stripe_plan.owners(best.stripes) <= {5, 2}
 
 
 def test_leaving_nodes_own_nothing() -> None:
     sent = dict.fromkeys(range(4), 1)
     for to in ((0,), (0, 1, 2, 3)):
         kind = "reduce" if len(to) == 1 else "allreduce"
-        best = forest.reduction(kind, NBYTES, sent, to, Topology(), leaving={3})
-        assert 3 not in forest.owners(best.stripes)
-    best = forest.spread(NBYTES, 0, (1, 2, 3), Topology(), {3})
-    assert 3 not in forest.owners(best.stripes)
+        best = stripe_plan.reduction(kind, NBYTES, sent, to, Topology(), leaving={3})
+        assert 3 not in stripe_plan.owners(best.stripes)
+    best = stripe_plan.spread(NBYTES, 0, (1, 2, 3), Topology(), {3})
+    assert 3 not in stripe_plan.owners(best.stripes)
 
 
 def test_an_object_of_three_stripes_has_three_owners() -> None:
@@ -242,9 +242,9 @@ def test_an_object_of_three_stripes_has_three_owners() -> None:
     topology.measure_host(0, 1e9, 1e9)
     for node in range(1, 5):
         topology.measure_host(node, 1e8, 1e9)
-    best = forest.spread(3 * forest.STRIPE_BYTES_MIN, 0, range(1, 5), topology)
+    best = stripe_plan.spread(3 * stripe_plan.STRIPE_BYTES_MIN, 0, range(1, 5), topology)
     assert best.shape == "stripes"
-    assert forest.owners(best.stripes) == {0, 1, 2}
+    assert stripe_plan.owners(best.stripes) == {0, 1, 2}
 
 
 def test_only_who_owns_something_sends_results() -> None:
@@ -252,7 +252,7 @@ def test_only_who_owns_something_sends_results() -> None:
     topology = Topology()
     hosts = topology.hosts(range(3))
     sent = dict.fromkeys(range(3), 1)
-    best = forest.reduction("allreduce", NBYTES, sent, (0, 1, 2), topology, leaving={2})
+    best = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1, 2), topology, leaving={2})
     transfer_s = cost.folding_s(NBYTES, hosts, [1] * 3, [True] * 3, [0.5, 0.5, 0.0])
     latency_s = topology.latency_s(range(3))
     assert best.seconds == pytest.approx(cost.one_hop_s(transfer_s, 3 + 2, latency_s), rel=1e-7)
@@ -260,8 +260,8 @@ def test_only_who_owns_something_sends_results() -> None:
 
 def test_reproducible_says_what_it_costs() -> None:
     sent = {0: 4, 1: 4}
-    plain = forest.reduction("allreduce", NBYTES, sent, (0, 1), Topology())
-    ordered = forest.reduction("allreduce", NBYTES, sent, (0, 1), Topology(), ordered=True)
+    plain = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1), Topology())
+    ordered = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1), Topology(), ordered=True)
     assert ordered.seconds > 2 * plain.seconds
     assert "one by one" in ordered.why
 
@@ -315,7 +315,7 @@ def test_packed_trees_are_near_the_best() -> None:
             use[parent, wanted.nodes[child]] += weight
     for i, j, rate in wanted.pairs:
         assert use[i, j] <= 1.001 * rate
-    stripes = forest.cut([(0, weight) for weight, _ in packed.trees])
+    stripes = stripe_plan.cut([(0, weight) for weight, _ in packed.trees])
     rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
     plan = m.Distribute(1 << 63, ID, 1, NBYTES, (0,), (1, 2, 3), stripes, "parents", rows)
     assert {pull.parent for pull in program_of(plan, 3).pulls} <= {0, 1, 2}

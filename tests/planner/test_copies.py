@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner.broadcast import Copies
-from hoplite_mp.planner.membership import Membership
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner.broadcast import Copies
+from hoplite_mp._planner.membership import Membership
+from hoplite_mp._planner.topology import Topology
 from hoplite_mp.protocol import messages as m
 from tests.planner.scenario import letter_id
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.planner.program import participants
+from hoplite_mp._planner.program import participants
 from hoplite_mp.protocol import messages as m
 from tests.planner.test_copies import NBYTES, Cluster
 
 if TYPE_CHECKING:
-    from hoplite_mp.planner.directory import Entry
+    from hoplite_mp._planner.directory import Entry
 
 OBJECTS = 2_000
 NODES = 6

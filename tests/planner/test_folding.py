@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from hoplite_mp.planner import cost
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner import cost
+from hoplite_mp._planner.topology import Host
 
 STEPS = 12
 CASES = 1500

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hoplite_mp.planner.forests import FORESTS_MAX, Forests
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner.plan_cache import FORESTS_MAX, Forests
+from hoplite_mp._planner.topology import Topology
 
 NBYTES = 1 << 26
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hoplite_mp.planner import cost, forest
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.program import program_of
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.program import program_of
+from hoplite_mp._planner.topology import Topology
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.reports import DistributeHeld, NodeReturned, ReduceHeld, Reported
 from tests.planner.scenario import letter_id
@@ -123,8 +123,8 @@ def test_a_chain_holds_up_each_block_at_each_hop() -> None:
     """The model left that out, and took a chain of 128 nodes for 4 MiB: 310 ms instead of 40."""
     topology = Topology()
     for nodes in (32, 64, 128):
-        spread = forest.spread(4 << 20, 0, range(1, nodes), topology)
-        fold = forest.reduction("allreduce", 4 << 20, dict.fromkeys(range(nodes), 1),
+        spread = stripe_plan.spread(4 << 20, 0, range(1, nodes), topology)
+        fold = stripe_plan.reduction("allreduce", 4 << 20, dict.fromkeys(range(nodes), 1),
                                 range(nodes), topology)  # fmt: skip
         assert (spread.shape, fold.shape) == ("stripes", "stripes")
     # A hop takes a block's time besides its latency, in a chain of sixteen at least sixteen times.

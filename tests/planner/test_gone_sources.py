@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 
 ID = bytes(16)

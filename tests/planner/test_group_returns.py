@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.planner.group import Groups
-from hoplite_mp.planner.group_ends import GroupEnds
-from hoplite_mp.planner.group_returns import Returns
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.rejoin import Returns
+from hoplite_mp._planner.tombstones import GroupEnds
+from hoplite_mp._planner.topology import Topology
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
 from hoplite_mp.protocol.groups import ASKED_MAX, GroupEnd

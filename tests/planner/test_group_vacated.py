@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner.group import Groups
-from hoplite_mp.planner.group_returns import VACATED_MAX, Vacated
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.rejoin import VACATED_MAX, Vacated
+from hoplite_mp._planner.topology import Topology
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
 from tests.planner.test_group_ends import World, ended, task

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.leadership import PATIENT_S, Leadership
-from hoplite_mp.manager.loop import JOIN_WAIT_S, Link, Loop
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.restoring import RESTORE_S
-from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
+from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.leadership import PATIENT_S, Leadership
+from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, Loop
+from hoplite_mp._planner.manager_recovery import RESTORE_S
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.terms import OUT_S, Candidate, lease_s
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
 from hoplite_mp.protocol import terms as t

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner.forest import cut
-from hoplite_mp.planner.loads import filled_links
-from hoplite_mp.planner.program import program_of
+from hoplite_mp._planner.loads import filled_links
+from hoplite_mp._planner.program import program_of
+from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from hoplite_mp.manager.loop import JOIN_WAIT_S, Loop
-from hoplite_mp.manager.main import main
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.restoring import OWN_S
+from hoplite_mp._manager.loop import JOIN_WAIT_S, Loop
+from hoplite_mp._manager.main import main
+from hoplite_mp._planner.manager_recovery import OWN_S
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.reports import NodeReturned, Reported
@@ -278,7 +278,7 @@ def test_the_manager_needs_neither_numpy_nor_asyncio() -> None:
     code = (
         "import sys, types; package = types.ModuleType('hoplite_mp');"
         "package.__path__ = ['hoplite_mp']; sys.modules['hoplite_mp'] = package;"
-        "import hoplite_mp.manager.main;"
+        "import hoplite_mp._manager.main;"
         "sys.exit(bool({'numpy', 'asyncio', 'multiprocessing'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

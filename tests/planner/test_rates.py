@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hoplite_mp.planner import cost
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.packing import pack
-from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, Host
+from hoplite_mp._planner import cost
+from hoplite_mp._planner.packing import pack
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, Host
 from hoplite_mp.protocol import messages as m
 
 

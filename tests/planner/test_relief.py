@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.slow_owners import FRESH_S, SLOW_GATHER_S
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.slow_owners import FRESH_S, SLOW_GATHER_S
 from hoplite_mp.protocol import messages as m
 from tests.planner.scenario import letter_id
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.operation import Operation
+from hoplite_mp._planner.operation import Operation
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
 
 TIMES = 200
 ONE, OTHER = bytes(16), bytes([1]) * 16

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.planner.resources import (
+from hoplite_mp._planner.resources import (
     INDICES_MAX,
     UNITS,
     Demand,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import get_args
 
-from hoplite_mp.planner.forest import owners, single_vertex
-from hoplite_mp.planner.machine import _HANDLERS, Planner
-from hoplite_mp.planner.membership import Membership
-from hoplite_mp.planner.operation import TRANSITIONS, State
-from hoplite_mp.planner.plan import _DRAWN, Plan
+from hoplite_mp._planner.membership import Membership
+from hoplite_mp._planner.operation import TRANSITIONS, State
+from hoplite_mp._planner.planner_core import _HANDLERS, Planner
+from hoplite_mp._planner.step_result import _DRAWN, Plan
+from hoplite_mp._planner.stripe_plan import owners, single_vertex
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.membership import Member

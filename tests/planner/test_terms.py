@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hoplite_mp.planner import terms
-from hoplite_mp.planner.terms import Candidate, Hosts, Knowledge, Lease, Voter
+from hoplite_mp._planner import terms
+from hoplite_mp._planner.terms import Candidate, Hosts, Knowledge, Lease, Voter
 
 LEASE_S, PROMISE_S = terms.lease_s(1.0), terms.promise_s(1.0)
 FIRST, STANDBY = 0, 1  # nodes of the two managers' hosts

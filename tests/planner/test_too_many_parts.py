@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp.planner import program
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner import program
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 
 SOURCES = 4

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.manager.leadership import Leadership
-from hoplite_mp.planner.terms import Candidate
+from hoplite_mp._manager.leadership import Leadership
+from hoplite_mp._planner.terms import Candidate
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import terms as t
 

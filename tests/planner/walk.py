@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from hoplite_mp.planner.machine import Planner
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp.protocol import messages as m
 
 if TYPE_CHECKING:
-    from hoplite_mp.planner.plan import Plan
+    from hoplite_mp._planner.step_result import Plan
     from tests.planner.naive import NaiveGroup, NaiveOperation
 
 # Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from hoplite_mp.planner.program import participants, program_of
+from hoplite_mp._planner.program import participants, program_of
 from hoplite_mp.protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.scenario import letter_id

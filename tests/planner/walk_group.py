@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from hoplite_mp.planner.group import Standing
+from hoplite_mp._planner.groups import Standing
 from hoplite_mp.protocol import messages as m
 from tests.planner.naive import NaiveGroup
 from tests.planner.walk import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from hoplite_mp.planner.operation import State
+from hoplite_mp._planner.operation import State
 from hoplite_mp.protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.naive import NaiveOperation

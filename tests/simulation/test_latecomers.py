@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hoplite_mp._node.peers.link_estimator import Meter
+from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._simulation import runs
 from hoplite_mp.config import Config
 from hoplite_mp.contributions import early_shares, section_bounds
-from hoplite_mp.planner.forest import cut
 from hoplite_mp.protocol.fields import SHARES
 
 if TYPE_CHECKING:

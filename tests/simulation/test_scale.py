@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._planner.program import Cell, program_of
 from hoplite_mp._simulation.scale import executions
 from hoplite_mp._simulation.scale.oracle import WrongEnd
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, measure
 from hoplite_mp._simulation.scale.streams import WrongBytes
-from hoplite_mp.planner.program import Cell, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.planner.program import Program
+    from hoplite_mp._planner.program import Program
     from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
 
 FOLDS = ("reduce", "allreduce", "reduce_scatter")

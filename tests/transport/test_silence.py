@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.manager.beats import Beats
+from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp.transport.silence import LATELY_S, PATIENCE_FACTOR, PATIENCE_MOST, Silence
 
 PATIENCE_S = 1.5

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._planner.resources import Ledger
 from hoplite_mp.headers import STATE, VALUED
-from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
 from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor

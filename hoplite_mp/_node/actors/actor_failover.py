@@ -1,7 +1,7 @@
 """Actors that restart on this host because their host is lost, and requests that wait for that.
 
 Why it exists: when an actor's host is lost, the manager names one of the hosts that can restart the
-actor as the new owner of its identity (planner/owners.py). That host starts a process from what it
+actor as the new owner of its identity (_planner/owners.py). That host starts a process from what it
 has kept (_node/actors/actor_backup.py), and calls of all hosts go there from then on. Other hosts
 may receive the manager's message before this one does, and already send requests about the actor.
 Such a request waits until this host has received the message as well, and has everything that the

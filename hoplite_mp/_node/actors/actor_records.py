@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _shm
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted", "ended_calls", "taken_words"]

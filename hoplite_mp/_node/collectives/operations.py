@@ -21,9 +21,9 @@ from hoplite_mp._node.collectives.endings import finish, placed
 from hoplite_mp._node.execution.local_reduce import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_of
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
-from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,

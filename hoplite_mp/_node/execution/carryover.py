@@ -19,14 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp._node.store.engine_buffer import EngineBuffer
-from hoplite_mp.planner.program import CONTRIBUTION, MEMBER
+from hoplite_mp._planner.program import CONTRIBUTION, MEMBER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ranges import Ranges
-    from hoplite_mp.planner.program import Cell
+    from hoplite_mp._planner.program import Cell
     from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["Carryover", "Copy", "Slot", "SlotName", "slot_name"]

@@ -15,7 +15,7 @@ from hoplite_mp._node.execution.carryover import Slot, SlotName, slot_name
 from hoplite_mp._node.execution.local_reduce import check_alike
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._node.execution.stripe_layout import StripeLayout
-from hoplite_mp.planner.program import Cell, Program, members_in
+from hoplite_mp._planner.program import Cell, Program, members_in
 from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:

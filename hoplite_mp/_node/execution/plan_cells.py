@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._node.peers.link_estimator import Meter
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.peers.path_estimator import PairMeter
-from hoplite_mp.planner.loads import filled_links
+from hoplite_mp._planner.loads import filled_links
 from hoplite_mp.protocol.messages import Distribute, HostMeasured, LinkMeasured
 from hoplite_mp.protocol.peers import HeldUp
 

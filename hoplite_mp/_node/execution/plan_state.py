@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import Key
     from hoplite_mp._node.store.engine_buffer import EngineBuffer
     from hoplite_mp._node.store.growing_block import StreamingSource
-    from hoplite_mp.planner.program import Cell, Program
+    from hoplite_mp._planner.program import Cell, Program
     from hoplite_mp.protocol.group_calls import Plan
 
 __all__ = ["NotNow", "PlanExecution"]

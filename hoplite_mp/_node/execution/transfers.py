@@ -17,8 +17,8 @@ from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._planner.program import program_of
 from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
-from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.messages import (
     CopyDropped,
     FetchComplete,

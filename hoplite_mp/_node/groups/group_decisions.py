@@ -16,12 +16,12 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
+from hoplite_mp._planner import cost
+from hoplite_mp._planner.program import participants, waits_for
+from hoplite_mp._planner.repair import kept_cut
+from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.topology import Host, levelled
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
-from hoplite_mp.planner import cost
-from hoplite_mp.planner.forest import cut
-from hoplite_mp.planner.program import participants, waits_for
-from hoplite_mp.planner.repair import kept_cut
-from hoplite_mp.planner.topology import Host, levelled
 from hoplite_mp.protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp.protocol.group_calls import GroupCommit, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, is_repeated
 from hoplite_mp._node.groups.repeated_plans import RepeatedPlans
-from hoplite_mp.planner.slow_owners import SlowLinks
+from hoplite_mp._planner.slow_owners import SlowLinks
 from hoplite_mp.protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _tasks
     from hoplite_mp._node.groups.group_decisions import Outcome
     from hoplite_mp._node.groups.group_results import Prepared
-    from hoplite_mp.planner.topology import Host
+    from hoplite_mp._planner.topology import Host
     from hoplite_mp.protocol.group_calls import (
         GroupCommit,
         GroupDone,

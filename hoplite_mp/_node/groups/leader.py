@@ -27,7 +27,7 @@ from hoplite_mp._node.groups.speculative_start import (
     is_other,
     transfer_s,
 )
-from hoplite_mp.planner.slow_owners import (
+from hoplite_mp._planner.slow_owners import (
     FRESH_S,
     SLOW_GATHER_S,
     SlowLinks,
@@ -35,7 +35,7 @@ from hoplite_mp.planner.slow_owners import (
     slow_one,
     stays_slow,
 )
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner.topology import Host
 from hoplite_mp.protocol.fields import shorten
 from hoplite_mp.protocol.group_calls import (
     GroupGo,

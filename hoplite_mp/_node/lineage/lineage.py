@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
 
 __all__ = ["Entry", "Lineage"]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import Loop
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._node.tasks.hints import Hints
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Reconstruction"]

@@ -8,7 +8,7 @@ the manager is back before the node has voted, the node returns to it. Once the 
 does not obey the old manager any more, and its connection to the standby becomes the one to its
 manager. If the standby does not lead, the node also asks the old manager whether it still decides:
 then the others have gone on without this node, which ends.
-It must never know: the other messages of managers; when a vote may be given (planner/terms.py).
+It must never know: the other messages of managers; when a vote may be given (_planner/terms.py).
 
     following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.io.control_channel import Wire
 from hoplite_mp._node.peers.peers import Call
+from hoplite_mp._planner.terms import Voter, promise_s
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.planner.terms import Voter, promise_s
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import StartStandby
 from hoplite_mp.protocol.messages import GivenUp

@@ -18,7 +18,7 @@ the most that it has carried. A narrow path carries nearly the same in every str
 which the flow was much faster at another time is ignored: TCP after a loss, or a busy processor,
 has slowed the flow there. A pair is reported after BURSTS_MIN bursts that agree, and again while
 bursts confirm it, because the manager forgets figures of pairs that nobody confirms
-(planner/topology.py). A faster stretch of a pair that is known raises its rate at once.
+(_planner/topology.py). A faster stretch of a pair that is known raises its rate at once.
 
 The same figures show when this host's own link becomes slow in the middle of a burst: flows to
 several hosts are backlogged, and all flows together get less than half of what the link can do.
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp._node.peers.link_estimator import LOWER_WEIGHT
-from hoplite_mp.planner.topology import STAR_TOLERANCE
+from hoplite_mp._planner.topology import STAR_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.subscriber import Subscriber
     from hoplite_mp._node.runtime.components import Rooms
     from hoplite_mp._node.tasks.pools import Pool, WorkerInfo
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.protocol.actors import BindActor
     from hoplite_mp.protocol.messages import NodeJoined
     from hoplite_mp.protocol.peers import PeerMessage

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.imports import Imports
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.trace_events import Notes
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
 
 __all__ = ["Guests"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.tasks.runners import Entry
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
 
 __all__ = ["AHEAD_TASKS", "Delegation"]

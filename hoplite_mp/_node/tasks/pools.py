@@ -18,8 +18,8 @@ from hoplite_mp.protocol.fields import NO_OBJECT
 if TYPE_CHECKING:
     from collections.abc import Set
 
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp.config import Config
-    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Pool", "WorkerInfo", "next_number"]

@@ -10,7 +10,7 @@ life.
 task at once (if it refuses, "full", the task goes back), and notifies that host when something has
 become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
 a resource. A task that waits for resources waits on the host of its submitter.
-It must never know: how amounts are counted (planner/resources.py), what a task does.
+It must never know: how amounts are counted (_planner/resources.py), what a task does.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
+from hoplite_mp._planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
-from hoplite_mp.planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import ResourcesFreed
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.pools import Pool
     from hoplite_mp._node.tasks.runners import Runner
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.planner.resources import Assigned, Demand
+    from hoplite_mp._planner.resources import Assigned, Demand
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.membership import Member
 

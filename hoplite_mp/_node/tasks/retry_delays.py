@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.inbound_tasks import Guests
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp._planner.resources import Demand
 
 __all__ = ["Delays"]
 

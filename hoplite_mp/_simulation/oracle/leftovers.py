@@ -42,7 +42,7 @@ LASTING = {
     "Trees._packed", "Waits._more", "Workers.all", "Workers.bags", "Workers.pipes",
     "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
 }  # fmt: skip
-PARTS = "hoplite_mp._node", "hoplite_mp.planner"
+PARTS = "hoplite_mp._node", "hoplite_mp._planner"
 TABLES = dict, set, list, deque
 
 

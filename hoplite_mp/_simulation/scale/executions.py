@@ -13,8 +13,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from hoplite_mp._planner.program import program_of
 from hoplite_mp._simulation.scale.oracle import WrongEnd
-from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Distribute,
@@ -26,10 +26,10 @@ from hoplite_mp.protocol.messages import (
 from hoplite_mp.protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
+    from hoplite_mp._planner.program import Cell as Name
+    from hoplite_mp._planner.program import Program
     from hoplite_mp._simulation.scale.host import Host
     from hoplite_mp._simulation.scale.streams import Cell, Content, Key
-    from hoplite_mp.planner.program import Cell as Name
-    from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.messages import Commit
 
 __all__ = ["Executions"]

@@ -1,8 +1,8 @@
 """Very many simulated nodes, the real planner, and the network between them.
 
-Why it exists: it replaces manager/loop.py as far as plans need that, and counts messages, bytes and
-the planner's time. All links are alike and nothing fails; faults are simulated with real nodes, in
-simulation/cluster/.
+Why it exists: it replaces _manager/loop.py as far as plans need that, and counts messages, bytes
+and the planner's time. All links are alike and nothing fails; faults are simulated with real nodes,
+in simulation/cluster/.
 It must never know: what a message is about.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._simulation.network import Network
 from hoplite_mp._simulation.scale.host import HOST_ID_BASE, MANAGER_HOST, Host
 from hoplite_mp._simulation.scale.node import Node
@@ -18,7 +19,6 @@ from hoplite_mp._simulation.scale.oracle import Truth, WrongEnd
 from hoplite_mp._simulation.scale.streams import Engine
 from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp.ids import pack_id, pack_local
-from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.protocol.messages import HostMeasured, NodeJoined
 

@@ -1,6 +1,6 @@
 """The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-Why it exists: manager/loop.py decides which messages reach the planner in which order, and when a
+Why it exists: _manager/loop.py decides which messages reach the planner in which order, and when a
 silent node is given up. Therefore it runs here unchanged.
 It must never know: what a message is about.
 """
@@ -10,19 +10,19 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.loop import Loop
+from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._simulation.virtual.connections import Listener
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp._simulation.virtual.streams import connect
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.loop import Loop
-from hoplite_mp.planner.machine import Planner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hoplite_mp._manager.leadership import Leadership
     from hoplite_mp._simulation.virtual.connections import Switchboard
     from hoplite_mp._simulation.virtual.streams import VirtualStream
-    from hoplite_mp.manager.leadership import Leadership
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.transport.conversation import Admission
 

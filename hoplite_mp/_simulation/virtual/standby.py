@@ -4,7 +4,7 @@ Why it exists: with a standby there are two managers, of which at most one may d
 Here the real leadership code counts votes, over connections that are cut and hosts that stop. In
 production a thread supersedes the former manager, and a tool sends an operator's `promote`; here
 events of the timeline do both.
-It must never know: which candidate has won, and why (manager/leadership.py).
+It must never know: which candidate has won, and why (_manager/leadership.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._manager.leadership import Leadership
+from hoplite_mp._manager.standby import TELL_PAUSE_S, TELL_WAIT_S
 from hoplite_mp._node.peers.peers import Call
+from hoplite_mp._planner.terms import Candidate, lease_s
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.environment import address_of
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
-from hoplite_mp.manager.leadership import Leadership
-from hoplite_mp.manager.standby import TELL_PAUSE_S, TELL_WAIT_S
-from hoplite_mp.planner.terms import Candidate, lease_s
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.terms import Promote, Superseded
@@ -89,7 +89,7 @@ class _Calls:
 
 
 class Superseding(_Calls):
-    """Repeatedly tells the former manager that it has been superseded; see manager/standby.py."""
+    """Repeatedly tells the former manager that it has been superseded; see _manager/standby.py."""
 
     def begin(self, term: int) -> None:
         """Begins after the standby has won that term."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.topology import Topology
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 

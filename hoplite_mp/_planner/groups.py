@@ -24,9 +24,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import cost, forest
-from hoplite_mp.planner.group_ends import GroupEnds
-from hoplite_mp.planner.group_members import (
+from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner.group_members import (
     ON_ADMIT,
     ON_JOIN,
     Group,
@@ -35,8 +34,9 @@ from hoplite_mp.planner.group_members import (
     Phase,
     Standing,
 )
-from hoplite_mp.planner.group_restoring import RestoredGroups
-from hoplite_mp.planner.group_returns import Returns, Vacated, ended_text, vacated_text
+from hoplite_mp._planner.group_recovery import RestoredGroups
+from hoplite_mp._planner.rejoin import Returns, Vacated, ended_text, vacated_text
+from hoplite_mp._planner.tombstones import GroupEnds
 from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import (
     SHARES,
@@ -53,8 +53,8 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from hoplite_mp.planner.plan import Send
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._planner.topology import Topology
     from hoplite_mp.protocol.groups import GroupEnd, GroupTasksOver
     from hoplite_mp.protocol.messages import ManagerToNode, Stripe
     from hoplite_mp.protocol.reports import GroupHeld
@@ -349,7 +349,7 @@ class Groups:
         ]
         nodes = list(dict.fromkeys(nodes))
         _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
-        return forest.cut(zip(nodes, shares, strict=True))
+        return stripe_plan.cut(zip(nodes, shares, strict=True))
 
 
 def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:

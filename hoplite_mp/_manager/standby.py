@@ -3,7 +3,7 @@
 Why it exists: nodes that have lost their manager call the address at which the standby listens. It
 collects their votes and, once it has won, is an ordinary manager. The former manager may be alive
 but cut off, so the standby tells it as soon as it can be reached that its term is over.
-It must never know: what makes it win (manager/leadership.py).
+It must never know: what makes it win (_manager/leadership.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp import clock
+from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.leadership import Leadership, lease_clock
+from hoplite_mp._manager.loop import Link, Loop
+from hoplite_mp._manager.main import door_of
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.terms import Candidate, lease_s
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.leadership import Leadership, lease_clock
-from hoplite_mp.manager.loop import Link, Loop
-from hoplite_mp.manager.main import door_of
-from hoplite_mp.planner.machine import Planner
-from hoplite_mp.planner.terms import Candidate, lease_s
 from hoplite_mp.protocol.codec import encode
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.terms import Superseded

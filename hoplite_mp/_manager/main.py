@@ -12,15 +12,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp import clock
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.loop import Link, Loop
-from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
+from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.loop import Link, Loop
+from hoplite_mp._planner.planner_core import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.protocol.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.manager.leadership import Leadership
+    from hoplite_mp._manager.leadership import Leadership
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.transport.door import Door
 
@@ -50,14 +50,14 @@ def main(
 
 
 def _lease_clock() -> Callable[[], float]:
-    from hoplite_mp.manager.leadership import lease_clock
+    from hoplite_mp._manager.leadership import lease_clock
 
     return lease_clock
 
 
 def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
-    from hoplite_mp.manager.leadership import Leadership
-    from hoplite_mp.planner.terms import lease_s
+    from hoplite_mp._manager.leadership import Leadership
+    from hoplite_mp._planner.terms import lease_s
 
     return Leadership(
         tuple(lan.standby),

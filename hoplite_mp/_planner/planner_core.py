@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp.planner.actors import ActorNames
-from hoplite_mp.planner.announcements import Announcements
-from hoplite_mp.planner.broadcast import Copies
-from hoplite_mp.planner.group import Groups
-from hoplite_mp.planner.membership import Membership
-from hoplite_mp.planner.operation import CopyRefused
-from hoplite_mp.planner.owners import OwnerRounds
-from hoplite_mp.planner.packing import TreesPacked
-from hoplite_mp.planner.plan import Plan
-from hoplite_mp.planner.reduce import Reductions
-from hoplite_mp.planner.restoring import Restoring
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp._planner.actors import ActorNames
+from hoplite_mp._planner.announcements import Announcements
+from hoplite_mp._planner.broadcast import Copies
+from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.manager_recovery import Restoring
+from hoplite_mp._planner.membership import Membership
+from hoplite_mp._planner.operation import CopyRefused
+from hoplite_mp._planner.owners import OwnerRounds
+from hoplite_mp._planner.packing import TreesPacked
+from hoplite_mp._planner.reduce import Reductions
+from hoplite_mp._planner.step_result import Plan
+from hoplite_mp._planner.topology import Topology
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
@@ -65,7 +65,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.messages import Member, NodeToManager
     from hoplite_mp.protocol.reports import Report
 

@@ -26,8 +26,8 @@ from hoplite_mp.protocol.owners import HOLDINGS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.planner.membership import Membership
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.messages import ObjectGone, OwnerAsked
     from hoplite_mp.protocol.reports import OwnersKnown
 

@@ -1,4 +1,4 @@
-"""Whether this process may decide for the cluster: handles the messages of planner/terms.py.
+"""Whether this process may decide for the cluster: handles the messages of _planner/terms.py.
 
 Why it exists: a cluster with a standby has two processes that can be its manager. Both run the same
 loop around the same planner; this file tells whether that loop may decide now. Until it may,
@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp.planner.terms import OUT_S, Candidate, Lease
+from hoplite_mp._planner.terms import OUT_S, Candidate, Lease
 from hoplite_mp.protocol.messages import GivenUp
 from hoplite_mp.protocol.terms import (
     Ends,

@@ -24,7 +24,7 @@ from hoplite_mp.protocol.groups import ASKED_MAX, GroupTasksAsked
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.groups import GroupTasksOver
 
 __all__ = ["Holder", "Mates", "Returns", "Vacated", "ended_text", "struck_text", "vacated_text"]

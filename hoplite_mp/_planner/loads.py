@@ -1,7 +1,7 @@
 """How much of a plan goes over which link, and which links it fills if all are alike.
 
 Why it exists: a measured rate shows what a link can do only if the link was the bottleneck. By the
-bounds of a star (planner/cost.py) that is so for each node that sends or receives as many bytes as
+bounds of a star (_planner/cost.py) that is so for each node that sends or receives as many bytes as
 the busiest direction of all.
 
 This module must never know how fast anything was.

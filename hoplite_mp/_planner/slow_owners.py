@@ -15,14 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from hoplite_mp.planner.repair import repaired
+from hoplite_mp._planner.repair import repaired
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import ExecuteReduce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hoplite_mp.planner.topology import Host
+    from hoplite_mp._planner.topology import Host
     from hoplite_mp.protocol.group_calls import Plan
     from hoplite_mp.protocol.messages import Stripe
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import forest
+from hoplite_mp._planner import stripe_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from hoplite_mp.planner.forest import Forest
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.stripe_plan import Forest
+    from hoplite_mp._planner.topology import Topology
 
 __all__ = ["Forests"]
 
@@ -38,7 +38,7 @@ class Forests:
         """As forest.spread."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
-            key, lambda: forest.spread(nbytes, source, receivers, self._topology, leaving)
+            key, lambda: stripe_plan.spread(nbytes, source, receivers, self._topology, leaving)
         )
 
     def reduction(
@@ -55,7 +55,7 @@ class Forests:
         about = kind, nbytes, tuple(sent), tuple(sent.values()), tuple(destinations), ordered
         return self._remembered(
             (*about, frozenset(leaving)),
-            lambda: forest.reduction(
+            lambda: stripe_plan.reduction(
                 kind,
                 nbytes,
                 sent,

@@ -3,11 +3,11 @@
 
     membership topology  cost packing program     living nodes, their links; the model; edges
            ▲
-    forest  directory  repair                      shapes of plans, holders of objects
+    stripe_plan  directory  repair                 shapes of plans, holders of objects
            ▲
-    broadcast  operation  reduce  group            what runs
+    broadcast  operation  reduce  groups           what runs
            ▲
-    machine  plan                                  messages in, plans out
+    planner_core  step_result                      messages in, plans out
 
 There is no clock, socket, thread or randomness in here: time is an argument, and the returned Plan
 contains what is to be done.

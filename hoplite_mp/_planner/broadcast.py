@@ -24,13 +24,13 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import forest
-from hoplite_mp.planner.directory import Directory, Entry, Transfer
-from hoplite_mp.planner.forests import Forests
-from hoplite_mp.planner.loads import shares_sent
-from hoplite_mp.planner.program import participants
-from hoplite_mp.planner.repair import kept_cut
-from hoplite_mp.planner.trees import Trees
+from hoplite_mp._planner import stripe_plan
+from hoplite_mp._planner.directory import Directory, Entry, Transfer
+from hoplite_mp._planner.loads import shares_sent
+from hoplite_mp._planner.plan_cache import Forests
+from hoplite_mp._planner.program import participants
+from hoplite_mp._planner.repair import kept_cut
+from hoplite_mp._planner.tree_cache import Trees
 from hoplite_mp.protocol.messages import (
     SHARES,
     CopyDropped,
@@ -47,10 +47,10 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hoplite_mp.planner.membership import Membership
-    from hoplite_mp.planner.plan import Send
-    from hoplite_mp.planner.restoring import RunningCopy
-    from hoplite_mp.planner.topology import Host, Topology
+    from hoplite_mp._planner.manager_recovery import RunningCopy
+    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._planner.topology import Host, Topology
     from hoplite_mp.protocol.reports import CopyHeld
 
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
@@ -426,7 +426,7 @@ class Copies:
         """Stripes for a single. Where a stripe of a parent that still receives ends, a stripe of
         the single ends too, so that each one grows with one cell of its parent.
         """
-        cuts = forest.cut(parents)
+        cuts = stripe_plan.cut(parents)
         edges: set[int] = set()
         for node, _ in parents:
             if node in entry.receiving:

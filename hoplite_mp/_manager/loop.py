@@ -26,8 +26,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, clock
+from hoplite_mp._planner.packing import pack
 from hoplite_mp.errors import ProtocolError
-from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import GIVEN_UP
 from hoplite_mp.protocol.messages import (
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.manager.beats import Beats
-    from hoplite_mp.manager.leadership import Leadership
-    from hoplite_mp.planner.machine import Planner
-    from hoplite_mp.planner.packing import PackingWanted, TreesPacked
-    from hoplite_mp.planner.plan import Plan
+    from hoplite_mp._manager.heartbeats import Beats
+    from hoplite_mp._manager.leadership import Leadership
+    from hoplite_mp._planner.packing import PackingWanted, TreesPacked
+    from hoplite_mp._planner.planner_core import Planner
+    from hoplite_mp._planner.step_result import Plan
     from hoplite_mp.protocol.messages import NodeToManager
     from hoplite_mp.protocol.reports import Report
     from hoplite_mp.protocol.terms import TermsToManager
@@ -63,7 +63,8 @@ SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_LOOK_S = 0.1
 # How long a node may wait to join. It must be longer than the manager's own node may be late (OWN_S
-# in planner/restoring.py). Lower: a node that waits calls again sooner if that own node is stopped.
+# in _planner/manager_recovery.py). Lower: a node that waits calls again sooner if that own node is
+# stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")

@@ -9,7 +9,7 @@ again which names its actors have (a claim without a request). The next manager 
 it answers any claim that is still open.
 
 When a node dies, an actor that may be restarted on another host keeps its name until it is decided
-whether another node restarts it (planner/owners.py).
+whether another node restarts it (_planner/owners.py).
 
 This module must never know what an actor is, nor how it is called.
 """
@@ -23,7 +23,7 @@ from hoplite_mp.protocol.actor_names import ActorNameHeld
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.actor_names import (
         ActorNameAsked,
         ActorNameClaimed,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hoplite_mp.planner.group_returns import Mates
+    from hoplite_mp._planner.rejoin import Mates
     from hoplite_mp.protocol.groups import GroupEnd, Run
 
 # How many tasks that have died are remembered, and how many that have left. The oldest one is

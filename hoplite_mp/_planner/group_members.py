@@ -18,7 +18,7 @@ from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.planner.group_returns import Holder, Mates
+    from hoplite_mp._planner.rejoin import Holder, Mates
     from hoplite_mp.protocol.groups import Run
     from hoplite_mp.protocol.messages import GroupMembers
 

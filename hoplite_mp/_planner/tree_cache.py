@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import cost, forest
-from hoplite_mp.planner.packing import PackingWanted
+from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner.packing import PackingWanted
 from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
-    from hoplite_mp.planner.packing import TreesPacked
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.packing import TreesPacked
+    from hoplite_mp._planner.topology import Topology
 
 __all__ = ["Trees"]
 
@@ -74,7 +74,7 @@ class Trees:
         rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
         if plan.nbytes / rate >= held_up_s:
             return plan, held_up_s
-        stripes = forest.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
+        stripes = stripe_plan.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
         rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
         notes.append(f"the LAN is no star: {len(rows)} packed trees, {rate:.3g} B/s")
         along = Distribute(

@@ -25,7 +25,7 @@ from hoplite_mp.protocol.operations import COPY_OPERATION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.planner.membership import Membership
+    from hoplite_mp._planner.membership import Membership
     from hoplite_mp.protocol.messages import Distribute
 
 

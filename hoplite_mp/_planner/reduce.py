@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from hoplite_mp.planner.forests import Forests
-from hoplite_mp.planner.operation import (
+from hoplite_mp._planner.operation import (
     TRANSITIONS,
     CopyMade,
     CopyRefused,
@@ -33,9 +32,10 @@ from hoplite_mp.planner.operation import (
     note_failed,
     note_ready,
 )
-from hoplite_mp.planner.program import participants, too_many_parts, waits_for
-from hoplite_mp.planner.repair import kept_cut
-from hoplite_mp.planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
+from hoplite_mp._planner.plan_cache import Forests
+from hoplite_mp._planner.program import participants, too_many_parts, waits_for
+from hoplite_mp._planner.repair import kept_cut
+from hoplite_mp._planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
@@ -51,13 +51,13 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hoplite_mp.planner.broadcast import Copies
-    from hoplite_mp.planner.forest import Forest
-    from hoplite_mp.planner.membership import Membership
-    from hoplite_mp.planner.operation import Report
-    from hoplite_mp.planner.plan import Send
-    from hoplite_mp.planner.restoring import RunningFold
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.broadcast import Copies
+    from hoplite_mp._planner.manager_recovery import RunningFold
+    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.operation import Report
+    from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._planner.stripe_plan import Forest
+    from hoplite_mp._planner.topology import Topology
     from hoplite_mp.protocol.messages import ManagerToNode, OperationSlow
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused

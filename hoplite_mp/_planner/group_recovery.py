@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp.planner.group_members import (
+from hoplite_mp._planner.group_members import (
     NO_REQUEST,
     Group,
     Identity,
@@ -22,14 +22,14 @@ from hoplite_mp.planner.group_members import (
     Phase,
     Standing,
 )
-from hoplite_mp.planner.group_returns import struck_text
+from hoplite_mp._planner.rejoin import struck_text
 from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import GroupGivenUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.messages import GroupJoinRequested, GroupMembers
     from hoplite_mp.protocol.reports import GroupHeld
 

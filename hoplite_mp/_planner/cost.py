@@ -34,7 +34,7 @@ from hoplite_mp.rule import block_bytes_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp.planner.topology import Host
+    from hoplite_mp._planner.topology import Host
     from hoplite_mp.protocol.messages import Distribute
 
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees

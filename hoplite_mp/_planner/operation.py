@@ -27,8 +27,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hoplite_mp.planner.program import participants, waits_for
-from hoplite_mp.planner.slow_owners import SlowLinks
+from hoplite_mp._planner.program import participants, waits_for
+from hoplite_mp._planner.slow_owners import SlowLinks
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,

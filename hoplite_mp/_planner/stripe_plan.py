@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
-from hoplite_mp.planner import cost
-from hoplite_mp.planner.topology import Host
+from hoplite_mp._planner import cost
+from hoplite_mp._planner.topology import Host
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import Stripe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp._planner.topology import Topology
 
 # A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
 STRIPE_BYTES_MIN = 64 << 10

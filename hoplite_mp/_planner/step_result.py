@@ -39,7 +39,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.planner.packing import PackingWanted
+    from hoplite_mp._planner.packing import PackingWanted
     from hoplite_mp.protocol.messages import ManagerToNode, Stripe
 
     Send: TypeAlias = tuple[int, ManagerToNode]

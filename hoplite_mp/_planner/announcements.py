@@ -18,7 +18,7 @@ from hoplite_mp.protocol.messages import GivenUp, MembersChanged, NodeAdmitted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.planner.plan import Send
+    from hoplite_mp._planner.step_result import Send
     from hoplite_mp.protocol.messages import Member
 
 __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
