@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import Row, measure, median
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from svg import SHADE, Drawing
 
 HERE = Path(__file__).resolve().parent
-NODE = HERE.parent / "hoplite_mp" / "node"
+NODE = HERE.parent / "hoplite_mp" / "_node"
 PACKAGE = "hoplite_mp._node"
 SHARED = "ports and tables"  # the files that stand beside the folders
 WORDS = {

@@ -13,6 +13,7 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
 from hoplite_mp.actor_method import ActorMethod
 from hoplite_mp.client.actors import About
 from hoplite_mp.client.kinds import (
@@ -23,7 +24,6 @@ from hoplite_mp.client.option_checks import check_name, refuse_unused
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.nodes import working_places
-from hoplite_mp.protocol.fields import NAME_CHARS_MAX, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

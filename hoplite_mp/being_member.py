@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, _tasks, clock
+from hoplite_mp._protocol.local import GroupRefusal
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
-from hoplite_mp.protocol.local import GroupRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

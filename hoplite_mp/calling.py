@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import clock, serial
+from hoplite_mp._protocol.group_calls import error_kind, error_of
+from hoplite_mp._protocol.local import GroupAdmit
 from hoplite_mp.being_member import Member
 from hoplite_mp.board_calls import UNDECIDED, BoardCalls
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
@@ -37,8 +39,6 @@ from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.leading import MISTAKE, Leading, mistake_words
 from hoplite_mp.member import HostsMember
 from hoplite_mp.operators import operation_name
-from hoplite_mp.protocol.group_calls import error_kind, error_of
-from hoplite_mp.protocol.local import GroupAdmit
 from hoplite_mp.reduction import prefix
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.splitting import check_split

@@ -449,7 +449,7 @@ _LARGEST: dict[str, int] = {
     "blas_threads": 1024,
     "reduce_threads": 1024,
     "drain_interval_s": 60,
-    "output_line_bytes_max": 1 * MIB,  # protocol/output.py: LINE_BYTES_MAX
+    "output_line_bytes_max": 1 * MIB,  # _protocol/output.py: LINE_BYTES_MAX
     "unauthenticated_max": 4096,
 }
 _ABOVE_ZERO = {

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _tasks, clock, errors, serial
+from hoplite_mp._protocol.local import ClosePool
+from hoplite_mp._protocol.worker_broadcast import BeginRound, EndRound, OpenRound
 from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, flags_of, is_async
@@ -19,8 +21,6 @@ from hoplite_mp.client.runtime import current_runtime
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.executor import TaskExecutor
-from hoplite_mp.protocol.local import ClosePool
-from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,6 +12,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
+from hoplite_mp._protocol.fields import NUMBER_MAX
+from hoplite_mp._protocol.local import POOL_BROKEN
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.debugging import run_here
 from hoplite_mp.client.demands import check_demands
@@ -24,17 +26,15 @@ from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
 from hoplite_mp.nodes import node_numbers
-from hoplite_mp.protocol.fields import NUMBER_MAX
-from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.option_checks import RetryDelay
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Options", "TaskExecutor"]
 

@@ -17,6 +17,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock
+from hoplite_mp._transport.addresses import parse_address, resolve
+from hoplite_mp._transport.tokens import VARIABLE, default_path, load_token, token_path
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
@@ -24,8 +26,6 @@ from hoplite_mp.nearby import LISTEN_S, announced, heard
 from hoplite_mp.nodes import WORKERS_MAX, node_id
 from hoplite_mp.stop_request import StopRequest
 from hoplite_mp.store.limits import cpu_count
-from hoplite_mp.transport.addresses import parse_address, resolve
-from hoplite_mp.transport.tokens import VARIABLE, default_path, load_token, token_path
 
 if TYPE_CHECKING:
     import argparse

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import _locks
+from hoplite_mp._protocol.local import RESULT_TAG, GroupInbox, GroupReceived
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, PeerLostError, StoreFullError
-from hoplite_mp.protocol.local import RESULT_TAG, GroupInbox, GroupReceived
 
 if TYPE_CHECKING:
     import concurrent.futures

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.group_calls import error_of
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.contributions import PREFIXES, REDUCTIONS, ROOTED
 from hoplite_mp.errors import PeerLostError
-from hoplite_mp.protocol.group_calls import error_of
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 from hoplite_mp.ref import ObjectRef
 

@@ -13,6 +13,7 @@ import operator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.fields import NUMBER_MAX
 from hoplite_mp.client.chunks import Chunks, Items
 from hoplite_mp.client.deadlines import check_timeout
 from hoplite_mp.client.functions import Fixed
@@ -20,7 +21,6 @@ from hoplite_mp.client.kinds import flags_of
 from hoplite_mp.client.mapping import Results, Run
 from hoplite_mp.client.option_checks import refuse_unused
 from hoplite_mp.client.progress import length_of, open_bar
-from hoplite_mp.protocol.fields import NUMBER_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import clock, serial
+from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
+from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.in_place import own_copy
 from hoplite_mp.contributions import (
@@ -27,8 +29,6 @@ from hoplite_mp.contributions import (
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.part_writer import FAILURES_MAX, WRITE_ROUND_BYTES, PartWriter, is_node_lost
-from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp.protocol.local import GroupCall
 from hoplite_mp.reduction import prefix
 from hoplite_mp.small_calls import SmallCalls
 

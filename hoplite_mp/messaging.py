@@ -13,6 +13,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, clock, serial
+from hoplite_mp._protocol.fields import SOURCES_MAX
+from hoplite_mp._protocol.local import RESULT_TAG, GroupSend
 from hoplite_mp.calling import Calling
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.client.memory import whole
@@ -20,8 +22,6 @@ from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
-from hoplite_mp.protocol.fields import SOURCES_MAX
-from hoplite_mp.protocol.local import RESULT_TAG, GroupSend
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime

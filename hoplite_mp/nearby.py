@@ -16,9 +16,9 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp import _locks
+from hoplite_mp._transport.addresses import Address, parse_address, resolve
 from hoplite_mp._version import __version__
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.transport.addresses import Address, parse_address, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

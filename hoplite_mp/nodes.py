@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock, errors
 from hoplite_mp._planner.resources import as_amounts
-from hoplite_mp.client.describing import cluster_words
-from hoplite_mp.client.memory import format_bytes, whole
-from hoplite_mp.client.spreading import WORKERS_MAX
-from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.local import (
     AddWorkers,
     DrainNode,
     GoneNodes,
@@ -26,6 +22,10 @@ from hoplite_mp.protocol.local import (
     Standing,
     Stats,
 )
+from hoplite_mp.client.describing import cluster_words
+from hoplite_mp.client.memory import format_bytes, whole
+from hoplite_mp.client.spreading import WORKERS_MAX
+from hoplite_mp.client.tracing import Trace
 
 if TYPE_CHECKING:
     import os

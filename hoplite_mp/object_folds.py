@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import clock, serial
+from hoplite_mp._protocol.local import RESULT_TAG
 from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp.contributions import into
 from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError, TaskError
@@ -24,7 +25,6 @@ from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.messaging import Messages
 from hoplite_mp.operators import function_name, is_function
 from hoplite_mp.part_writer import is_node_lost
-from hoplite_mp.protocol.local import RESULT_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from hoplite_mp._protocol.local import Locate
 from hoplite_mp.client.deadlines import deadline_ns
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
@@ -20,7 +21,6 @@ from hoplite_mp.errors import HopliteError, HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_items, as_ref, as_refs, in_nest
 from hoplite_mp.nodes import node_id, other_places
-from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:

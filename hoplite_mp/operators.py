@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["OPS", "function_name", "is_function", "operation_name"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of protocol/fields.py holds it and a kind of call
+FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of _protocol/fields.py holds it and a kind of call
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",

@@ -12,9 +12,9 @@ import os
 from typing import TYPE_CHECKING
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.local import GroupWritten
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.protocol.local import GroupWritten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

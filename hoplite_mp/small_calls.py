@@ -15,10 +15,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks, serial
+from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
+from hoplite_mp._protocol.local import GroupBell
 from hoplite_mp.client.descriptors import Watched, lift
 from hoplite_mp.contributions import REDUCTIONS, SMALL_KINDS, SMALL_OPS
-from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp.protocol.local import GroupBell
 from hoplite_mp.reduction import has_kernel, result_dtype
 
 if TYPE_CHECKING:

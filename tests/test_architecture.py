@@ -18,7 +18,7 @@ CEXT = ROOT / "cext"
 FLOORS = [
     {"ids", "errors", "config", "_locks", "_lockdep", "_version"},
     {
-        "protocol",
+        "_protocol",
         "serial",
         "ref",
         "_shm",
@@ -31,7 +31,7 @@ FLOORS = [
         "interruptions",
         "clock",
     },
-    {"operators", "_planner", "store", "reduction", "transport", "contributions"},
+    {"operators", "_planner", "store", "reduction", "_transport", "contributions"},
     {"client"},
     {"supervisor", "_manager", "_node", "worker", "nodes", "nearby", "stop_request"},
     {"maps", "nesting"},
@@ -63,7 +63,7 @@ FACE = "__init__"
 
 PURE_ROOM = "_planner"
 IMPURE = {"time", "socket", "threading", "random", "os", "numpy"}
-SIMULATED_WITH = {"_simulation", "_planner", "protocol", "rule", *FLOORS[0]}
+SIMULATED_WITH = {"_simulation", "_planner", "_protocol", "rule", *FLOORS[0]}
 UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "asyncio", "threading", "subprocess"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -193,8 +193,8 @@ def test_the_simulation_of_many_nodes_plays_without_what_it_imitates() -> None:
 def test_strangers_meet_nothing_that_unpickles_or_runs_by_itself() -> None:
     """What reads bytes before the handshake is through; and loops drive it, not threads."""
     greeted = ("fields", "greetings", "handshake", "versions")
-    paths = [PACKAGE / "protocol" / f"{name}.py" for name in greeted]
-    for path in [*paths, *sorted((PACKAGE / "transport").rglob("*.py"))]:
+    paths = [PACKAGE / "_protocol" / f"{name}.py" for name in greeted]
+    for path in [*paths, *sorted((PACKAGE / "_transport").rglob("*.py"))]:
         for line, name in imports_of(path):
             where = f"{path.relative_to(ROOT)}:{line}"
             assert name.split(".")[0] not in UNSAFE, f"{where}: imports {name}"

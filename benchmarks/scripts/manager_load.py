@@ -22,17 +22,17 @@ from pathlib import Path
 from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp._manager.loop import Loop
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.codec import BEAT, encode
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.membership import NodeJoined
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.certificates import make_certificate
+from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.sockets import listen
 from hoplite_mp.config import Config
 from hoplite_mp.ids import random_host_id
-from hoplite_mp.protocol.codec import BEAT, encode
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.membership import NodeJoined
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.certificates import make_certificate
-from hoplite_mp.transport.door import Door
-from hoplite_mp.transport.listen import listen
 
 TLS = "plain" not in sys.argv
 KEY, CLUSTER = Secret(b"k" * 32), b"c" * 16

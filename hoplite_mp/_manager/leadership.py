@@ -19,8 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp._planner.terms import OUT_S, Candidate, Lease
-from hoplite_mp.protocol.messages import GivenUp
-from hoplite_mp.protocol.terms import (
+from hoplite_mp._protocol.messages import GivenUp
+from hoplite_mp._protocol.terms import (
     Ends,
     Follows,
     Knows,
@@ -37,8 +37,8 @@ from hoplite_mp.protocol.terms import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.terms import Knowledge
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._protocol.terms import Knowledge
 
 __all__ = ["Leadership", "lease_clock"]
 

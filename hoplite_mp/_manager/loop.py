@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, clock
 from hoplite_mp._planner.packing import pack
-from hoplite_mp.errors import ProtocolError
-from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
-from hoplite_mp.protocol.local import GIVEN_UP
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp._protocol.local import GIVEN_UP
+from hoplite_mp._protocol.messages import (
     ClusterEnded,
     Credentials,
     GivenUp,
@@ -38,9 +37,10 @@ from hoplite_mp.protocol.messages import (
     NodeJoined,
     NodeLost,
 )
-from hoplite_mp.protocol.reports import NodeReturned
-from hoplite_mp.protocol.terms import Promote
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._protocol.reports import NodeReturned
+from hoplite_mp._protocol.terms import Promote
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp.errors import ProtocolError
 
 if TYPE_CHECKING:
     import socket
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.packing import PackingWanted, TreesPacked
     from hoplite_mp._planner.planner_core import Planner
     from hoplite_mp._planner.step_result import Plan
-    from hoplite_mp.protocol.messages import NodeToManager
-    from hoplite_mp.protocol.reports import Report
-    from hoplite_mp.protocol.terms import TermsToManager
-    from hoplite_mp.transport.door import Door
-    from hoplite_mp.transport.stream import Stream
+    from hoplite_mp._protocol.messages import NodeToManager
+    from hoplite_mp._protocol.reports import Report
+    from hoplite_mp._protocol.terms import TermsToManager
+    from hoplite_mp._transport.listener import Door
+    from hoplite_mp._transport.stream import Stream
 
 READ_BYTES = 256 << 10  # read from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest frames

@@ -15,14 +15,14 @@ from hoplite_mp import clock
 from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp._manager.loop import Link, Loop
 from hoplite_mp._planner.planner_core import BOARDS_MAX, OPERATIONS_MAX, Planner
-from hoplite_mp.protocol.codec import encode
+from hoplite_mp._protocol.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._manager.leadership import Leadership
-    from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.transport.door import Door
+    from hoplite_mp._protocol.local import LanStart
+    from hoplite_mp._transport.listener import Door
 
 __all__ = ["door_of", "main"]
 
@@ -70,10 +70,10 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
 def door_of(lan: LanStart) -> Door:
     """The Door at which nodes on the network connect."""
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.versions import software_versions
-    from hoplite_mp.transport.certificates import Certificate
-    from hoplite_mp.transport.door import Door
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.versions import software_versions
+    from hoplite_mp._transport.certificates import Certificate
+    from hoplite_mp._transport.listener import Door
 
     return Door(
         socket.socket(fileno=lan.manager_fd),

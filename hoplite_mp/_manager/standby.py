@@ -24,17 +24,17 @@ from hoplite_mp._manager.loop import Link, Loop
 from hoplite_mp._manager.main import door_of
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import Candidate, lease_s
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.terms import Superseded
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import Caller
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.codec import encode
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.terms import Superseded
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.transport.stream import Stream
+    from hoplite_mp._protocol.local import LanStart
+    from hoplite_mp._transport.stream import Stream
 
 __all__ = ["main"]
 

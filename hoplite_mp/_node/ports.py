@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import Reply, StartStandby
-    from hoplite_mp.protocol.spawning import Spawn
-    from hoplite_mp.transport.addresses import Address, Endpoint
-    from hoplite_mp.transport.conversation import Admission
-    from hoplite_mp.transport.stream import Stream
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import Reply, StartStandby
+    from hoplite_mp._protocol.spawning import Spawn
+    from hoplite_mp._transport.addresses import Address, Endpoint
+    from hoplite_mp._transport.conversation import Admission
+    from hoplite_mp._transport.stream import Stream
 
 __all__ = [
     "AttachedDrivers",
@@ -210,7 +210,7 @@ class Connections(Protocol):
         host_id: int | None = None,
         rounds_max: int = 0,
     ) -> Calling:
-        """Begins to connect; the arguments are those of transport/caller.py. OSError: this process
+        """Begins to connect; the arguments are those of _transport/caller.py. OSError: this process
         has no descriptor left."""
 
     def listen(

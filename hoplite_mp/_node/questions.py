@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.ports import Loop
     from hoplite_mp._node.roster import Roster
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Handler", "Requests"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Roster"]
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import GivenUp, MembersChanged, NodeAdmitted
+from hoplite_mp._protocol.messages import GivenUp, MembersChanged, NodeAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 

@@ -31,7 +31,7 @@ from hoplite_mp._planner.plan_cache import Forests
 from hoplite_mp._planner.program import participants
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.tree_cache import Trees
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     SHARES,
     CopyDropped,
     Distribute,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.membership import Membership
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._planner.topology import Host, Topology
-    from hoplite_mp.protocol.reports import CopyHeld
+    from hoplite_mp._protocol.reports import CopyHeld
 
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
 # served least. Higher: a slightly better parent in large clusters, for more of the manager's time.

@@ -28,14 +28,14 @@ import math
 from operator import le, truediv
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.fields import SHARES
+from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp.rule import block_bytes_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hoplite_mp._planner.topology import Host
-    from hoplite_mp.protocol.messages import Distribute
+    from hoplite_mp._protocol.messages import Distribute
 
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
 # with few children are preferred earlier to one hop between all nodes.

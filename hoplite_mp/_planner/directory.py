@@ -19,14 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hoplite_mp._protocol.operations import COPY_OPERATION
 from hoplite_mp.ids import unpack_id
-from hoplite_mp.protocol.operations import COPY_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._planner.membership import Membership
-    from hoplite_mp.protocol.messages import Distribute
+    from hoplite_mp._protocol.messages import Distribute
 
 
 @dataclass(slots=True)

@@ -12,15 +12,15 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp.protocol.fields import RANKS_MAX
-from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
+from hoplite_mp._protocol.fields import RANKS_MAX
+from hoplite_mp._protocol.groups import NO_TASK, Founder, GroupEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._planner.rejoin import Holder, Mates
-    from hoplite_mp.protocol.groups import Run
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.groups import Run
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
     "NO_REQUEST",

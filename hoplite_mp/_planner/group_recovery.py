@@ -23,15 +23,15 @@ from hoplite_mp._planner.group_members import (
     Standing,
 )
 from hoplite_mp._planner.rejoin import struck_text
-from hoplite_mp.protocol.groups import NO_TASK
-from hoplite_mp.protocol.messages import GroupGivenUp
+from hoplite_mp._protocol.groups import NO_TASK
+from hoplite_mp._protocol.messages import GroupGivenUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp.protocol.messages import GroupJoinRequested, GroupMembers
-    from hoplite_mp.protocol.reports import GroupHeld
+    from hoplite_mp._protocol.messages import GroupJoinRequested, GroupMembers
+    from hoplite_mp._protocol.reports import GroupHeld
 
 __all__ = ["RestoredGroups"]
 

@@ -37,8 +37,8 @@ from hoplite_mp._planner.group_members import (
 from hoplite_mp._planner.group_recovery import RestoredGroups
 from hoplite_mp._planner.rejoin import Returns, Vacated, ended_text, vacated_text
 from hoplite_mp._planner.tombstones import GroupEnds
-from hoplite_mp.protocol.groups import NO_TASK
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.groups import NO_TASK
+from hoplite_mp._protocol.messages import (
     SHARES,
     GroupAdmitted,
     GroupClosed,
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._planner.topology import Topology
-    from hoplite_mp.protocol.groups import GroupEnd, GroupTasksOver
-    from hoplite_mp.protocol.messages import ManagerToNode, Stripe
-    from hoplite_mp.protocol.reports import GroupHeld
+    from hoplite_mp._protocol.groups import GroupEnd, GroupTasksOver
+    from hoplite_mp._protocol.messages import ManagerToNode, Stripe
+    from hoplite_mp._protocol.reports import GroupHeld
 
 
 class Groups:

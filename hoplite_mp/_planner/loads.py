@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["filled_links", "shares_sent"]
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.groups import GroupEnd
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.groups import GroupEnd
+from hoplite_mp._protocol.messages import (
     Forget,
     GroupJoinRequested,
     HoldingsReported,
     NodeLost,
     ReduceRequested,
 )
-from hoplite_mp.protocol.reports import (
+from hoplite_mp._protocol.reports import (
     CopyHeld,
     DistributeHeld,
     GroupHeld,
@@ -34,7 +34,7 @@ from hoplite_mp.protocol.reports import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Member
+    from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Member
 
 __all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
 

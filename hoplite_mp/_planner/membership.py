@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.messages import Member
+from hoplite_mp._protocol.fields import NODES_MAX
+from hoplite_mp._protocol.messages import Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.protocol.messages import NodeJoined
+    from hoplite_mp._protocol.messages import NodeJoined
 
 
 class Membership:

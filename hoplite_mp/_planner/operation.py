@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._planner.slow_owners import SlowLinks
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import (
     Commit,
     ExecuteReduce,
     ExecutionFailed,
@@ -46,7 +46,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hoplite_mp.protocol.messages import ManagerToNode, OperationSlow
+    from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
     # What nodes report about an operation.
     Report: TypeAlias = (

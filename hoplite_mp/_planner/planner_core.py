@@ -27,7 +27,7 @@ from hoplite_mp._planner.packing import TreesPacked
 from hoplite_mp._planner.reduce import Reductions
 from hoplite_mp._planner.step_result import Plan
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
     ActorNameReleased,
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp.protocol.messages import Member, NodeToManager
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp._protocol.messages import Member, NodeToManager
+    from hoplite_mp._protocol.reports import Report
 
 # Groups at one time. There are as many boards in a node's shared memory.
 BOARDS_MAX = 64

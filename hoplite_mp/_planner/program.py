@@ -28,8 +28,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp.protocol.fields import FOLDING, SHARES
-from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
+from hoplite_mp._protocol.fields import FOLDING, SHARES
+from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence

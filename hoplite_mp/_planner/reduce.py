@@ -36,8 +36,8 @@ from hoplite_mp._planner.plan_cache import Forests
 from hoplite_mp._planner.program import participants, too_many_parts, waits_for
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import (
     Commit,
     ExecuteReduce,
     FetchRefused,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._planner.stripe_plan import Forest
     from hoplite_mp._planner.topology import Topology
-    from hoplite_mp.protocol.messages import ManagerToNode, OperationSlow
+    from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp import ids
-from hoplite_mp.protocol.groups import ASKED_MAX, GroupTasksAsked
+from hoplite_mp._protocol.groups import ASKED_MAX, GroupTasksAsked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp.protocol.groups import GroupTasksOver
+    from hoplite_mp._protocol.groups import GroupTasksOver
 
 __all__ = ["Holder", "Mates", "Returns", "Vacated", "ended_text", "struck_text", "vacated_text"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import Stripe
+from hoplite_mp._protocol.messages import Stripe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hoplite_mp._planner.repair import repaired
-from hoplite_mp.protocol.fields import SHARES
-from hoplite_mp.protocol.messages import ExecuteReduce
+from hoplite_mp._protocol.fields import SHARES
+from hoplite_mp._protocol.messages import ExecuteReduce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hoplite_mp._planner.topology import Host
-    from hoplite_mp.protocol.group_calls import Plan
-    from hoplite_mp.protocol.messages import Stripe
+    from hoplite_mp._protocol.group_calls import Plan
+    from hoplite_mp._protocol.messages import Stripe
 
 __all__ = [
     "FRESH_S",

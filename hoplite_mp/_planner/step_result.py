@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_mp.protocol.fields import NODES_MAX, SHARES
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import NODES_MAX, SHARES
+from hoplite_mp._protocol.messages import (
     ActorNameHeld,
     Commit,
     Credentials,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._planner.packing import PackingWanted
-    from hoplite_mp.protocol.messages import ManagerToNode, Stripe
+    from hoplite_mp._protocol.messages import ManagerToNode, Stripe
 
     Send: TypeAlias = tuple[int, ManagerToNode]
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import cost
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol.fields import SHARES
-from hoplite_mp.protocol.messages import Stripe
+from hoplite_mp._protocol.fields import SHARES
+from hoplite_mp._protocol.messages import Stripe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

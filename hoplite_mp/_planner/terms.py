@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 
-from hoplite_mp.protocol.terms import Hosts, Knowledge
+from hoplite_mp._protocol.terms import Hosts, Knowledge
 
 __all__ = ["OUT_S", "Candidate", "Hosts", "Knowledge", "Lease", "Voter", "lease_s", "promise_s"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hoplite_mp._planner.rejoin import Mates
-    from hoplite_mp.protocol.groups import GroupEnd, Run
+    from hoplite_mp._protocol.groups import GroupEnd, Run
 
 # How many tasks that have died are remembered, and how many that have left. The oldest one is
 # forgotten first; when it is tried again it waits for group_wait_s as if the Group were new.

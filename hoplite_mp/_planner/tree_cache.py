@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.packing import PackingWanted
-from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.packing import TreesPacked

@@ -16,26 +16,26 @@ import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import _locks, errors, ids, serial
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.client.taking import take_over
-from hoplite_mp.protocol.actors import (
+from hoplite_mp._protocol.actors import (
     ActorRestarts,
     BindActor,
     EndActor,
     FindActor,
     OpenActor,
 )
-from hoplite_mp.protocol.local import POOL_LEAVING, LeavingNodes
-from hoplite_mp.protocol.peer_actors import ABOUT_BYTES_MAX
+from hoplite_mp._protocol.local import POOL_LEAVING, LeavingNodes
+from hoplite_mp._protocol.peer_actors import ABOUT_BYTES_MAX
+from hoplite_mp.client.deadlines import FOREVER_NS
+from hoplite_mp.client.taking import take_over
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.ports import Membership
-    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]
 

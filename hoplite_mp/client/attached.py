@@ -3,7 +3,7 @@
 Why it exists: a host has one store and one set of workers; a second node on it would copy every
 object and need four more processes. Only the manager knows to which cluster an address leads, so
 the driver asks the manager first; then it finds the node by the cluster's id
-(`transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
+(`_transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
 attaching takes a few milliseconds.
 It must never know: who started the node, what other drivers do.
 """
@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import clock, errors, ids
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.handshake import ClientHandshake
+from hoplite_mp._protocol.local import Attached, NotAttached
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.conversation import Conversation
+from hoplite_mp._transport.rendezvous import anybody, peer_of, reach
+from hoplite_mp._transport.stream import TcpStream
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.store_size import check_room_to_attach
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.handshake import ClientHandshake
-from hoplite_mp.protocol.local import Attached, NotAttached
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.conversation import Conversation
-from hoplite_mp.transport.rendezvous import anybody, peer_of, reach
-from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
+    from hoplite_mp._protocol.secret import Secret
     from hoplite_mp.client.network import Network
     from hoplite_mp.config import Config
-    from hoplite_mp.protocol.secret import Secret
 
 __all__ = ["AttachedHost", "attach"]
 

@@ -1,8 +1,8 @@
 """Settings that a program passes to its host's workers, as multiprocessing does to its children.
 
-Why it exists: see `protocol/birth.py`. multiprocessing is imported only after the host's processes
-have been started, so that no program waits for it. If the program has not imported it before, it
-has no authkey that anything could depend on yet, and is given the workers' key.
+Why it exists: see `_protocol/inherited_context.py`. multiprocessing is imported only after the
+host's processes have been started, so that no program waits for it. If the program has not imported
+it before, it has no authkey that anything could depend on yet, and is given the workers' key.
 It must never know: how the settings reach the workers.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from hoplite_mp.protocol.birth import Birth
+from hoplite_mp._protocol.inherited_context import Birth
 
 __all__ = ["birth_here", "share_authkey"]
 

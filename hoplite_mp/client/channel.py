@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import _locks, errors
+from hoplite_mp._protocol.local import Ask, Reply, Request
 from hoplite_mp.client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.protocol.local import Ask, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._planner.resources import Demand, amounts_of, demand_words
+from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.ranking import checked_priority
 from hoplite_mp.client.spreading import spread
-from hoplite_mp.protocol.resources import AssignedAsked, ResourcePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

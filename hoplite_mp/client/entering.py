@@ -15,9 +15,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
+from hoplite_mp._protocol.local import Standing
 from hoplite_mp.client.launch import Host
 from hoplite_mp.errors import ConfigError, HopliteError
-from hoplite_mp.protocol.local import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,7 +142,7 @@ def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
 
 def _why_silent(address: str) -> str:
     """Why no connection to that address can be made; "" if one can."""
-    from hoplite_mp.transport.addresses import parse_address
+    from hoplite_mp._transport.addresses import parse_address
 
     where = parse_address(address)
     try:

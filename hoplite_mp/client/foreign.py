@@ -14,8 +14,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.foreign import HoldForeign
 from hoplite_mp.errors import HopliteError, ObjectLostError
-from hoplite_mp.protocol.foreign import HoldForeign
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, serial
+from hoplite_mp._protocol.local import Lease, Reply
 from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.local import Lease, Reply
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.headers import AWAY, STATE
-from hoplite_mp.protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 
 if TYPE_CHECKING:
     import weakref

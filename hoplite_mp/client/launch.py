@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import _shm, clock, errors, ids, serial
+from hoplite_mp._protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
+from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.secret import encode_secret
 from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.descriptors import (
@@ -41,9 +44,6 @@ from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
-from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
-from hoplite_mp.protocol.output import MarkLines
-from hoplite_mp.protocol.secret import encode_secret
 from hoplite_mp.store.limits import cpu_count, processes_left
 
 if TYPE_CHECKING:

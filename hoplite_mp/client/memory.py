@@ -18,6 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, clock, errors, ids, serial
+from hoplite_mp._protocol.local import (
+    ON_ITS_WAY,
+    DropForeign,
+    GiveSpans,
+    Import,
+    Lease,
+    LeaseSpan,
+    Reply,
+    Restore,
+)
 from hoplite_mp.client.array_marks import checked_order, freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.mapped import POPULATE_BYTES_MIN, Mapped
@@ -34,16 +44,6 @@ from hoplite_mp.errors import (
 )
 from hoplite_mp.headers import CANCELLED, PENDING, STATE, is_cancelled
 from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.protocol.local import (
-    ON_ITS_WAY,
-    DropForeign,
-    GiveSpans,
-    Import,
-    Lease,
-    LeaseSpan,
-    Reply,
-    Restore,
-)
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.errors import ConfigError, ManagerLostError
-from hoplite_mp.protocol.local import LanStart
-from hoplite_mp.transport.addresses import (
+from hoplite_mp._protocol.local import LanStart
+from hoplite_mp._transport.addresses import (
     Address,
     advertised_addresses,
     own_addresses,
@@ -24,15 +23,16 @@ from hoplite_mp.transport.addresses import (
     resolve,
     routed_address,
 )
-from hoplite_mp.transport.listen import bound_address, listen
-from hoplite_mp.transport.tokens import load_token
+from hoplite_mp._transport.sockets import bound_address, listen
+from hoplite_mp._transport.tokens import load_token
+from hoplite_mp.errors import ConfigError, ManagerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hoplite_mp._transport.addresses import Endpoint
     from hoplite_mp.config import Config
-    from hoplite_mp.transport.addresses import Endpoint
 
 __all__ = ["Network"]
 
@@ -152,7 +152,7 @@ class Network:
         """The message that configures this host's processes."""
         certificate = b""
         if self.tls and self._manager_socket is not None:
-            from hoplite_mp.transport.certificates import make_certificate
+            from hoplite_mp._transport.certificates import make_certificate
 
             certificate = make_certificate().pem
         return LanStart(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hoplite_mp.protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
+from hoplite_mp._protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.birth import Environment
+    from hoplite_mp._protocol.inherited_context import Environment
 
 __all__ = ["UNUSED", "RetryDelay", "check_name", "check_values", "refuse_unused", "retry_pause"]
 

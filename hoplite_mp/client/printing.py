@@ -18,8 +18,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.output import LINES_MARK
 from hoplite_mp.client.progress import bars_aside
-from hoplite_mp.protocol.output import LINES_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

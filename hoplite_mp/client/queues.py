@@ -13,9 +13,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
+from hoplite_mp._protocol.actors import FailActorCalls
+from hoplite_mp._protocol.resources import TakeResources
 from hoplite_mp.client.ranking import Best
-from hoplite_mp.protocol.actors import FailActorCalls
-from hoplite_mp.protocol.resources import TakeResources
 
 if TYPE_CHECKING:
     import threading

@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, _shm, _tasks, serial
+from hoplite_mp._protocol.local import BindPool, Collective
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.deadlines import FOREVER_NS
@@ -26,7 +27,6 @@ from hoplite_mp.client.queues import HERE
 from hoplite_mp.client.submitter import Submitter
 from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_mp.headers import CANCELLED, KIND_OPERATION
-from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:

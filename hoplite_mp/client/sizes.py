@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.local import Members
+from hoplite_mp._protocol.local import Members
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime

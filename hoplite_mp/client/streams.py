@@ -14,11 +14,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hoplite_mp import _locks, errors, ids, serial
+from hoplite_mp._protocol.local import Import
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.taking import take_over_all
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import GONE, STATE
-from hoplite_mp.protocol.local import Import
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:

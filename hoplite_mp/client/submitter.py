@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks, _shm, _tasks, serial
+from hoplite_mp._protocol.local import Interrupt
 from hoplite_mp.client.announcing import Watch
 from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.deadlines import FOREVER_NS
@@ -38,7 +39,6 @@ from hoplite_mp.errors import (
     StoreFullError,
 )
 from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, STATE, STORED, VALUED, is_cancelled
-from hoplite_mp.protocol.local import Interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

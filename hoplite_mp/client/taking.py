@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.protocol.local import Imported
+from hoplite_mp._protocol.local import Imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _shm
+    from hoplite_mp._protocol.local import Ask
     from hoplite_mp.client.channel import Channel
-    from hoplite_mp.protocol.local import Ask
 
 __all__ = ["take_over", "take_over_all"]
 

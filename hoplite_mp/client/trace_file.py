@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from hoplite_mp.errors import ProtocolError
-from hoplite_mp.ids import pack_id
-from hoplite_mp.protocol.looking import (
+from hoplite_mp._protocol.diagnostics import (
     EVENT,
     KINDS_OF_EVENTS,
     OUTCOMES_OF_EVENTS,
     TraceDocument,
 )
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.ids import pack_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
 from hoplite_mp._version import __version__
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hoplite_mp import ids
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import own_addresses, parse_address, resolve, routed_address
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.tokens import VARIABLE, load_token, token_path
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError, ProtocolError
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import own_addresses, parse_address, resolve, routed_address
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.tokens import VARIABLE, load_token, token_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp._transport.addresses import Endpoint
     from hoplite_mp.doctor.findings import Check, Finding
-    from hoplite_mp.transport.addresses import Endpoint
 
 __all__ = ["checks_of", "host_checks", "shown"]
 

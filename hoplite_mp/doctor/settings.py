@@ -12,10 +12,10 @@ import os
 from typing import TYPE_CHECKING
 
 from hoplite_mp._locks import DEBUG_VARIABLE
+from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
 from hoplite_mp.config import Config
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.transport.tokens import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

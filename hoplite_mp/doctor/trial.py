@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
 from hoplite_mp.client.launch import interpreter
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.cluster import ApartCluster, Cluster, current
@@ -32,7 +33,6 @@ from hoplite_mp.doctor.network import shown
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import by_ref
 from hoplite_mp.supervisor.blas import blas_threads_here
-from hoplite_mp.transport.tokens import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

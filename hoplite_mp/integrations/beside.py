@@ -36,13 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from hoplite_mp import _locks, clock, errors
+from hoplite_mp._transport.addresses import Address, parse_address
+from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.client.launch import interpreter
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
-from hoplite_mp.transport.addresses import Address, parse_address
-from hoplite_mp.transport.rendezvous import Sole
 
 __all__ = [
     "KeptCluster",

@@ -14,10 +14,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
+from hoplite_mp._protocol.local import POOL_BROKEN
 from hoplite_mp.cluster import Cluster, HiddenCluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, list_nodes, node_id
-from hoplite_mp.protocol.local import POOL_BROKEN
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
 

@@ -18,13 +18,13 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock
+from hoplite_mp._protocol.foreign import UsersOfNode
+from hoplite_mp._protocol.local import DrainNode
+from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations.beside import KeptCluster, Place, lock_name
-from hoplite_mp.protocol.foreign import UsersOfNode
-from hoplite_mp.protocol.local import DrainNode
 from hoplite_mp.stop_request import StopRequest
-from hoplite_mp.transport.rendezvous import Sole
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster

@@ -12,20 +12,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from hoplite_mp import clock, ids
+from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.terms import Promote, Promoted
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import parse_address, resolve
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.tokens import load_token
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError, ManagerLostError
-from hoplite_mp.protocol.codec import encode, node_decoder
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.terms import Promote, Promoted
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import parse_address, resolve
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.tokens import load_token
 
 if TYPE_CHECKING:
     import argparse
 
-    from hoplite_mp.transport.stream import TcpStream
+    from hoplite_mp._transport.stream import TcpStream
 
 __all__ = ["promote"]
 

@@ -17,7 +17,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.local import Start
+    from hoplite_mp._protocol.local import Start
 
 PACKAGE = "hoplite_mp"
 
@@ -53,8 +53,8 @@ def decode(body: bytearray) -> Start:
     every child would inherit this copy."""
     import msgspec
 
-    from hoplite_mp.protocol.local import Start
-    from hoplite_mp.protocol.secret import decode_secret
+    from hoplite_mp._protocol.local import Start
+    from hoplite_mp._protocol.secret import decode_secret
 
     start = msgspec.msgpack.decode(body, type=Start, dec_hook=decode_secret)
     body[:] = bytes(len(body))

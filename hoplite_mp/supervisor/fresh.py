@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from hoplite_mp.protocol.birth import Birth
+from hoplite_mp._protocol.inherited_context import Birth
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES
 from hoplite_mp.supervisor.processes import leave
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.birth import Environment
-    from hoplite_mp.protocol.local import Spawn, Start
+    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.local import Spawn, Start
 
 __all__ = ["become_fresh", "begin", "environment_of"]
 

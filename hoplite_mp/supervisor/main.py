@@ -23,8 +23,7 @@ from typing import Any
 import msgspec
 
 from hoplite_mp import clock
-from hoplite_mp.client.channel import seqpacket_pair
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.local import (
     GIVEN_UP,
     NODE_DIED,
     Exited,
@@ -36,6 +35,7 @@ from hoplite_mp.protocol.local import (
     StartStandby,
     ToSupervisor,
 )
+from hoplite_mp.client.channel import seqpacket_pair
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
 from hoplite_mp.supervisor.devices import device_environment
 from hoplite_mp.supervisor.fresh import become_fresh

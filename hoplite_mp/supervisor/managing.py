@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hoplite_mp import clock
-from hoplite_mp.protocol.local import LanStart, ManagerStarted, Start, StartStandby
+from hoplite_mp._protocol.local import LanStart, ManagerStarted, Start, StartStandby
 from hoplite_mp.supervisor.processes import descriptors, say
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp._protocol.local import LanStart
 
 __all__ = [
     "DESCRIPTORS_MAX",

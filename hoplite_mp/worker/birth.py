@@ -1,8 +1,7 @@
 """Gives a worker what spawned processes get from their parent; a worker's parent is a template.
 
-Why it exists: see `protocol/birth.py`. Settings of multiprocessing are applied when user code first
-imports that, if ever: importing it costs 1.5 ms, and most workers never need it.
-It must never know: tasks.
+See `_protocol/inherited_context.py`. Settings of multiprocessing are applied when user code first
+imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never need it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from hoplite_mp import serial
 from hoplite_mp.client.descriptors import lift
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.birth import Birth
+    from hoplite_mp._protocol.inherited_context import Birth
 
 __all__ = ["take_after"]
 

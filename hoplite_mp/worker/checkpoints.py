@@ -15,10 +15,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.actors import ActorStateAsked, KeepActorState
+from hoplite_mp._protocol.local import Imported
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.errors import StateNotSavedError, StoreFullError
-from hoplite_mp.protocol.actors import ActorStateAsked, KeepActorState
-from hoplite_mp.protocol.local import Imported
 from hoplite_mp.worker import actor
 
 if TYPE_CHECKING:

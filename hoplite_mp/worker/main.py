@@ -17,6 +17,9 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.actors import ActorFailed
+from hoplite_mp._protocol.fields import shorten
+from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
 from hoplite_mp.client.channel import Channel
@@ -25,9 +28,6 @@ from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import Config
 from hoplite_mp.headers import FIRST_SLOT
-from hoplite_mp.protocol.actors import ActorFailed
-from hoplite_mp.protocol.fields import shorten
-from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.worker import actor, checkpoints, warming
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.forked import end_if_forked
@@ -37,7 +37,7 @@ from hoplite_mp.worker.voice import Voice
 from hoplite_mp.worker.warming import offer_stacks, warm_up, warm_up_worker
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.birth import Birth
+    from hoplite_mp._protocol.inherited_context import Birth
 
 __all__ = ["main", "prepare", "warm_up"]
 

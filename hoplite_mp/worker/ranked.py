@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
+from hoplite_mp._protocol.resources import GiveBack, KeepForStream
 from hoplite_mp.client.kinds import FLAG_STREAM
-from hoplite_mp.protocol.resources import GiveBack, KeepForStream
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.retries import TryAgain
 from hoplite_mp.client.functions import Chunked, Raised, Tried
 from hoplite_mp.client.kinds import FLAG_STREAM
 from hoplite_mp.client.submitter import FLAG_COPY
-from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
     from hoplite_mp.client.functions import Exceptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.rounds import TakeRound
+from hoplite_mp._protocol.worker_broadcast import TakeRound
 
 if TYPE_CHECKING:
     from hoplite_mp.worker.ports import OfWorker

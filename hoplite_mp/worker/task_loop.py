@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _tasks, clock, serial
+from hoplite_mp._protocol.actors import (
+    BACKLOG_CALLS_MAX,
+    ActorBacklog,
+    ActorBegins,
+    ActorMayEnd,
+)
+from hoplite_mp._protocol.local import LINE_LOST
+from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
+from hoplite_mp._protocol.resources import AssignedAsked
 from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.deadlines import FOREVER_NS
 from hoplite_mp.client.functions import Caught, Raised
@@ -24,15 +33,6 @@ from hoplite_mp.client.streams import Plan
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.actors import (
-    BACKLOG_CALLS_MAX,
-    ActorBacklog,
-    ActorBegins,
-    ActorMayEnd,
-)
-from hoplite_mp.protocol.local import LINE_LOST
-from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
-from hoplite_mp.protocol.resources import AssignedAsked
 from hoplite_mp.worker import ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.forked import end_if_forked

@@ -12,8 +12,8 @@ import contextlib
 import os
 import sys
 
+from hoplite_mp._protocol.output import mark
 from hoplite_mp.client.descriptors import Watched, lift
-from hoplite_mp.protocol.output import mark
 
 __all__ = ["Voice"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 from hoplite_mp.client.descriptors import lift
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime

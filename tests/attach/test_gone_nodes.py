@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.protocol.local import AddWorkers, BindPool, DrainNode
+from hoplite_mp._protocol.local import AddWorkers, BindPool, DrainNode
 from tests.attach.conftest import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.tasks.worker_recycling import LOOK_S
-from hoplite_mp.protocol.rounds import BeginRound
+from hoplite_mp._protocol.worker_broadcast import BeginRound
 from tests.attach.conftest import PATIENCE_S
 
 if TYPE_CHECKING:

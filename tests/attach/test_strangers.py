@@ -17,20 +17,20 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ids
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.handshake import ClientHandshake
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.rendezvous import folders, reach
+from hoplite_mp._transport.tokens import Token
 from hoplite_mp.client.attached import _prove, _receive
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ProtocolError
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.handshake import ClientHandshake
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.rendezvous import folders, reach
-from hoplite_mp.transport.tokens import Token
 from tests.attach.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._transport.conversation import Admission
     from tests.attach.conftest import Up
 
 NOBODY = 65534  # a user without any rights
@@ -109,7 +109,7 @@ def test_another_user(up: Up) -> None:
     program = f"""
     import os, socket, sys
     from hoplite_mp.client.attached import _prove, _receive
-    from hoplite_mp.transport.tokens import Token
+    from hoplite_mp._transport.tokens import Token
     from tests.attach.test_strangers import me
     introduction = me()
     os.setgid({NOBODY})

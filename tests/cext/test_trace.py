@@ -7,7 +7,7 @@ import signal
 import time
 
 from hoplite_mp import _tasks
-from hoplite_mp.protocol.looking import EVENT
+from hoplite_mp._protocol.diagnostics import EVENT
 from tests.cext.host import KIND_TASK, NODE, POOL, STATE, Host
 
 DONE, FAILED, CANCELLED = 1, 2, 3

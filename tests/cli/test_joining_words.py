@@ -16,7 +16,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import cli
-from hoplite_mp.transport.tokens import load_token
+from hoplite_mp._transport.tokens import load_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,7 +122,7 @@ def test_a_file_that_is_no_token_is_an_error_at_once(
     """Also with --wait: waiting does not mend it."""
     monkeypatch.setattr("hoplite_mp.hosting.HostCluster", called)
     monkeypatch.setattr("hoplite_mp.hosting._on_signals", Never)
-    monkeypatch.setattr("hoplite_mp.transport.tokens.WRITING_S_MAX", 0.05)
+    monkeypatch.setattr("hoplite_mp._transport.tokens.WRITING_S_MAX", 0.05)
     path = home / "spoiled"
     spoil(path)
     assert cli.main(["join", NOBODY, "--token-file", str(path), *wait]) == 1

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._protocol.local import GroupCall, GroupWritten
 from hoplite_mp.calling import Calling
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.member import HostsMember
 from hoplite_mp.part_writer import WRITE_ROUND_BYTES
-from hoplite_mp.protocol.local import GroupCall, GroupWritten
 
 REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node

@@ -16,7 +16,7 @@ test_decoders.py compares it with the sources.
                                lines of workers                         here
                                words in shared memory                   cext/test_kill.py
     a file                     spilled payloads (as they were written)  as payloads, here
-                               tokens, limits of the kernel             transport/, store/
+                               tokens, limits of the kernel             _transport/, store/
 
 A target returns if the bytes are legal, and raises one of its `errors` if they are not. Whatever
 else comes out is a defect; so is memory beyond what the length of the bytes explains.
@@ -41,6 +41,13 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
 from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._protocol import codec, greetings, local
+from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
+from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
+from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._protocol.secret import Secret, decode_secret, encode_secret
+from hoplite_mp._transport.addresses import parse_address, parse_ports
+from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp.client.trace_file import TraceText
 from hoplite_mp.errors import (
     ConfigError,
@@ -49,14 +56,7 @@ from hoplite_mp.errors import (
     ProtocolError,
     TaskError,
 )
-from hoplite_mp.protocol import codec, greetings, local
-from hoplite_mp.protocol.handshake import ClientHandshake, ServerHandshake
-from hoplite_mp.protocol.looking import EVENT, TraceDocument
-from hoplite_mp.protocol.peers import PeerMessage
-from hoplite_mp.protocol.secret import Secret, decode_secret, encode_secret
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.transport.addresses import parse_address, parse_ports
-from hoplite_mp.transport.certificates import Certificate
 from tests.fuzz.making import legal
 from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
 from tests.protocol.samples import ADDRESSES, ID, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
@@ -316,8 +316,8 @@ SOURCES: dict[str, str] = {
     "_node/io/client_sockets.py": "local: Request",
     "_node/io/spill_file.py": OWN,
     "_node/diagnostics/waits.py": OWN,
-    "protocol/codec.py": "frames; from nodes; from the manager; from peers",
-    "protocol/greetings.py": "greetings; server's handshake; client's handshake",
+    "_protocol/codec.py": "frames; from nodes; from the manager; from peers",
+    "_protocol/greetings.py": "greetings; server's handshake; client's handshake",
     "serial/aside.py": "payloads",
     "serial/arrays.py": "payloads; heads of payloads",
     "serial/calls.py": "calls; heads of payloads",
@@ -333,7 +333,7 @@ SOURCES: dict[str, str] = {
     "supervisor/boot.py": "local: Start",
     "supervisor/fresh.py": "local: Start",
     "supervisor/main.py": "local: ToSupervisor",
-    "transport/rendezvous.py": OWN,
+    "_transport/rendezvous.py": OWN,
     "worker/checkpoints.py": "payloads",
     "worker/main.py": "payloads; calls",
     "worker/warming.py": "payloads; calls",
@@ -341,6 +341,6 @@ SOURCES: dict[str, str] = {
     "_node/objects/array_layouts.py": "layouts",
     "_node/output/lines.py": "lines",
     "sync/queues.py": "payloads",
-    "transport/addresses.py": "addresses",
-    "transport/certificates.py": "certificates",
+    "_transport/addresses.py": "addresses",
+    "_transport/certificates.py": "certificates",
 }

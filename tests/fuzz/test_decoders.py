@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp._protocol.peers import PeerMessage
 from tests.fuzz.mutating import near
 from tests.fuzz.targets import SOURCES, TARGETS, Target
 from tests.protocol.peer_samples import PEER_SAMPLES

@@ -18,17 +18,17 @@ HERE = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 ADVERTISE = """
 import json, sys
-from hoplite_mp.transport.addresses import *
+from hoplite_mp._transport.addresses import *
 manager = resolve(parse_address(sys.argv[2]))[0] if len(sys.argv) > 2 else None
 print(json.dumps(advertised_addresses(sys.argv[1], manager)))
 """
 DOOR = """
 import select, sys, time
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.certificates import Certificate
-from hoplite_mp.transport.door import Door
-from hoplite_mp.transport.listen import listen
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.certificates import Certificate
+from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
 door = Door(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
     mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
@@ -47,10 +47,10 @@ while stream.read() is not None:
 """
 CALL = """
 import select, sys, time
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.addresses import *
-from hoplite_mp.transport.caller import Caller
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.addresses import *
+from hoplite_mp._transport.caller import Caller
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]
 began = time.monotonic()
 admission = Caller(endpoints, key=Secret(b"k" * 32), role="data", mine=Introduction(1, {}),

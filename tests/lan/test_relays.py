@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._node.io.forward import Forward
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.listen import listen
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.sockets import listen
 from tests.lan import Lan
 from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.transport.silence import PATIENCE_MOST
+from hoplite_mp._transport.silence import PATIENCE_MOST
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 

@@ -26,11 +26,11 @@ STRANGER = """
 import os, socket, ssl, sys, threading, time
 from hoplite_mp import ids
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.tokens import Token
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.tokens import Token
 
 TLS = {tls}
 me = Introduction(ids.random_host_id(), software_versions())

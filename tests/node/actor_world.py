@@ -12,9 +12,9 @@ from hoplite_mp._node.actors.actor_records import Wanted
 from hoplite_mp._node.actors.actors import Actors
 from hoplite_mp._node.actors.remote_actors import FarActors
 from hoplite_mp._node.tasks.pools import Pool
-from hoplite_mp.protocol.actors import ActorRestarts, BindActor
-from hoplite_mp.protocol.local import Request
-from hoplite_mp.protocol.peers import ActorBegun, RestartsTold
+from hoplite_mp._protocol.actors import ActorRestarts, BindActor
+from hoplite_mp._protocol.local import Request
+from hoplite_mp._protocol.peers import ActorBegun, RestartsTold
 from tests.node.losses import LossNetwork, LossSide
 
 __all__ = ["ActorNetwork", "ActorSide"]

@@ -24,10 +24,9 @@ from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.groups import Groups
 from hoplite_mp._planner.program import participants
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, Topology
-from hoplite_mp.contributions import TARGETED
-from hoplite_mp.protocol.group_calls import GroupPart, Piece
-from hoplite_mp.protocol.local import GroupCall
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.group_calls import GroupPart, Piece
+from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._protocol.messages import (
     Distribute,
     GroupAdmitted,
     GroupClosed,
@@ -37,6 +36,7 @@ from hoplite_mp.protocol.messages import (
     GroupMembers,
     GroupRefused,
 )
+from hoplite_mp.contributions import TARGETED
 from tests.node.no_small_calls import NoSmallCalls
 
 if TYPE_CHECKING:

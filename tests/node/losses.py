@@ -11,11 +11,11 @@ from hoplite_mp._node.lineage.recovery import Recovering
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
+from hoplite_mp._protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
+from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
-from hoplite_mp.protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
-from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
-from hoplite_mp.protocol.reports import NodeReturned, Reported
 from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 

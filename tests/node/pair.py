@@ -18,7 +18,7 @@ from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.tasks.inbound_tasks import Guests
 from hoplite_mp._node.tasks.outbound_tasks import Delegation
-from hoplite_mp.protocol.peers import (
+from hoplite_mp._protocol.peers import (
     Acquire,
     CancelTask,
     Described,

@@ -10,10 +10,10 @@ import pytest
 
 from hoplite_mp._node.actors.actor_backup import Spare
 from hoplite_mp._node.objects import orphan_inventory
+from hoplite_mp._protocol.fields import NAME_CHARS_MAX
+from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
+from hoplite_mp._protocol.peers import DropActor
 from hoplite_mp.errors import ActorLostError
-from hoplite_mp.protocol.fields import NAME_CHARS_MAX
-from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
-from hoplite_mp.protocol.peers import DropActor
 from tests.cext.host import STATE
 from tests.node.actor_world import ActorNetwork, ActorSide
 

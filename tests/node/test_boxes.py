@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp._node.groups.mailbox import Box, End, Letter
-from hoplite_mp.protocol.local import INBOX_MAX
+from hoplite_mp._protocol.local import INBOX_MAX
 
 
 class Told:

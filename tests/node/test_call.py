@@ -10,8 +10,8 @@ import pytest
 
 from hoplite_mp._node.peers.peers import STARVED_S, Call, Peers
 from hoplite_mp._node.roster import Roster
+from hoplite_mp._protocol.messages import Member
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.messages import Member
 from tests.node.manual_loop import ManualLoop
 
 FD = 99

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._protocol.local import Members, Reply, Request
 from hoplite_mp.client.channel import seqpacket_pair
-from hoplite_mp.protocol.local import Members, Reply, Request
 from tests.node.manual_loop import ManualLoop
 
 if TYPE_CHECKING:

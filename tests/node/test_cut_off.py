@@ -14,14 +14,14 @@ import pytest
 
 from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.local import (
     OpenPool,
     Reply,
     Request,
     Spawn,
     StartStandby,
 )
+from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.supervisor.main import Supervisor
 
 if TYPE_CHECKING:

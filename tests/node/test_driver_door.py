@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.io.driver_listener import DriverDoor
-from hoplite_mp.protocol.local import Attached, NotAttached
+from hoplite_mp._protocol.local import Attached, NotAttached
 from tests.node.manual_loop import ManualLoop
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._node.lifecycle import Life
 from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S, MANAGER_SILENCES, Management
 from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
-from hoplite_mp.protocol import terms as t
-from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
-from hoplite_mp.protocol.local import LanStart
-from hoplite_mp.protocol.messages import GivenUp, Member, NodeJoined, NodeLeaving
-from hoplite_mp.protocol.reports import NodeReturned
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._protocol import terms as t
+from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp._protocol.local import LanStart
+from hoplite_mp._protocol.messages import GivenUp, Member, NodeJoined, NodeLeaving
+from hoplite_mp._protocol.reports import NodeReturned
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp._node.actors.actor_records import Wanted
 from hoplite_mp._node.actors.remote_actors import FarActors
 from hoplite_mp._node.questions import Questions
-from hoplite_mp.protocol.actors import BindActor
-from hoplite_mp.protocol.peers import BeginActor
+from hoplite_mp._protocol.actors import BindActor
+from hoplite_mp._protocol.peers import BeginActor
 from tests.node.actor_world import ActorNetwork
 from tests.node.manual_loop import ManualLoop
 

@@ -15,10 +15,9 @@ from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerI
 from hoplite_mp._node.tasks.remote_workers import LOOK_AGAIN_S
 from hoplite_mp._node.tasks.worker_broadcast import Rounds
 from hoplite_mp._planner.resources import Ledger
-from hoplite_mp.config import Config
-from hoplite_mp.protocol.local import OpenPool, Request
-from hoplite_mp.protocol.messages import Member
-from hoplite_mp.protocol.peers import (
+from hoplite_mp._protocol.local import OpenPool, Request
+from hoplite_mp._protocol.messages import Member
+from hoplite_mp._protocol.peers import (
     CloseFarPool,
     EndFarRound,
     FarPoolOpened,
@@ -27,7 +26,8 @@ from hoplite_mp.protocol.peers import (
     OpenFarPool,
     OpenFarRound,
 )
-from hoplite_mp.protocol.rounds import EndRound, OpenRound
+from hoplite_mp._protocol.worker_broadcast import EndRound, OpenRound
+from hoplite_mp.config import Config
 from tests.node.manual_loop import ManualLoop
 
 SLOT = 2  # of the process that asks

@@ -14,7 +14,7 @@ from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.stripe_plan import halves
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 MEMBERS = 3
 SLICES = 5

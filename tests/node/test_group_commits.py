@@ -15,8 +15,8 @@ from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_calls import GroupCalls, State
 from hoplite_mp._node.groups.group_results import GroupResults
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol import codec
-from hoplite_mp.protocol.group_calls import (
+from hoplite_mp._protocol import codec
+from hoplite_mp._protocol.group_calls import (
     PIECE_BYTES_MAX,
     PIECES_BYTES_MAX,
     GroupCommit,
@@ -27,8 +27,8 @@ from hoplite_mp.protocol.group_calls import (
     Piece,
     bytes_of,
 )
-from hoplite_mp.protocol.local import GroupCall
-from hoplite_mp.protocol.messages import GroupMembers
+from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._protocol.messages import GroupMembers
 from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_speculative_start import COUNT
 from tests.node.test_speculative_start import part as large

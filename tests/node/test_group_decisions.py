@@ -10,9 +10,9 @@ from hoplite_mp import serial
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.topology import Host
+from hoplite_mp._protocol import codec
+from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from hoplite_mp.contributions import REDUCTIONS
-from hoplite_mp.protocol import codec
-from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from tests.node.test_speculative_start import members, part
 
 SIZE = 4

@@ -11,9 +11,9 @@ import pytest
 from hoplite_mp import ids
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._node.groups.groups import Groups
-from hoplite_mp.protocol.groups import GroupEnd
-from hoplite_mp.protocol.local import GroupJoin
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.groups import GroupEnd
+from hoplite_mp._protocol.local import GroupJoin
+from hoplite_mp._protocol.messages import (
     GroupClosed,
     GroupGivenUp,
     GroupJoined,

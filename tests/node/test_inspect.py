@@ -13,9 +13,9 @@ from hoplite_mp._node.diagnostics.waits import Waits
 from hoplite_mp._node.groups.group_waits import group_waits
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
-from hoplite_mp.protocol.local import Dump, Request
-from hoplite_mp.protocol.looking import DumpAsked, LookTold, TraceAsked, TraceRead
-from hoplite_mp.protocol.messages import Member
+from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
+from hoplite_mp._protocol.local import Dump, Request
+from hoplite_mp._protocol.messages import Member
 from tests.node.manual_loop import ManualLoop
 
 NUMBER, OWNER, OTHER = 3, 1001, 2002

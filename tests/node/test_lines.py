@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hoplite_mp._node.output.lines import Lines
 from hoplite_mp._node.output.subscriber import Subscriber
-from hoplite_mp.protocol import output as words
-from hoplite_mp.protocol.output import MARK_BYTES, bytes_of, mark
+from hoplite_mp._protocol import output as words
+from hoplite_mp._protocol.output import MARK_BYTES, bytes_of, mark
 
 HOST_ID, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from hoplite_mp._node.manager_link.membership import GONE_SHOWN_S, Membership
 from hoplite_mp._node.roster import Roster
-from hoplite_mp.protocol.local import GoneNodes
-from hoplite_mp.protocol.messages import Member
-from hoplite_mp.protocol.peers import WorkersNow
+from hoplite_mp._protocol.local import GoneNodes
+from hoplite_mp._protocol.messages import Member
+from hoplite_mp._protocol.peers import WorkersNow
 from tests.node.manual_loop import ManualLoop
 
 OTHERS = {11: 1, 22: 2}

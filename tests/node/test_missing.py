@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Missing
-from hoplite_mp.protocol.messages import Member, PeerLost
+from hoplite_mp._protocol.messages import Member, PeerLost
 from tests.node.manual_loop import ManualLoop
 
 SILENCE_S = 1.5

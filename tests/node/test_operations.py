@@ -13,7 +13,7 @@ from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.collectives.endings import placed
 from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 
 @pytest.mark.parametrize("epoch", [1, 2, None])

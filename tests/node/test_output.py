@@ -17,12 +17,12 @@ from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._node.output.lines import Lines
 from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
 from hoplite_mp._node.output.remote_output import FarOutput
+from hoplite_mp._protocol import output as words
+from hoplite_mp._protocol.codec import Decoder, encode
+from hoplite_mp._protocol.output import Printed, mark
+from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.protocol import output as words
-from hoplite_mp.protocol.codec import Decoder, encode
-from hoplite_mp.protocol.output import Printed, mark
-from hoplite_mp.protocol.peers import PeerMessage
 from hoplite_mp.worker.voice import Voice
 from tests.cext.test_tasks import ended, fork
 from tests.node.test_lines import fed

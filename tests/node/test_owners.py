@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hoplite_mp.protocol.messages import OwnersNamed
+from hoplite_mp._protocol.messages import OwnersNamed
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 

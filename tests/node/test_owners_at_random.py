@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp._planner import owners
-from hoplite_mp.protocol.messages import NodeLost
+from hoplite_mp._protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_reconstruction import clean
 

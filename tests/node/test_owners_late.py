@@ -10,9 +10,9 @@ import pytest
 from hoplite_mp import ids
 from hoplite_mp._node.objects import orphan_inventory
 from hoplite_mp._planner import owners
-from hoplite_mp.protocol.messages import NodeLost
-from hoplite_mp.protocol.peers import Acquire, Release
-from hoplite_mp.protocol.reports import Reported
+from hoplite_mp._protocol.messages import NodeLost
+from hoplite_mp._protocol.peers import Acquire, Release
+from hoplite_mp._protocol.reports import Reported
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 

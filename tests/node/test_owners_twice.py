@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol.messages import Member
-from hoplite_mp.protocol.reports import NodeReturned, Reported
+from hoplite_mp._protocol.messages import Member
+from hoplite_mp._protocol.reports import NodeReturned, Reported
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 

@@ -16,7 +16,7 @@ from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import INBOUND_PARENTS_MAX, program_of
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.node.manual_loop import ManualLoop
 
 OBJECT = ids.pack_id(1000, 7)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hoplite_mp._node.peers.probing import PEERS_MAX, Probing
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
-from hoplite_mp.protocol.messages import LinkMeasured, Member
-from hoplite_mp.protocol.peers import Probe, Probed
+from hoplite_mp._protocol.messages import LinkMeasured, Member
+from hoplite_mp._protocol.peers import Probe, Probed
 from tests.node.manual_loop import ManualLoop
 
 

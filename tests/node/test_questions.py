@@ -9,8 +9,8 @@ import pytest
 
 from hoplite_mp._node.diagnostics.tracing import best_clock
 from hoplite_mp._node.questions import Questions
+from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
 from hoplite_mp.client.trace_file import ahead_ns
-from hoplite_mp.protocol.looking import ClockAsked, LookTold, TraceRead
 from tests.node.manual_loop import ManualLoop
 
 

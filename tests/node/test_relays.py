@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp._node.peers.relays import ANSWER_S, ASKED_MAX, Relays
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
-from hoplite_mp.protocol.messages import Member
-from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp._protocol.messages import Member
+from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
 from tests.node.manual_loop import ManualLoop
 
 FAR = 1009  # the host id of the node that cannot be reached

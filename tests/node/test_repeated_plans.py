@@ -20,8 +20,8 @@ from hoplite_mp._node.groups.repeated_plans import (
 )
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
-from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, GroupMembers
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
+from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
 VERSION = 3
 NBYTES = 1 << 20

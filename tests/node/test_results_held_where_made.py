@@ -14,7 +14,7 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp._node.objects.exports import KEPT_LOOK_S
-from hoplite_mp.protocol.peers import Acquire, Release
+from hoplite_mp._protocol.peers import Acquire, Release
 from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide

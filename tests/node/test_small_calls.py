@@ -14,14 +14,14 @@ from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._node.groups.small_calls import SmallCalls
-from hoplite_mp.protocol.group_calls import (
+from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupGo,
     GroupPart,
     GroupSmall,
     GroupSync,
 )
-from hoplite_mp.protocol.local import GroupCall
+from hoplite_mp._protocol.local import GroupCall
 from tests.cext.host import Host
 from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
 from tests.node.test_speculative_start import members as of_one_rank_each
@@ -30,7 +30,7 @@ from tests.node.test_speculative_start import part as large
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.messages import GroupMembers
 
 SLOT = 4
 

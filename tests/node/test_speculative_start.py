@@ -23,15 +23,15 @@ from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.loads import filled_links
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece
-from hoplite_mp.protocol.messages import ExecuteReduce, GroupMembers
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Piece
+from hoplite_mp._protocol.messages import ExecuteReduce, GroupMembers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hoplite_mp._node.groups.speculative_start import Early
-    from hoplite_mp.protocol.messages import Stripe
+    from hoplite_mp._protocol.messages import Stripe
 
 COUNT = BYTES_MIN // 4
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp._node.io.stacks import STACKS_PATIENCE_S, Stacks
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
+from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 from tests.node.manual_loop import ManualLoop
 
 SLOT, OTHER = 4, 5

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
+from hoplite_mp._protocol.peers import TaskEnded
 from hoplite_mp.errors import NodeLostError, StoreFullError, WorkerLostError
-from hoplite_mp.protocol.peers import TaskEnded
 from hoplite_mp.ref import ObjectRef
 from tests.node.pair import COMMON, Network, Side
 from tests.node.test_imports import BIG, away_hold, clean

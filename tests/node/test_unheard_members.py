@@ -12,10 +12,10 @@ import pytest
 from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.mailbox import Letter
 from hoplite_mp._node.groups.point_to_point import PointToPoint
+from hoplite_mp._protocol.group_calls import GroupPart
+from hoplite_mp._protocol.messages import GroupMembers
+from hoplite_mp._protocol.point_to_point import GroupSent
 from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.group_calls import GroupPart
-from hoplite_mp.protocol.messages import GroupMembers
-from hoplite_mp.protocol.point_to_point import GroupSent
 from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_group_requests import NUMBER, SLOT, World
 from tests.protocol.samples import WHOLE

@@ -16,9 +16,9 @@ from hoplite_mp._node.groups.group_results import GroupResults, Prepared
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import StreamingSources
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
+from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
-from hoplite_mp.protocol.local import GroupCall
 from tests.cext.host import Host
 from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
 from tests.node.test_small_calls import SLOT, Node, record

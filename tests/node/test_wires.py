@@ -12,9 +12,9 @@ import pytest
 
 from hoplite_mp._node.io.control_channel import Wire
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp.protocol.codec import Decoder, encode
-from hoplite_mp.protocol.peers import PeerMessage, Probe
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._protocol.codec import Decoder, encode
+from hoplite_mp._protocol.peers import PeerMessage, Probe
+from hoplite_mp._transport.stream import TcpStream
 from tests.transport.helpers import tcp_pair
 
 if TYPE_CHECKING:

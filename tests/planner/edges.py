@@ -21,7 +21,7 @@ from hoplite_mp._planner.program import (
     program_of,
     waits_for,
 )
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,8 +21,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.fields import KINDS
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.fields import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import pytest
 
 from hoplite_mp._planner.actors import ActorNames
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
     ActorNameHeld,
@@ -18,10 +18,10 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
     OwnersNamed,
 )
-from hoplite_mp.protocol.reports import NodeReturned, Reported
+from hoplite_mp._protocol.reports import NodeReturned, Reported
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp._protocol.messages import Member
 
 IDENTITY = (70).to_bytes(8, "little") + bytes(8)
 OTHER = (72).to_bytes(8, "little") + bytes(8)

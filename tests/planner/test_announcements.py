@@ -11,9 +11,9 @@ import pytest
 from hoplite_mp._manager.loop import Loop
 from hoplite_mp._planner.announcements import ANNOUNCE_S, AT_ONCE_MAX
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.codec import encode
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

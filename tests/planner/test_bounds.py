@@ -17,7 +17,7 @@ from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, Host, Topology
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.edges import programs_of
 
 ID = bytes(16)

@@ -7,7 +7,7 @@ import pytest
 from hoplite_mp._planner.broadcast import Copies
 from hoplite_mp._planner.membership import Membership
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.scenario import letter_id
 
 A, B = letter_id("a"), letter_id("b")

@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.scenario import letter_id
 

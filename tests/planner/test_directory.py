@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._planner.program import participants
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.test_copies import NBYTES, Cluster
 
 if TYPE_CHECKING:

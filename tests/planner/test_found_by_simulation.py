@@ -6,8 +6,8 @@ from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.reports import DistributeHeld, NodeReturned, ReduceHeld, Reported
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.reports import DistributeHeld, NodeReturned, ReduceHeld, Reported
 from tests.planner.scenario import letter_id
 from tests.planner.test_defects import NBYTES, A, B, Cluster
 

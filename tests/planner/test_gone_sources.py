@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 ID = bytes(16)
 

@@ -12,9 +12,9 @@ from hoplite_mp._planner.group_members import TASKS_MAX
 from hoplite_mp._planner.groups import Groups
 from hoplite_mp._planner.tombstones import ENDED_TASKS_MAX, GroupEnds
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
-from hoplite_mp.protocol.groups import GroupEnd
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
+from hoplite_mp._protocol.groups import GroupEnd
 
 
 def task(number: int) -> bytes:

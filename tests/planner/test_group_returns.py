@@ -12,9 +12,9 @@ from hoplite_mp._planner.groups import Groups
 from hoplite_mp._planner.rejoin import Returns
 from hoplite_mp._planner.tombstones import GroupEnds
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
-from hoplite_mp.protocol.groups import ASKED_MAX, GroupEnd
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
+from hoplite_mp._protocol.groups import ASKED_MAX, GroupEnd
 from tests.planner.test_group_ends import World, ended, task
 
 

@@ -19,11 +19,11 @@ from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, Loop
 from hoplite_mp._planner.manager_recovery import RESTORE_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import OUT_S, Candidate, lease_s
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
-from hoplite_mp.protocol import terms as t
-from hoplite_mp.protocol.codec import BEAT, encode, node_decoder
-from hoplite_mp.protocol.local import GIVEN_UP
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
+from hoplite_mp._protocol import terms as t
+from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
+from hoplite_mp._protocol.local import GIVEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

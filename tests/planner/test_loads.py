@@ -7,8 +7,8 @@ import pytest
 from hoplite_mp._planner.loads import filled_links
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp.protocol.fields import SHARES
-from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
+from hoplite_mp._protocol.fields import SHARES
+from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
 
 NODES = (3, 4, 5, 6)
 

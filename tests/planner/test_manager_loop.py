@@ -15,10 +15,10 @@ from hoplite_mp._manager.loop import JOIN_WAIT_S, Loop
 from hoplite_mp._manager.main import main
 from hoplite_mp._planner.manager_recovery import OWN_S
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.codec import encode, node_decoder
-from hoplite_mp.protocol.reports import NodeReturned, Reported
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.reports import NodeReturned, Reported
+from hoplite_mp._transport.stream import TcpStream
 from tests.protocol.samples import MEMBER
 
 if TYPE_CHECKING:

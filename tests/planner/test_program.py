@@ -20,7 +20,7 @@ from hoplite_mp._planner.program import (
 )
 from hoplite_mp._planner.repair import repaired, widest
 from hoplite_mp._planner.topology import Topology
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.edges import check_edges
 
 ID = bytes(16)

@@ -6,7 +6,7 @@ from hoplite_mp._planner import cost
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, Host
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 
 def planner(nodes: int) -> Planner:

@@ -8,7 +8,7 @@ import pytest
 
 from hoplite_mp._planner.operation import Operation
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp._planner.manager_recovery import OWN_S, RESTORE_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import participants
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
 from tests.planner.scenario import letter_id
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
 from tests.planner.test_restoring import Cluster, nothing
 from tests.planner.test_restoring_part_of_groups import (
     answer_to,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
-from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
+from hoplite_mp._protocol.groups import NO_TASK, GroupEnd
 from tests.planner.test_restoring import NODES, Cluster, members, nothing
 
 

@@ -10,10 +10,10 @@ from hoplite_mp._planner.operation import TRANSITIONS, State
 from hoplite_mp._planner.planner_core import _HANDLERS, Planner
 from hoplite_mp._planner.step_result import _DRAWN, Plan
 from hoplite_mp._planner.stripe_plan import owners, single_vertex
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.membership import Member
-from hoplite_mp.protocol.reports import Report
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.fields import NODES_MAX
+from hoplite_mp._protocol.membership import Member
+from hoplite_mp._protocol.reports import Report
 from tests.protocol.samples import ID, SAMPLES
 
 

@@ -11,7 +11,7 @@ from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._planner.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol.group_calls import GroupSlow
+from hoplite_mp._protocol.group_calls import GroupSlow
 from tests.node.test_speculative_start import members, part
 
 LINK, SLOW = 100_000_000, 25_000_000  # bytes per second

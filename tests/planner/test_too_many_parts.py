@@ -6,7 +6,7 @@ import pytest
 
 from hoplite_mp._planner import program
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 SOURCES = 4
 

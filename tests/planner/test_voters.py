@@ -8,8 +8,8 @@ import pytest
 
 from hoplite_mp._manager.leadership import Leadership
 from hoplite_mp._planner.terms import Candidate
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import terms as t
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import terms as t
 
 LEASE_S = 1.5
 STANDBY = ("10.0.0.2:7001",)

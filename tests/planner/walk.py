@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.program import participants, program_of
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.scenario import letter_id
 from tests.planner.walk import LATE, NODES, RARELY, Walk

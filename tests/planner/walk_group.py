@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.groups import Standing
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.naive import NaiveGroup
 from tests.planner.walk import (
     BOARDS_MAX,

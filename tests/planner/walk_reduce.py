@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.operation import State
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.naive import NaiveOperation
 from tests.planner.scenario import letter_id

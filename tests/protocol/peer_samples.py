@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hoplite_mp.protocol import group_calls as g
-from hoplite_mp.protocol import looking as look
-from hoplite_mp.protocol import output
-from hoplite_mp.protocol import peers as p
-from hoplite_mp.protocol import point_to_point as pp
+from hoplite_mp._protocol import diagnostics as look
+from hoplite_mp._protocol import group_calls as g
+from hoplite_mp._protocol import output
+from hoplite_mp._protocol import peers as p
+from hoplite_mp._protocol import point_to_point as pp
 from tests.protocol.samples import DISTRIBUTE, ID, REDUCE
 
 LAYOUT = b"shape (16,) and dtype <f4"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from hoplite_mp.protocol import greetings as g
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol import reports as r
-from hoplite_mp.protocol import terms as t
-from hoplite_mp.protocol.groups import GroupEnd
+from hoplite_mp._protocol import greetings as g
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol import reports as r
+from hoplite_mp._protocol import terms as t
+from hoplite_mp._protocol.groups import GroupEnd
 
 ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)

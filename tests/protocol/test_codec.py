@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoplite_mp._protocol import codec
+from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.reports import Report
 from hoplite_mp.errors import ProtocolError
-from hoplite_mp.protocol import codec
-from hoplite_mp.protocol import messages as m
-from hoplite_mp.protocol.reports import Report
 from tests.protocol.samples import ID, SAMPLES
 
 Anything = m.AnyMessage | Report

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoplite_mp._protocol import greetings as g
+from hoplite_mp._protocol.handshake import PLAIN, ClientHandshake, Outcome, ServerHandshake
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
-from hoplite_mp.protocol import greetings as g
-from hoplite_mp.protocol.handshake import PLAIN, ClientHandshake, Outcome, ServerHandshake
-from hoplite_mp.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable

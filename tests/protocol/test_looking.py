@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.protocol.codec import Decoder, encode
-from hoplite_mp.protocol.looking import (
+from hoplite_mp._protocol.codec import Decoder, encode
+from hoplite_mp._protocol.diagnostics import (
     ClockAsked,
     DumpAsked,
     LookTold,
     TraceAsked,
     TraceRead,
 )
-from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp._protocol.peers import PeerMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from hoplite_mp.protocol import fields
-from hoplite_mp.protocol import messages as m
+from hoplite_mp._protocol import fields
+from hoplite_mp._protocol import messages as m
 from tests.protocol.samples import ID, MESSAGES, SAMPLES, WHOLE
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._protocol import terms as t
+from hoplite_mp._protocol.codec import encode, manager_decoder, node_decoder
+from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp.errors import ProtocolError
-from hoplite_mp.protocol import terms as t
-from hoplite_mp.protocol.codec import encode, manager_decoder, node_decoder
-from hoplite_mp.protocol.fields import NODES_MAX
 from tests.protocol.samples import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_NODE
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hoplite_mp.protocol.codec import encode
-from hoplite_mp.protocol.greetings import encode_frame
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.greetings import encode_frame
 from tests.protocol.peer_samples import PEER_SAMPLES
 from tests.protocol.samples import GREETINGS, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
 
@@ -36,7 +36,7 @@ def test_tags_of_all_messages_are_explicit() -> None:
     """A tag that msgspec takes from the class's name would change when the class is renamed."""
     named = {
         str(path.relative_to(PACKAGE)): re.findall(r"\btag=(?!\")\w+", path.read_text())
-        for path in (PACKAGE / "protocol").rglob("*.py")
+        for path in (PACKAGE / "_protocol").rglob("*.py")
     }
     assert {path: found for path, found in named.items() if found} == {}
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp.errors import TaskError
-from hoplite_mp.protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.serial import ERROR
 from hoplite_mp.serial.errors import WHOLE_BYTES_MAX

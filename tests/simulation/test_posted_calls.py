@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._protocol.group_calls import Plan
     from hoplite_mp._simulation.workloads.workload import Workload
-    from hoplite_mp.protocol.group_calls import Plan
 
 MEMBERS = 3
 ITEMS = 40_000

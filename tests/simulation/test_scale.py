@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.program import Program
-    from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
+    from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
 
 FOLDS = ("reduce", "allreduce", "reduce_scatter")
 

@@ -12,8 +12,8 @@ import numpy as np
 
 import hoplite_mp
 from hoplite_mp._node.diagnostics.waits import WAITS_MAX
+from hoplite_mp._protocol.local import Dump, Reply
 from hoplite_mp.looking import dump
-from hoplite_mp.protocol.local import Dump, Reply
 from tests.tasks.helpers import eventually, wait_for
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def test_a_worker_whose_handler_is_gone_is_left_alone(tmp_path: Path) -> None:
     def deaf(path: Any) -> str:
         import faulthandler
 
-        from hoplite_mp.protocol.local import STACKS_SIGNAL
+        from hoplite_mp._protocol.local import STACKS_SIGNAL
 
         faulthandler.unregister(STACKS_SIGNAL)
         path.with_name("deaf").touch()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp.protocol.local import OpenPool, Request
+from hoplite_mp._protocol.local import OpenPool, Request
 from tests.tasks.helpers import PATIENCE_S, add
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.protocol.local import Collective, GroupJoin, OpenPool
+from hoplite_mp._protocol.local import Collective, GroupJoin, OpenPool
 from tests.tasks.helpers import PATIENCE_S, add, eventually, run
 
 if TYPE_CHECKING:

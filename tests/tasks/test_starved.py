@@ -20,8 +20,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S
-from hoplite_mp.protocol.local import LanStart, StartStandby
-from hoplite_mp.protocol.secret import Secret
+from hoplite_mp._protocol.local import LanStart, StartStandby
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.supervisor import managing
 from tests.prefork import preforked
 from tests.tasks.helpers import PATIENCE_S, add, at_rest, eventually, host_of

@@ -15,7 +15,7 @@ from tests.transport.helpers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.transport.door import Door
+    from hoplite_mp._transport.listener import Door
 
 TLS = pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
 

@@ -8,21 +8,21 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.certificates import Certificate, make_certificate
-from hoplite_mp.transport.door import Door
-from hoplite_mp.transport.listen import listen
-from hoplite_mp.transport.memory import MemoryStream, pair
-from hoplite_mp.transport.stream import TcpStream
-from hoplite_mp.transport.tls import TlsStream, client_context, server_context
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.certificates import Certificate, make_certificate
+from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.memory import MemoryStream, pair
+from hoplite_mp._transport.sockets import listen
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._transport.conversation import Admission
 
 PATIENCE_S = 20.0
 KEY, CLUSTER = Secret(b"k" * 32), b"c" * 16

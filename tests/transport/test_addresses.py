@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.errors import ConfigError, ManagerLostError
-from hoplite_mp.transport import addresses
-from hoplite_mp.transport.addresses import (
+from hoplite_mp._transport import addresses
+from hoplite_mp._transport.addresses import (
     Address,
     Endpoint,
     advertised_addresses,
@@ -27,7 +26,8 @@ from hoplite_mp.transport.addresses import (
     resolve,
     routed_address,
 )
-from hoplite_mp.transport.listen import begin_connect, bound_address, connect_error, listen
+from hoplite_mp._transport.sockets import begin_connect, bound_address, connect_error, listen
+from hoplite_mp.errors import ConfigError, ManagerLostError
 
 PORTS = st.integers(0, 65535)
 LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)

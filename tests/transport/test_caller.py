@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._protocol import greetings as g
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.addresses import Endpoint
+from hoplite_mp._transport.caller import SILENT_S_MAX
+from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.sockets import listen
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
-from hoplite_mp.protocol import greetings as g
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import SILENT_S_MAX
-from hoplite_mp.transport.door import Door
-from hoplite_mp.transport.listen import listen
 from tests.transport.doors import knock
 from tests.transport.helpers import (
     CLUSTER,

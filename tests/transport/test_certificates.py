@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from hoplite_mp.transport.certificates import Certificate, in_memory_file, make_certificate
-from hoplite_mp.transport.tls import server_context
+from hoplite_mp._transport.certificates import Certificate, in_memory_file, make_certificate
+from hoplite_mp._transport.tls import server_context
 from tests.transport.helpers import certificate, other_certificate
 
 
@@ -73,8 +73,8 @@ import sys
 import hoplite_mp
 
 def loaded():
-    rooms = [name for name in sys.modules if name.startswith("hoplite_mp.transport")]
-    others = ("ssl", "cryptography", "hoplite_mp.protocol.handshake")
+    rooms = [name for name in sys.modules if name.startswith("hoplite_mp._transport")]
+    others = ("ssl", "cryptography", "hoplite_mp._protocol.handshake")
     return rooms + [name for name in others if name in sys.modules]
 
 with hoplite_mp.Cluster(1) as c:
@@ -83,8 +83,8 @@ sys.exit(" ".join(found) or 0)
 """
 PLAIN_DOOR = """
 import sys
-import hoplite_mp.transport.caller, hoplite_mp.transport.door, hoplite_mp.transport.tokens
-import hoplite_mp.transport.certificates, hoplite_mp.transport.memory
+import hoplite_mp._transport.caller, hoplite_mp._transport.listener, hoplite_mp._transport.tokens
+import hoplite_mp._transport.certificates, hoplite_mp._transport.memory
 sys.exit(" ".join(m for m in ("ssl", "cryptography") if m in sys.modules) or 0)
 """
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
-from hoplite_mp.protocol.greetings import refusal
-from hoplite_mp.protocol.handshake import (
+from hoplite_mp._protocol.greetings import refusal
+from hoplite_mp._protocol.handshake import (
     PLAIN,
     ClientHandshake,
     Outcome,
     ServerHandshake,
 )
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.conversation import Conversation
-from hoplite_mp.transport.memory import MemoryStream, pair
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.conversation import Conversation
+from hoplite_mp._transport.memory import MemoryStream, pair
+from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
 from tests.transport.helpers import CLIENT, CLUSTER, KEY, SERVER
 
 CERTIFICATE = b"S" * 32

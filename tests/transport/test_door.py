@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.transport.door import LINE_FACTOR, SILENT_S
-from hoplite_mp.transport.listen import prepare
+from hoplite_mp._transport.listener import LINE_FACTOR, SILENT_S
+from hoplite_mp._transport.sockets import prepare
 from tests.transport.doors import TLS, knock
 from tests.transport.helpers import (
     CLIENT,
@@ -27,7 +27,7 @@ from tests.transport.helpers import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp._transport.addresses import Endpoint
 
 
 @TLS
@@ -156,7 +156,7 @@ def test_storm_of_several_hosts_drops_no_caller(
         sock.connect_ex(to.sockaddr)
         return sock
 
-    monkeypatch.setattr("hoplite_mp.transport.caller.begin_connect", connect)
+    monkeypatch.setattr("hoplite_mp._transport.caller.begin_connect", connect)
     callers = [make_caller(door.address, True, timeout_s=60.0) for _ in range(hosts * calls)]
     left, called, let_in = list(callers), [], []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.transport.rendezvous import Meeting, Sole, anybody, folders, peer_of, reach
+from hoplite_mp._transport.rendezvous import Meeting, Sole, anybody, folders, peer_of, reach
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,7 +204,7 @@ def test_the_sole_one_of_a_host(folder: Path) -> None:
 
 def test_one_that_is_killed_is_it_no_more(folder: Path) -> None:
     program = (
-        "import os; from hoplite_mp.transport.rendezvous import Sole; "
+        "import os; from hoplite_mp._transport.rendezvous import Sole; "
         "assert Sole.take('keeper-1'); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False)

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.tokens import Token
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.tokens import Token
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hoplite_mp._protocol import greetings as g
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.sockets import listen
+from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 from hoplite_mp.errors import AuthError, ProtocolError
-from hoplite_mp.protocol import greetings as g
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.listen import listen
-from hoplite_mp.transport.tls import TlsStream, client_context, server_context
 from tests.transport.doors import TLS, answer, knock
 from tests.transport.helpers import (
     CLIENT,
@@ -33,7 +33,7 @@ from tests.transport.helpers import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp.transport.door import Door
+    from hoplite_mp._transport.listener import Door
 
 
 def refused(door: Door, caller: Caller, kind: type[Exception], words: str) -> None:
@@ -258,7 +258,7 @@ class Relay:
 
 
 def _plain(sock: socket.socket) -> Any:
-    from hoplite_mp.transport.stream import TcpStream
+    from hoplite_mp._transport.stream import TcpStream
 
     return TcpStream(sock)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.transport.memory import pair
-from hoplite_mp.transport.stream import READ_BYTES, TcpStream
+from hoplite_mp._transport.memory import pair
+from hoplite_mp._transport.stream import READ_BYTES, TcpStream
 from tests.transport.helpers import KINDS, AnyStream, pump, streams, tcp_pair, until
 
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.transport.stream import NOT_TLS
-from hoplite_mp.transport.tls import OPENERS, TlsStream, client_context, server_context
+from hoplite_mp._transport.stream import NOT_TLS
+from hoplite_mp._transport.tls import OPENERS, TlsStream, client_context, server_context
 from tests.transport.helpers import certificate, tcp_pair, tls_pair, until
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._transport.tokens import Token, load_token, token_path
 from hoplite_mp.errors import AuthError
-from hoplite_mp.transport.tokens import Token, load_token, token_path
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.secret import Secret
+    from hoplite_mp._protocol.secret import Secret
 
 SECRET = "correct-horse-battery-staple"
 OTHER = "another-token-of-enough-length"

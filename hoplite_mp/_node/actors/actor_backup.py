@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import serial
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.resources import Ledger
+from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
+from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
+from hoplite_mp._protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
 from hoplite_mp.headers import STATE, VALUED
-from hoplite_mp.protocol.fields import NO_OBJECT, NODES_MAX
-from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
-from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.actors.actors import Actors
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.ownership_transfer import Owners
-    from hoplite_mp.protocol.messages import Member, NodeToManager
+    from hoplite_mp._protocol.messages import Member, NodeToManager
 
 __all__ = ["Bringing", "Spare", "Spares"]
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hoplite_mp import errors
-from hoplite_mp.protocol.local import Reply
+from hoplite_mp._protocol.local import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _shm
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.protocol.birth import Environment
+    from hoplite_mp._protocol.inherited_context import Environment
 
 __all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted", "ended_calls", "taken_words"]
 

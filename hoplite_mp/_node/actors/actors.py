@@ -26,15 +26,15 @@ from hoplite_mp._node.actors.actor_records import (
     taken_words,
 )
 from hoplite_mp._node.tasks.pools import Pool
-from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
-from hoplite_mp.protocol.actors import BACKLOG_CALLS_MAX
-from hoplite_mp.protocol.local import POOL_LEAVING, Reply
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.actors import BACKLOG_CALLS_MAX
+from hoplite_mp._protocol.local import POOL_LEAVING, Reply
+from hoplite_mp._protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
     ActorNameHeld,
     ActorNameReleased,
 )
+from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.pools import WorkerInfo
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.actors import BindActor
-    from hoplite_mp.protocol.local import Request
-    from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp._protocol.actors import BindActor
+    from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.messages import NodeToManager
 
 __all__ = ["POOL_ENDED", "Actors"]
 

@@ -17,9 +17,8 @@ import msgspec
 from hoplite_mp import errors, ids, serial
 from hoplite_mp._node.actors.actor_records import Wanted
 from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
-from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
-from hoplite_mp.protocol.local import POOL_LEAVING, Reply
-from hoplite_mp.protocol.peers import (
+from hoplite_mp._protocol.local import POOL_LEAVING, Reply
+from hoplite_mp._protocol.peers import (
     ActorBegun,
     ActorFound,
     ActorHeld,
@@ -29,6 +28,7 @@ from hoplite_mp.protocol.peers import (
     RestartsAsked,
     RestartsTold,
 )
+from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.inbound_tasks import Guests
     from hoplite_mp._node.tasks.outbound_tasks import Delegation
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.actors import BindActor
+    from hoplite_mp._protocol.actors import BindActor
 
 __all__ = ["FarActors"]
 

@@ -26,8 +26,8 @@ from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results
-    from hoplite_mp.protocol.local import Collective
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.local import Collective
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["ChunkedReduce", "NotInChunks"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.execution.stripe_layout import result_head
-from hoplite_mp.protocol.peers import Kept
+from hoplite_mp._protocol.peers import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._node.execution.plan_runner import PlanExecutor
-    from hoplite_mp.protocol.local import Collective
-    from hoplite_mp.protocol.messages import Commit
+    from hoplite_mp._protocol.local import Collective
+    from hoplite_mp._protocol.messages import Commit
 
 __all__ = ["finish", "placed"]
 

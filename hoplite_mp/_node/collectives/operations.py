@@ -22,10 +22,8 @@ from hoplite_mp._node.execution.local_reduce import Execution, PlanError, Source
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_of
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.program import participants, waits_for
-from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
-from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import (
     Commit,
     ExecuteReduce,
     ExecutionFailed,
@@ -38,15 +36,17 @@ from hoplite_mp.protocol.messages import (
     SourceReady,
     StripesComplete,
 )
-from hoplite_mp.protocol.reports import ReduceHeld
+from hoplite_mp._protocol.reports import ReduceHeld
+from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._node.execution.plan_runner import PlanExecutor
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.local import Collective
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp._protocol.local import Collective
+    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["Operations"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.questions import PATIENCE_S
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.peers import CountersAsked, CountersNow
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.peers import CountersAsked, CountersNow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp._node.io.os_info import hostname
+from hoplite_mp._protocol.diagnostics import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.questions import PATIENCE_S
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.looking import PIECE_BYTES_MAX, ClockAsked, LookTold, TraceAsked, TraceRead
+from hoplite_mp._protocol.diagnostics import (
+    PIECE_BYTES_MAX,
+    ClockAsked,
+    LookTold,
+    TraceAsked,
+    TraceRead,
+)
+from hoplite_mp._protocol.local import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.diagnostics.recording import Recording
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Clock", "Tracing", "best_clock"]
 

@@ -13,6 +13,8 @@ import msgspec
 
 from hoplite_mp import ids, serial
 from hoplite_mp._node.io.os_info import hostname
+from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
+from hoplite_mp._protocol.local import Reply
 from hoplite_mp.headers import (
     CLIENT_DRIVER,
     DRIVER_SLOT,
@@ -26,8 +28,6 @@ from hoplite_mp.headers import (
     STATE,
     VALUED,
 )
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.outbound_tasks import Delegation
     from hoplite_mp._node.tasks.retry_delays import Delays
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["WAITS_MAX", "Waits"]
 

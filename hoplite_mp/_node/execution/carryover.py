@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ranges import Ranges
     from hoplite_mp._planner.program import Cell
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["Carryover", "Copy", "Slot", "SlotName", "slot_name"]
 

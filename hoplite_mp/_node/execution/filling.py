@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._node.ranges import Ranges
-from hoplite_mp.protocol.messages import Distribute
-from hoplite_mp.protocol.stripes import copy_offset
+from hoplite_mp._protocol.messages import Distribute
+from hoplite_mp._protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells
     from hoplite_mp._node.execution.plan_state import PlanExecution
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.ports import Key
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["fill_blocks"]
 

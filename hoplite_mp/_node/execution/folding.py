@@ -16,14 +16,14 @@ from hoplite_mp._node.execution.local_reduce import check_alike
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._node.execution.stripe_layout import StripeLayout
 from hoplite_mp._planner.program import Cell, Program, members_in
-from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells
     from hoplite_mp._node.execution.plan_state import PlanExecution
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.ports import Key
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["Folding", "slots_of"]
 

@@ -18,8 +18,8 @@ from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results
-    from hoplite_mp.protocol.local import Collective
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.local import Collective
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = [
     "Execution",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.execution.local_reduce import SourcesGone
 from hoplite_mp._node.execution.plan_state import NotNow
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_state import PlanExecution

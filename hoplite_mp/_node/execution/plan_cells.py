@@ -16,8 +16,8 @@ from hoplite_mp._node.peers.link_estimator import Meter
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.peers.path_estimator import PairMeter
 from hoplite_mp._planner.loads import filled_links
-from hoplite_mp.protocol.messages import Distribute, HostMeasured, LinkMeasured
-from hoplite_mp.protocol.peers import HeldUp
+from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
+from hoplite_mp._protocol.peers import HeldUp
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.carryover import Carryover

@@ -23,16 +23,16 @@ from hoplite_mp._node.execution.plan_state import NotNow, PlanExecution
 from hoplite_mp._node.execution.replicating import Replicating
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.program import Programs, program_of
-from hoplite_mp.headers import STATE
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import (
     Distribute,
     ExecuteReduce,
     ExecutionFailed,
     OperationSlow,
     StripesComplete,
 )
-from hoplite_mp.protocol.reports import ReduceHeld
+from hoplite_mp._protocol.reports import ReduceHeld
+from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ranges import Ranges
     from hoplite_mp._node.store.growing_block import StreamingSource, StreamingSources
     from hoplite_mp._planner.program import Program
-    from hoplite_mp.protocol.group_calls import Plan
-    from hoplite_mp.protocol.messages import Commit
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp._protocol.group_calls import Plan
+    from hoplite_mp._protocol.messages import Commit
+    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["PlanExecutor"]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node.execution.carryover import Carryover, Copy
 from hoplite_mp._node.ranges import Ranges
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import Distribute
-from hoplite_mp.protocol.operations import COPY_OPERATION
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import Distribute
+from hoplite_mp._protocol.operations import COPY_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.store.engine_buffer import EngineBuffer
     from hoplite_mp._node.store.growing_block import StreamingSource
     from hoplite_mp._planner.program import Cell, Program
-    from hoplite_mp.protocol.group_calls import Plan
+    from hoplite_mp._protocol.group_calls import Plan
 
 __all__ = ["NotNow", "PlanExecution"]
 

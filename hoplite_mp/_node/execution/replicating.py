@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import Filler
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["Replicating"]
 

@@ -21,7 +21,7 @@ from hoplite_mp._planner.program import RESULT, Cell, Program, finisher, members
 from hoplite_mp.reduction import has_kernel, result_dtype
 
 if TYPE_CHECKING:
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["StripeLayout", "result_head"]
 

@@ -18,15 +18,15 @@ from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import program_of
-from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     CopyDropped,
     FetchComplete,
     FetchFailed,
     FetchRequested,
 )
-from hoplite_mp.protocol.operations import COPY_OPERATION
-from hoplite_mp.protocol.reports import CopyHeld, DistributeHeld
+from hoplite_mp._protocol.operations import COPY_OPERATION
+from hoplite_mp._protocol.reports import CopyHeld, DistributeHeld
+from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
     from hoplite_mp._node.store.engine_buffer import EngineBuffer
-    from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp._protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
+    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["Transfers"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp._node.groups.group_state import Voting
-from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp._protocol.fields import FOLDING
 
 if TYPE_CHECKING:
     from typing import Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import State
     from hoplite_mp._node.groups.small_calls import SmallCalls
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart
+    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart
 
 __all__ = ["VotedCalls"]
 

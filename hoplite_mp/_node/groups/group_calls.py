@@ -23,8 +23,7 @@ from hoplite_mp._node.groups.group_state import MemberCall, State
 from hoplite_mp._node.groups.leader import Leading
 from hoplite_mp._node.groups.posted_calls import PostedCalls
 from hoplite_mp._node.groups.speculative_start import fill_in, lacks
-from hoplite_mp.errors import StoreFullError
-from hoplite_mp.protocol.group_calls import (
+from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupDone,
     GroupGo,
@@ -36,15 +35,16 @@ from hoplite_mp.protocol.group_calls import (
     GroupSync,
     error_kind,
 )
+from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.groups.small_calls import SmallCalls
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import GroupMessage
-    from hoplite_mp.protocol.local import GroupCall
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.group_calls import GroupMessage
+    from hoplite_mp._protocol.local import GroupCall
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["GroupCalls"]
 

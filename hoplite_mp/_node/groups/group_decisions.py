@@ -21,18 +21,18 @@ from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import Host, levelled
+from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
+from hoplite_mp._protocol.group_calls import GroupCommit, Piece
+from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
+from hoplite_mp._protocol.operations import GROUP_OPERATION
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
-from hoplite_mp.protocol.fields import FOLDING, NO_OBJECT, SHARES
-from hoplite_mp.protocol.group_calls import GroupCommit, Piece
-from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
-from hoplite_mp.protocol.operations import GROUP_OPERATION
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from hoplite_mp.protocol.group_calls import GroupPart, Plan
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.group_calls import GroupPart, Plan
+    from hoplite_mp._protocol.messages import GroupMembers
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]

@@ -20,12 +20,12 @@ from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._node.store.deferred_lease import free_if_returned, keep_promise, promise
 from hoplite_mp._node.store.growing_block import BLOCK, StreamingSource
+from hoplite_mp._protocol.fields import FOLDING, shorten
+from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_large
+from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp.protocol.fields import FOLDING, shorten
-from hoplite_mp.protocol.group_calls import GroupPart, Piece, error_kind, too_large
-from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.execution.plan_runner import PlanExecutor
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
-    from hoplite_mp.protocol.local import GroupCall
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp._protocol.local import GroupCall
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["GroupResults", "Prepared"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, is_repeated
 from hoplite_mp._node.groups.repeated_plans import RepeatedPlans
 from hoplite_mp._planner.slow_owners import SlowLinks
-from hoplite_mp.protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
+from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_decisions import Outcome
     from hoplite_mp._node.groups.group_results import Prepared
     from hoplite_mp._planner.topology import Host
-    from hoplite_mp.protocol.group_calls import (
+    from hoplite_mp._protocol.group_calls import (
         GroupCommit,
         GroupDone,
         GroupGo,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         GroupSync,
         Plan,
     )
-    from hoplite_mp.protocol.local import GroupCall
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.local import GroupCall
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["InProgress", "Known", "MemberCall", "Posted", "State", "Voting"]
 

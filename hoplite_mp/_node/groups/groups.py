@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _tasks, ids
 from hoplite_mp._node.groups.call_buffers import CallBuffers
 from hoplite_mp._node.groups.group_state import Known
-from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.protocol.groups import GroupEnd
-from hoplite_mp.protocol.local import GroupBuffers, GroupJoin, GroupLeave, GroupRefusal, Reply
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.groups import GroupEnd
+from hoplite_mp._protocol.local import GroupBuffers, GroupJoin, GroupLeave, GroupRefusal, Reply
+from hoplite_mp._protocol.messages import (
     GroupAdmitted,
     GroupClosed,
     GroupGivenUp,
@@ -30,7 +29,8 @@ from hoplite_mp.protocol.messages import (
     GroupTasksOver,
     NodeToManager,
 )
-from hoplite_mp.protocol.reports import GroupHeld
+from hoplite_mp._protocol.reports import GroupHeld
+from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.point_to_point import PointToPoint
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Requests
-    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["Groups"]
 

@@ -36,15 +36,15 @@ from hoplite_mp._planner.slow_owners import (
     stays_slow,
 )
 from hoplite_mp._planner.topology import Host
-from hoplite_mp.protocol.fields import shorten
-from hoplite_mp.protocol.group_calls import (
+from hoplite_mp._protocol.fields import shorten
+from hoplite_mp._protocol.group_calls import (
     GroupGo,
     GroupSkip,
     GroupStart,
     error_kind,
     too_large,
 )
-from hoplite_mp.protocol.messages import GroupAdmitted
+from hoplite_mp._protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import State
     from hoplite_mp._node.groups.small_calls import SmallCalls
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import (
+    from hoplite_mp._protocol.group_calls import (
         GroupCommit,
         GroupDone,
         GroupMessage,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         GroupSync,
         Plan,
     )
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["Leading"]
 

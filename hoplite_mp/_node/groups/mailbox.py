@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.local import INBOX_MAX
+from hoplite_mp._protocol.local import INBOX_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -21,24 +21,24 @@ import msgspec
 
 from hoplite_mp import ids, serial
 from hoplite_mp._node.groups.mailbox import Box, End, Letter
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.peer_hosts import Probe
-from hoplite_mp.protocol.point_to_point import (
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.peer_hosts import Probe
+from hoplite_mp._protocol.point_to_point import (
     MESSAGE_INLINE_BYTES_MAX,
     GroupSent,
     GroupSentTaken,
     GroupSourceEnded,
 )
+from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.local import GroupInbox, GroupReceived, GroupSend, Request
-    from hoplite_mp.protocol.messages import GroupMembers
-    from hoplite_mp.protocol.point_to_point import PointToPoint as Message
+    from hoplite_mp._protocol.local import GroupInbox, GroupReceived, GroupSend, Request
+    from hoplite_mp._protocol.messages import GroupMembers
+    from hoplite_mp._protocol.point_to_point import PointToPoint as Message
 
 __all__ = ["PointToPoint"]
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_runner import PlanExecutor
     from hoplite_mp._node.groups.group_state import State, Voting
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp.protocol.group_calls import GroupGo, GroupPart
-    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart
+    from hoplite_mp._protocol.local import GroupCall
 
 __all__ = ["PostedCalls"]
 

@@ -23,14 +23,14 @@ import msgspec
 from hoplite_mp import ids
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
 from hoplite_mp._node.groups.group_decisions import operation_of
-from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from hoplite_mp._node.groups.group_decisions import Outcome
-    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece, Plan
-    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece, Plan
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
     "LED_EVERY",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _tasks
 from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
 from hoplite_mp._node.objects.array_layouts import payload_layout
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
+from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
-from hoplite_mp.protocol.group_calls import GroupCommit, GroupSmall, Piece
-from hoplite_mp.protocol.local import GroupCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import Known, State
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
-    from hoplite_mp.protocol.group_calls import GroupGo, GroupMessage
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage
 
 __all__ = ["SmallCalls"]
 

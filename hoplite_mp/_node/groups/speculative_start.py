@@ -19,18 +19,18 @@ from hoplite_mp._node.groups.group_decisions import Outcome, decide, shared
 from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
+from hoplite_mp._protocol.fields import NO_OBJECT, SHARES
+from hoplite_mp._protocol.group_calls import GroupPart, Piece
+from hoplite_mp._protocol.messages import ExecuteReduce
 from hoplite_mp.contributions import early_shares
-from hoplite_mp.protocol.fields import NO_OBJECT, SHARES
-from hoplite_mp.protocol.group_calls import GroupPart, Piece
-from hoplite_mp.protocol.messages import ExecuteReduce
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from hoplite_mp._node.groups.group_state import InProgress, State
     from hoplite_mp._planner.topology import Host
-    from hoplite_mp.protocol.group_calls import GroupGo, Plan
-    from hoplite_mp.protocol.messages import GroupMembers, Stripe
+    from hoplite_mp._protocol.group_calls import GroupGo, Plan
+    from hoplite_mp._protocol.messages import GroupMembers, Stripe
 
 __all__ = [
     "FEW_WAIT_SHARE",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.codec import Decoder
-    from hoplite_mp.transport.stream import Stream
+    from hoplite_mp._protocol.codec import Decoder
+    from hoplite_mp._transport.stream import Stream
 
 __all__ = ["Traffic", "Wire"]
 

@@ -18,15 +18,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.io.listeners import open_door
+from hoplite_mp._protocol.local import Attached, NotAttached
+from hoplite_mp._transport.rendezvous import Meeting, peer_of
 from hoplite_mp.client.channel import dump, seqpacket_pair
-from hoplite_mp.protocol.local import Attached, NotAttached
-from hoplite_mp.transport.rendezvous import Meeting, peer_of
 
 if TYPE_CHECKING:
     from hoplite_mp._node.ports import AttachedDrivers, Loop
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import LanStart, Start
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import LanStart, Start
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["DriverDoor"]
 

@@ -20,16 +20,16 @@ import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _locks, clock
-from hoplite_mp.transport.listen import bound_address, prepare
+from hoplite_mp._transport.sockets import bound_address, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp._transport.addresses import Endpoint
 
 __all__ = ["Forward", "reach"]
 
-# How long to wait for one address of the target host, as for any call (transport/caller.py).
+# How long to wait for one address of the target host, as for any call (_transport/caller.py).
 ARRIVE_S = 2.0
 # Connections that one port forwards at a time; a peer needs three. Higher: callers that connect
 # without purpose cost more threads.

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.transport.door import Door
+from hoplite_mp._transport.listener import Door
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.transport.certificates import Certificate
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import LanStart
+    from hoplite_mp._transport.certificates import Certificate
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["open_door"]
 

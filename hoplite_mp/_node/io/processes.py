@@ -21,9 +21,9 @@ from hoplite_mp.client.channel import seqpacket_pair
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.protocol.local import StartStandby
-    from hoplite_mp.protocol.spawning import Spawn
-    from hoplite_mp.transport.addresses import Address
+    from hoplite_mp._protocol.local import StartStandby
+    from hoplite_mp._protocol.spawning import Spawn
+    from hoplite_mp._transport.addresses import Address
 
 __all__ = ["Processes"]
 
@@ -74,7 +74,7 @@ class Processes:
             os.kill(pid, signal.SIGUSR1)
 
     def start_standby(self, ask: StartStandby, address: Address) -> None:
-        from hoplite_mp.transport.listen import listen
+        from hoplite_mp._transport.sockets import listen
 
         with listen(address.host, [address.port]) as sock:
             socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], [sock.fileno()])

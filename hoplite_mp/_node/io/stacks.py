@@ -14,7 +14,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
+from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.io.forward import Forward, reach
 from hoplite_mp._node.io.listeners import open_door
-from hoplite_mp.transport.addresses import own_addresses
-from hoplite_mp.transport.caller import Caller
-from hoplite_mp.transport.listen import listen
+from hoplite_mp._transport.addresses import own_addresses
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.sockets import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.transport.addresses import Endpoint
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import LanStart
+    from hoplite_mp._transport.addresses import Endpoint
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["TcpConnections"]
 
@@ -70,7 +70,7 @@ class TcpConnections:
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        from hoplite_mp.transport.certificates import Certificate
+        from hoplite_mp._transport.certificates import Certificate
 
         listener = socket.socket(fileno=self._start.peer_fd)
         proof = Certificate(certificate) if certificate else None

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks, serial
 from hoplite_mp._node.tasks.hints import CLOSED
+from hoplite_mp._protocol.peers import MakeAgain
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
-from hoplite_mp.protocol.peers import MakeAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._node.tasks.hints import Hints
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Reconstruction"]
 

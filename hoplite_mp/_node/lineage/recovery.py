@@ -16,7 +16,7 @@ from hoplite_mp._node.lineage.lineage import Lineage
 from hoplite_mp._node.lineage.reconstruction import Reconstruction
 from hoplite_mp._node.lineage.replica_query import CopyCensus
 from hoplite_mp._node.objects.ownership_transfer import Above, Owners
-from hoplite_mp.protocol.messages import OwnersNamed, OwnerTold
+from hoplite_mp._protocol.messages import OwnersNamed, OwnerTold
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.hints import Hints
     from hoplite_mp._node.tasks.inbound_tasks import Guests
     from hoplite_mp._node.tasks.resources import Resources
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.peers import Release
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._protocol.peers import Release
 
 __all__ = ["Recovering"]
 

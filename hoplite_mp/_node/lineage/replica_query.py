@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold
+from hoplite_mp._protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.replicas import Replicas
     from hoplite_mp._node.questions import Questions
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["CopyCensus"]
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node.io.control_channel import Wire
 from hoplite_mp._node.manager_link.heartbeat_sender import Pulse
-from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.codec import encode, node_decoder
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.messages import (
     ClientLost,
     ClusterEnded,
     Commit,
@@ -34,8 +33,9 @@ from hoplite_mp.protocol.messages import (
     NodeLeaving,
     OperationFailed,
 )
-from hoplite_mp.protocol.reports import OperationEnded, Reported
-from hoplite_mp.protocol.terms import Leads, StandbyNamed, VoteAsked
+from hoplite_mp._protocol.reports import OperationEnded, Reported
+from hoplite_mp._protocol.terms import Leads, StandbyNamed, VoteAsked
+from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp._node.lifecycle import Life
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.reports import NodeReturned
-    from hoplite_mp.protocol.terms import Ends, Knows, Voted
-    from hoplite_mp.transport.conversation import Admission
-    from hoplite_mp.transport.stream import Stream
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._protocol.reports import NodeReturned
+    from hoplite_mp._protocol.terms import Ends, Knows, Voted
+    from hoplite_mp._transport.conversation import Admission
+    from hoplite_mp._transport.stream import Stream
 
 __all__ = ["Management"]
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.peers.peers import Call
-from hoplite_mp.transport.addresses import endpoint_at
+from hoplite_mp._transport.addresses import endpoint_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.peers import Peers
     from hoplite_mp._node.peers.suspects import Missing
     from hoplite_mp._node.ports import Calling, Connections, Loop, Processes
-    from hoplite_mp.protocol.terms import StandbyNamed
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.terms import StandbyNamed
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["ManagerCalls"]
 

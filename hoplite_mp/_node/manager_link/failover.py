@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._node.io.control_channel import Wire
 from hoplite_mp._node.peers.peers import Call
 from hoplite_mp._planner.terms import Voter, promise_s
-from hoplite_mp.errors import ConfigError
-from hoplite_mp.protocol.codec import encode, node_decoder
-from hoplite_mp.protocol.local import StartStandby
-from hoplite_mp.protocol.messages import GivenUp
-from hoplite_mp.protocol.terms import (
+from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.local import StartStandby
+from hoplite_mp._protocol.messages import GivenUp
+from hoplite_mp._protocol.terms import (
     Ends,
     Follows,
     Knows,
@@ -40,8 +39,9 @@ from hoplite_mp.protocol.terms import (
     VoteAsked,
     Voted,
 )
-from hoplite_mp.transport.addresses import endpoint_at, endpoint_of, parse_address
-from hoplite_mp.transport.silence import Silence
+from hoplite_mp._transport.addresses import endpoint_at, endpoint_of, parse_address
+from hoplite_mp._transport.silence import Silence
+from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
     from hoplite_mp._node.lifecycle import Life
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.peers import Peers
     from hoplite_mp._node.peers.suspects import Missing
     from hoplite_mp._node.ports import Connections, Loop, Processes
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.terms import Knowledge
-    from hoplite_mp.transport.addresses import Address
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._protocol.terms import Knowledge
+    from hoplite_mp._transport.addresses import Address
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Failover"]
 

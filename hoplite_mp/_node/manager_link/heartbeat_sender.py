@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.codec import BEAT
-from hoplite_mp.transport.silence import Silence
+from hoplite_mp._protocol.codec import BEAT
+from hoplite_mp._transport.silence import Silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp.protocol.foreign import UsersOfNode
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.foreign import UsersOfNode
+from hoplite_mp._protocol.local import (
     DrainNode,
     GoneNodes,
     GroupWritten,
@@ -23,15 +23,15 @@ from hoplite_mp.protocol.local import (
     Members,
     Reply,
 )
-from hoplite_mp.protocol.messages import Member, NodeJoined
-from hoplite_mp.protocol.peers import AddWorkers, WorkersNow
+from hoplite_mp._protocol.messages import Member, NodeJoined
+from hoplite_mp._protocol.peers import AddWorkers, WorkersNow
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.local import LanStart, Request
+    from hoplite_mp._protocol.local import LanStart, Request
 
 __all__ = ["Alone", "Membership"]
 

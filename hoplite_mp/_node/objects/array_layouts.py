@@ -12,8 +12,8 @@ import re
 from typing import TYPE_CHECKING
 
 from hoplite_mp import serial
+from hoplite_mp._protocol.fields import LAYOUT_BYTES_MAX
 from hoplite_mp.headers import AWAY
-from hoplite_mp.protocol.fields import LAYOUT_BYTES_MAX
 from hoplite_mp.reduction import has_kernel
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._node.store.budget import Store
     from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp._protocol.local import Reply
+    from hoplite_mp._protocol.peers import PeerMessage
     from hoplite_mp.config import Config
-    from hoplite_mp.protocol.local import Reply
-    from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["HostContext"]
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
+from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, LetGo
 from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
-from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, Described, LetGo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.ports import Loop
     from hoplite_mp._node.roster import Roster
-    from hoplite_mp.protocol.peers import Acquire, Kept, MakeAgain, PeerMessage, Release
+    from hoplite_mp._protocol.peers import Acquire, Kept, MakeAgain, PeerMessage, Release
 
 __all__ = ["KEPT_LOOK_S", "Exports"]
 

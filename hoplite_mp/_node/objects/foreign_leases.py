@@ -12,13 +12,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.local import Reply
+from hoplite_mp._protocol.local import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Deadlines", "ForeignHolds"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.objects.foreign_leases import ForeignHolds
-from hoplite_mp.protocol.foreign import HoldForeign
-from hoplite_mp.protocol.local import DropForeign, Import, Imported, Reply
+from hoplite_mp._protocol.foreign import HoldForeign
+from hoplite_mp._protocol.local import DropForeign, Import, Imported, Reply
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler, Requests
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["ImportRequests"]
 

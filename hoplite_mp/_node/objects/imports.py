@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids, serial
+from hoplite_mp._protocol.peers import Acquire, Drop, Release
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
-from hoplite_mp.protocol.peers import Acquire, Drop, Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import Results
-    from hoplite_mp.protocol.peers import Described, PeerMessage
+    from hoplite_mp._protocol.peers import Described, PeerMessage
 
 __all__ = ["Import", "Imports"]
 

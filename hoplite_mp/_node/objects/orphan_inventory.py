@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.protocol.messages import HoldingsReported
-from hoplite_mp.protocol.owners import HOLDINGS_MAX
+from hoplite_mp._protocol.messages import HoldingsReported
+from hoplite_mp._protocol.owners import HOLDINGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
 from hoplite_mp._node.objects.orphan_inventory import Holdings, Lost, is_kept
-from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import UNWRITTEN
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     ObjectGone,
     OwnerAsked,
     OwnersNamed,
     OwnerTold,
 )
-from hoplite_mp.protocol.owners import HOLDINGS_MAX
-from hoplite_mp.protocol.peers import Acquire, Release
-from hoplite_mp.protocol.reports import OwnersKnown
+from hoplite_mp._protocol.owners import HOLDINGS_MAX
+from hoplite_mp._protocol.peers import Acquire, Release
+from hoplite_mp._protocol.reports import OwnersKnown
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import UNWRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.imports import Import, Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.messages import HoldingsReported, NodeToManager
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Owners"]
 

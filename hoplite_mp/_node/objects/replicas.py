@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.objects.exports import KEPT_LOOK_S
+from hoplite_mp._protocol.peers import Kept
 from hoplite_mp.headers import STATE, VALUELESS
-from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Replicas"]
 

@@ -7,7 +7,7 @@ It must never know: descriptors, sockets, where lines go.
 
 from __future__ import annotations
 
-from hoplite_mp.protocol.output import MARK_BYTES, mark_head
+from hoplite_mp._protocol.output import MARK_BYTES, mark_head
 
 __all__ = ["Lines", "Run"]
 

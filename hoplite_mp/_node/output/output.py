@@ -17,7 +17,7 @@ from hoplite_mp._node.io import output_pipes
 from hoplite_mp._node.io.driver_socket import DriverSocket, frames
 from hoplite_mp._node.output.lines import Lines, Run
 from hoplite_mp._node.output.subscriber import Subscriber
-from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
+from hoplite_mp._protocol.output import LINES_MARK, bytes_of, same_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.output.subscriber import Subscriber
-from hoplite_mp.protocol.output import (
+from hoplite_mp._protocol.output import (
     FAR_BYTES_MAX,
     LastLinesAsked,
     LastLinesSent,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._node.output.output import Output
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["FarOutput"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.output import bytes_of
+from hoplite_mp._protocol.output import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

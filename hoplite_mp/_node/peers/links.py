@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.peers import Peer, Peers
     from hoplite_mp._node.ports import Engine, Key
     from hoplite_mp._node.store.engine_buffer import EngineBuffer
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Links", "Pulling", "Wanting"]
 

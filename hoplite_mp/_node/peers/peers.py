@@ -17,23 +17,23 @@ import msgspec
 
 from hoplite_mp._node.io.control_channel import Traffic, Wire
 from hoplite_mp._node.peers.relays import Relays, endpoints_of
+from hoplite_mp._protocol.codec import Decoder, encode
+from hoplite_mp._protocol.output import same_host
+from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._transport.addresses import parse_address
+from hoplite_mp._transport.sockets import OUT_OF
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.codec import Decoder, encode
-from hoplite_mp.protocol.output import same_host
-from hoplite_mp.protocol.peers import PeerMessage
-from hoplite_mp.transport.addresses import parse_address
-from hoplite_mp.transport.listen import OUT_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.ports import Calling, Connections, Loop
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.transport.addresses import Endpoint
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import LanStart
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._transport.addresses import Endpoint
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Call", "Peers"]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import LinkMeasured
-from hoplite_mp.protocol.peers import Probe
+from hoplite_mp._protocol.messages import LinkMeasured
+from hoplite_mp._protocol.peers import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
     from hoplite_mp._node.questions import Answer, Questions
-    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Probing"]
 

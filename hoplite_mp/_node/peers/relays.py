@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp._transport.addresses import endpoint_of, parse_address
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
-from hoplite_mp.transport.addresses import endpoint_of, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.ports import Connections, LentPort
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.peers import PeerMessage
-    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._protocol.peers import PeerMessage
+    from hoplite_mp._transport.addresses import Endpoint
 
 __all__ = ["Relays", "endpoints_of"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import PeerLost
+from hoplite_mp._protocol.messages import PeerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._node.ports import Loop
-    from hoplite_mp.protocol.messages import Member, NodeToManager
+    from hoplite_mp._protocol.messages import Member, NodeToManager
 
 __all__ = ["Missing"]
 

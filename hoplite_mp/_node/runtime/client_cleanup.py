@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.messages import ClientLost
+from hoplite_mp._protocol.messages import ClientLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol import actors as actor_requests
-from hoplite_mp.protocol import local
-from hoplite_mp.protocol.output import MarkLines
-from hoplite_mp.protocol.resources import (
+from hoplite_mp._protocol import actors as actor_requests
+from hoplite_mp._protocol import local
+from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.resources import (
     AssignedAsked,
     GiveBack,
     KeepForStream,
     ResourcePlaces,
     TakeResources,
 )
-from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
+from hoplite_mp._protocol.worker_broadcast import BeginRound, EndRound, OpenRound, TakeRound
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,8 +38,8 @@ from hoplite_mp._node.runtime.drivers import Drivers
 from hoplite_mp._node.store.growing_block import StreamingSources
 from hoplite_mp._node.tasks.draining import Draining
 from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.local import (
     DrainNode,
     GroupBell,
     GroupWritten,
@@ -47,7 +47,7 @@ from hoplite_mp.protocol.local import (
     Locate,
     Reply,
 )
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.messages import (
     Credentials,
     Distribute,
     FetchRefused,
@@ -56,7 +56,7 @@ from hoplite_mp.protocol.messages import (
     NodeAdmitted,
     Withdraw,
 )
-from hoplite_mp.protocol.peers import (
+from hoplite_mp._protocol.peers import (
     Evacuated,
     HeldUp,
     LastLinesAsked,
@@ -67,8 +67,8 @@ from hoplite_mp.protocol.peers import (
     RemoveNode,
     WorkersNow,
 )
-from hoplite_mp.protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
-from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp._protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
+from hoplite_mp._protocol.versions import software_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import Connections, DriverDoor, Engine, Lines
     from hoplite_mp._node.runtime.cluster_node_events import LanUpward
     from hoplite_mp._node.runtime.components import Rooms
-    from hoplite_mp.protocol.local import LanStart, Request, Start
-    from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._protocol.local import LanStart, Request, Start
+    from hoplite_mp._protocol.messages import Member
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Lan"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.runtime.node_events import Upward
-from hoplite_mp.protocol.reports import NodeReturned
+from hoplite_mp._protocol.reports import NodeReturned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.suspects import Missing
     from hoplite_mp._node.runtime.drivers import Drivers
     from hoplite_mp._node.tasks.pools import Pool
-    from hoplite_mp.protocol.actors import BindActor
-    from hoplite_mp.protocol.messages import NodeJoined
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.actors import BindActor
+    from hoplite_mp._protocol.messages import NodeJoined
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["LanUpward"]
 

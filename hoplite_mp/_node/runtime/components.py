@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.ports import NodePorts
     from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._protocol.peers import PeerMessage
+    from hoplite_mp._protocol.spawning import Start
     from hoplite_mp.config import Config
-    from hoplite_mp.protocol.peers import PeerMessage
-    from hoplite_mp.protocol.spawning import Start
 
 __all__ = ["Rooms"]
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.foreign import UsersOfNode
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.output import audience_name
 from hoplite_mp.headers import CLIENT_DRIVER, KIND_TASK
-from hoplite_mp.protocol.foreign import UsersOfNode
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.output import audience_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.outbound_tasks import Delegation
     from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Drivers"]
 

@@ -27,10 +27,7 @@ from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node_events import LanUpward
 from hoplite_mp._node.runtime.node import Node
 from hoplite_mp._node.runtime.node_events import Upward
-from hoplite_mp.client.channel import PACKET_BYTES_MAX
-from hoplite_mp.config import Config
-from hoplite_mp.headers import NODE_SLOT
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.local import (
     GIVEN_UP,
     Exited,
     FromSupervisor,
@@ -38,13 +35,16 @@ from hoplite_mp.protocol.local import (
     Spawned,
     Start,
 )
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp.client.channel import PACKET_BYTES_MAX
+from hoplite_mp.config import Config
+from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp import _engine
     from hoplite_mp._node.io.driver_listener import DriverDoor
     from hoplite_mp._node.io.tcp_connections import TcpConnections
-    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp._protocol.local import LanStart
 
 __all__ = ["Process", "main"]
 

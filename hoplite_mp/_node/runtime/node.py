@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import NodePorts
     from hoplite_mp._node.runtime.cluster_node import Lan
     from hoplite_mp._node.runtime.node_events import Upward
+    from hoplite_mp._protocol.local import Request, Start
+    from hoplite_mp._protocol.spawning import Exited
     from hoplite_mp.config import Config
-    from hoplite_mp.protocol.local import Request, Start
-    from hoplite_mp.protocol.spawning import Exited
 
 __all__ = ["Node"]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.groups import NO_TASK
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.reports import NodeReturned
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.groups import NO_TASK
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.reports import NodeReturned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hoplite_mp._node.runtime.components import Rooms
     from hoplite_mp._node.tasks.pools import Pool, WorkerInfo
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.protocol.actors import BindActor
-    from hoplite_mp.protocol.messages import NodeJoined
-    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp._protocol.actors import BindActor
+    from hoplite_mp._protocol.messages import NodeJoined
+    from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Upward"]
 

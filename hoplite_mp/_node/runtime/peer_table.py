@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol import looking, peers
+from hoplite_mp._protocol import diagnostics, peers
 
 if TYPE_CHECKING:
     from hoplite_mp._node.diagnostics.counters import Counters
@@ -35,7 +35,7 @@ __all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
 Taker = Callable[[int, Any], object]  # called with the id of the sending host, and the message
 # Types of answers. Each answer carries the number of its question (_node/questions.py).
 ANSWERS = (
-    looking.LookTold,
+    diagnostics.LookTold,
     peers.ActorBegun,
     peers.CopiesTold,
     peers.CountersNow,
@@ -112,10 +112,10 @@ def inspection_table(
     """Messages about statistics, traces and dumps, output of workers, and relays."""
     return {
         peers.CountersAsked: counters.asked,
-        looking.ClockAsked: tracing.clock,
-        looking.TraceAsked: tracing.asked,
-        looking.TraceRead: tracing.read,
-        looking.DumpAsked: waits.asked,
+        diagnostics.ClockAsked: tracing.clock,
+        diagnostics.TraceAsked: tracing.asked,
+        diagnostics.TraceRead: tracing.read,
+        diagnostics.DumpAsked: waits.asked,
         peers.Printed: far_output.printed,
         peers.PrintedTaken: far_output.taken,
         peers.RelayAsked: relays.asked,

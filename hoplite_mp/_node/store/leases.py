@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.local import (
     ON_ITS_WAY,
     RESTORED,
     SPILLED_PIECE_BYTES,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler, Requests
     from hoplite_mp._node.store.pages import Pages
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Leases"]
 

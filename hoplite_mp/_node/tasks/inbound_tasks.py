@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, errors, serial
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, TaskEnded
 from hoplite_mp.headers import AWAY, KIND_TASK, NODE_SLOT, STATE
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.trace_events import Notes
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
+    from hoplite_mp._protocol.peers import PeerMessage, Release, RunTask
 
 __all__ = ["Guests"]
 

@@ -22,10 +22,10 @@ from hoplite_mp._node.tasks.runners import (
     Runner,
     Runners,
 )
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import NODE_SLOT, STATE
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results
     from hoplite_mp._node.tasks.runners import Entry
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
+    from hoplite_mp._protocol.peers import PeerMessage, TaskEnded
 
 __all__ = ["AHEAD_TASKS", "Delegation"]
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import ids
 from hoplite_mp._node.tasks.pools import Pool
 from hoplite_mp._node.tasks.remote_workers import FarWorkers
-from hoplite_mp.headers import NODE_SLOT, STATE
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.local import (
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.local import (
     AddWorkers,
     BindPool,
     ClosePool,
@@ -26,8 +25,9 @@ from hoplite_mp.protocol.local import (
     SetUp,
     SetupFailed,
 )
-from hoplite_mp.protocol.peers import FarPoolOpened
-from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp._protocol.peers import FarPoolOpened
+from hoplite_mp._protocol.retries import TryAgain
+from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.sweeper import Sweeper
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.local import Request
-    from hoplite_mp.protocol.peers import OpenFarPool
+    from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.peers import OpenFarPool
 
 __all__ = ["PoolRequests"]
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.fields import NO_OBJECT
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
     from hoplite_mp.config import Config
-    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Pool", "WorkerInfo", "next_number"]
 

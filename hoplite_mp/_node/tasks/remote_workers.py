@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
 from hoplite_mp._node.tasks.outbound_tasks import AHEAD_TASKS
-from hoplite_mp.protocol.fields import NO_OBJECT
-from hoplite_mp.protocol.peers import CloseFarPool, OpenFarPool
+from hoplite_mp._protocol.fields import NO_OBJECT
+from hoplite_mp._protocol.peers import CloseFarPool, OpenFarPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.pools import Pool
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.peers import FarPoolOpened
+    from hoplite_mp._protocol.peers import FarPoolOpened
 
 __all__ = ["FarWorkers"]
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
 from hoplite_mp._planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.peers import ResourcesFreed
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.peers import ResourcesFreed
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.runners import Runner
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._planner.resources import Assigned, Demand
-    from hoplite_mp.protocol.local import Request
-    from hoplite_mp.protocol.membership import Member
+    from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.membership import Member
 
 __all__ = ["Resources"]
 

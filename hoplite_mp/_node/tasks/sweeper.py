@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, serial
 from hoplite_mp._node.io.os_info import signal_name
+from hoplite_mp._protocol.local import LINE_LOST
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import (
@@ -23,7 +24,6 @@ from hoplite_mp.headers import (
     STORED,
     UNCLAIMED,
 )
-from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import UNLIMITED, available_bytes, total_bytes
 
 if TYPE_CHECKING:

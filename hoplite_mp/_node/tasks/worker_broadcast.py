@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node.tasks.runners import Runner
-from hoplite_mp.headers import NODE_SLOT, STATE
-from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.peers import (
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.peers import (
     CloseFarPool,
     EndFarRound,
     FarRoundEnded,
     FarRoundOpened,
     OpenFarRound,
 )
+from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.inbound_tasks import Guests
     from hoplite_mp._node.tasks.outbound_tasks import Delegation
     from hoplite_mp._node.tasks.workers import Workers
-    from hoplite_mp.protocol.local import Request
+    from hoplite_mp._protocol.local import Request
 
 __all__ = ["Rounds"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.protocol.output import same_host
+from hoplite_mp._protocol.output import same_host
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

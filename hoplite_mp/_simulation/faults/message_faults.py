@@ -13,10 +13,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from hoplite_mp.protocol.messages import ManagerToNode, NodeToManager
-from hoplite_mp.protocol.peers import PeerMessage
-from hoplite_mp.protocol.reports import Report
-from hoplite_mp.protocol.terms import TermsToManager, TermsToNode
+from hoplite_mp._protocol.messages import ManagerToNode, NodeToManager
+from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._protocol.reports import Report
+from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ MESSAGES = sorted(
     {kind.__struct_config__.tag for union in UNIONS for kind in get_args(union)} - UNUSED,
     key=lambda tag: DRAWN_AS.get(tag, tag),
 )
-HEAD_BYTES = 12  # see protocol/codec.py
+HEAD_BYTES = 12  # see _protocol/codec.py
 _length = struct.Struct("<I").unpack_from
 
 

@@ -14,23 +14,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._simulation.scale.oracle import WrongEnd
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.messages import (
     Distribute,
     ExecuteReduce,
     FetchComplete,
     FetchRequested,
     StripesComplete,
 )
-from hoplite_mp.protocol.stripes import copy_offset
+from hoplite_mp._protocol.stripes import copy_offset
+from hoplite_mp._simulation.scale.oracle import WrongEnd
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.program import Cell as Name
     from hoplite_mp._planner.program import Program
+    from hoplite_mp._protocol.messages import Commit
     from hoplite_mp._simulation.scale.host import Host
     from hoplite_mp._simulation.scale.streams import Cell, Content, Key
-    from hoplite_mp.protocol.messages import Commit
 
 __all__ = ["Executions"]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.codec import encode
 from hoplite_mp.ids import unpack_id
-from hoplite_mp.protocol.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._simulation.scale.oracle import Truth
     from hoplite_mp._simulation.scale.streams import Engine
-    from hoplite_mp.protocol.messages import NodeToManager
 
 __all__ = ["HOST_ID_BASE", "MANAGER_HOST", "Host", "Wait"]
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hoplite_mp._simulation.scale.executions import Executions
-from hoplite_mp._simulation.scale.host import Wait
-from hoplite_mp._simulation.scale.oracle import WrongEnd
-from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.membership import MembersChanged
-from hoplite_mp.protocol.messages import (
+from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.membership import MembersChanged
+from hoplite_mp._protocol.messages import (
     Commit,
     Distribute,
     ExecuteReduce,
@@ -23,6 +20,9 @@ from hoplite_mp.protocol.messages import (
     SourceReady,
     Withdraw,
 )
+from hoplite_mp._simulation.scale.executions import Executions
+from hoplite_mp._simulation.scale.host import Wait
+from hoplite_mp._simulation.scale.oracle import WrongEnd
 
 if TYPE_CHECKING:
     from typing import Any

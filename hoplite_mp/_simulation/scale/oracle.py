@@ -15,8 +15,8 @@ from hoplite_mp._simulation.scale.streams import WrongBytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hoplite_mp._protocol.messages import Commit, ExecuteReduce
     from hoplite_mp._simulation.scale.streams import Cell, Content
-    from hoplite_mp.protocol.messages import Commit, ExecuteReduce
 
 __all__ = ["Truth", "WrongEnd"]
 

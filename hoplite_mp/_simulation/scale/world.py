@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.messages import HostMeasured, NodeJoined
 from hoplite_mp._simulation.network import Network
 from hoplite_mp._simulation.scale.host import HOST_ID_BASE, MANAGER_HOST, Host
 from hoplite_mp._simulation.scale.node import Node
@@ -19,12 +21,10 @@ from hoplite_mp._simulation.scale.oracle import Truth, WrongEnd
 from hoplite_mp._simulation.scale.streams import Engine
 from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp.ids import pack_id, pack_local
-from hoplite_mp.protocol.codec import encode
-from hoplite_mp.protocol.messages import HostMeasured, NodeJoined
 
 if TYPE_CHECKING:
+    from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._simulation.scale.host import Wait
-    from hoplite_mp.protocol.messages import NodeToManager
 
 __all__ = ["World"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hoplite_mp import errors
+from hoplite_mp._protocol.local import GroupWritten, Reply, Request
 from hoplite_mp._simulation.virtual.locks import VirtualLock
-from hoplite_mp.protocol.local import GroupWritten, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._protocol.local import Ask
     from hoplite_mp._simulation.virtual.processes import Processes
-    from hoplite_mp.protocol.local import Ask
 
 __all__ = ["VirtualChannel"]
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._simulation.virtual.streams import connect
+from hoplite_mp._transport.conversation import Admission
 from hoplite_mp.errors import ManagerLostError
-from hoplite_mp.transport.conversation import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._simulation.network import Network
     from hoplite_mp._simulation.virtual.loop import Descriptors
     from hoplite_mp._simulation.virtual.streams import VirtualStream
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.transport.addresses import Address, Endpoint
+    from hoplite_mp._transport.addresses import Address, Endpoint
 
 __all__ = ["Listener", "Switchboard", "VirtualConnections"]
 
-# As in transport/caller.py.
+# As in _transport/caller.py.
 ARRIVE_S = 2.0
 ROUND_PAUSE_S = 0.2
 HANDSHAKE_S = 5.0

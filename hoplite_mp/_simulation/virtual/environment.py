@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from hoplite_mp._simulation.virtual.connections import Switchboard
 from hoplite_mp._simulation.virtual.loop import Descriptors
 from hoplite_mp._simulation.virtual.processes import Processes
+from hoplite_mp._transport.addresses import Address
 from hoplite_mp.config import Config
-from hoplite_mp.transport.addresses import Address
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.network import Network

@@ -20,6 +20,10 @@ from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node import Lan
 from hoplite_mp._node.runtime.cluster_node_events import LanUpward
 from hoplite_mp._node.runtime.node import Node
+from hoplite_mp._protocol.inherited_context import Birth
+from hoplite_mp._protocol.local import SETUP_FAILED, Start
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._protocol.spawning import LanStart, Spawn
 from hoplite_mp._simulation.virtual.channel import VirtualChannel
 from hoplite_mp._simulation.virtual.collectors import VirtualCollector
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
@@ -34,24 +38,20 @@ from hoplite_mp._simulation.virtual.host_ports import (
     VirtualWorkers,
 )
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
+from hoplite_mp._transport.addresses import Address
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
-from hoplite_mp.protocol.birth import Birth
-from hoplite_mp.protocol.local import SETUP_FAILED, Start
-from hoplite_mp.protocol.secret import Secret
-from hoplite_mp.protocol.spawning import LanStart, Spawn
-from hoplite_mp.transport.addresses import Address
 from hoplite_mp.worker.main import prepare
 from hoplite_mp.worker.task_loop import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.spawning import Exited, StartStandby
     from hoplite_mp._simulation.virtual.environment import Surroundings
     from hoplite_mp._simulation.virtual.processes import Process
     from hoplite_mp._simulation.virtual.streams import VirtualStream
-    from hoplite_mp.protocol.local import Request
-    from hoplite_mp.protocol.spawning import Exited, StartStandby
 
 __all__ = ["Host"]
 

@@ -10,19 +10,19 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.protocol.spawning import Exited
+from hoplite_mp._protocol.spawning import Exited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.ports import AttachedDrivers
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.local import Reply, StartStandby
+    from hoplite_mp._protocol.spawning import Spawn
     from hoplite_mp._simulation.timeline import Timeline
     from hoplite_mp._simulation.virtual.channel import VirtualChannel
     from hoplite_mp._simulation.virtual.processes import Process
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import Reply, StartStandby
-    from hoplite_mp.protocol.spawning import Spawn
-    from hoplite_mp.transport.addresses import Address
+    from hoplite_mp._transport.addresses import Address
 
 __all__ = ["NEAR_S", "NoDoor", "NoStacks", "VirtualDisk", "VirtualLines", "VirtualWorkers"]
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hoplite_mp._manager.leadership import Leadership
+    from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._simulation.virtual.connections import Switchboard
     from hoplite_mp._simulation.virtual.streams import VirtualStream
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["VirtualManager"]
 
@@ -67,7 +67,7 @@ class VirtualSelector(selectors.BaseSelector):
 
 
 class VirtualDoor:
-    """Has the interface of transport/door.py."""
+    """Has the interface of _transport/listener.py."""
 
     deadline: float | None = None
     not_now: frozenset[str] = frozenset()

@@ -17,20 +17,20 @@ from hoplite_mp._manager.leadership import Leadership
 from hoplite_mp._manager.standby import TELL_PAUSE_S, TELL_WAIT_S
 from hoplite_mp._node.peers.peers import Call
 from hoplite_mp._planner.terms import Candidate, lease_s
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.terms import Promote, Superseded
+from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.environment import address_of
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
-from hoplite_mp.protocol.codec import encode
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.terms import Promote, Superseded
-from hoplite_mp.protocol.versions import software_versions
-from hoplite_mp.transport.addresses import Address, endpoint_of
+from hoplite_mp._transport.addresses import Address, endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._simulation.virtual.environment import Surroundings
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Promotion", "Superseding", "candidate_leadership", "first_leadership"]
 

@@ -1,7 +1,7 @@
 """Connections between simulated hosts: ordered bytes, closing, resets; and frames of engines.
 
 Why it exists: real nodes and managers read from and write to streams. These have the interface of
-transport/stream.py, with the simulated network instead of the kernel.
+_transport/stream.py, with the simulated network instead of the kernel.
 It must never know: which process is at an end, what the bytes mean.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._simulation.faults.message_faults import spring
 from hoplite_mp._simulation.network import Channel
-from hoplite_mp.transport.stream import READ_BYTES
+from hoplite_mp._transport.stream import READ_BYTES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,7 +43,7 @@ class Bulk(Protocol):
 
 
 class VirtualStream:
-    """One end of a connection; see `Stream` in transport/stream.py."""
+    """One end of a connection; see `Stream` in _transport/stream.py."""
 
     certificate_sha256: bytes | None = bytes(32)
     peer: VirtualStream

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._simulation.virtual.host import Host
 from hoplite_mp._simulation.virtual.manager import VirtualManager
 from hoplite_mp._simulation.virtual.standby import (
@@ -18,20 +20,18 @@ from hoplite_mp._simulation.virtual.standby import (
     candidate_leadership,
     first_leadership,
 )
-from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.versions import software_versions
 
 if TYPE_CHECKING:
     import random
 
+    from hoplite_mp._protocol.spawning import StartStandby
     from hoplite_mp._simulation.virtual.environment import Surroundings
     from hoplite_mp._simulation.virtual.processes import Process
-    from hoplite_mp.protocol.spawning import StartStandby
 
 __all__ = ["World"]
 
 # Time after which the kernel ends a connection whose data is not acknowledged; see
-# transport/listen.py.
+# _transport/sockets.py.
 UNACKNOWLEDGED_S = 40.0
 # In a cluster host ids are random; here they are consecutive from this number on.
 HOST_ID_BASE = 1000

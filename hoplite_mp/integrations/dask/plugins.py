@@ -17,9 +17,9 @@ from dask.tokenize import normalize_token
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
+from hoplite_mp._transport.addresses import Address
 from hoplite_mp.integrations import beside
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.transport.addresses import Address
 
 if TYPE_CHECKING:
     from hoplite_mp.integrations.beside import Member, Place

@@ -22,9 +22,9 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hoplite_mp import _locks, clock
+from hoplite_mp._transport.addresses import Address
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations import beside
-from hoplite_mp.transport.addresses import Address
 
 if TYPE_CHECKING:
     from hoplite_mp.config import Config

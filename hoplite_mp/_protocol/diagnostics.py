@@ -1,0 +1,124 @@
+"""The messages between nodes for diagnosis: clocks, traces, and what each process waits for.
+
+    looker ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
+           ◄─ LookTold ──
+
+Each node records its part of a trace. At its end that part is one document, which is read in
+pieces. This file also defines the form of such a document.
+
+This module must never know how messages travel, nor what their receivers do with them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hoplite_mp._protocol.fields import TEXT_CHARS_MAX, Message, counts, flags, one_of, text
+
+__all__ = [
+    "EVENT",
+    "KINDS_OF_EVENTS",
+    "OUTCOMES_OF_EVENTS",
+    "PIECE_BYTES_MAX",
+    "TRACE_STEPS",
+    "ClockAsked",
+    "DumpAsked",
+    "LookMessage",
+    "LookTold",
+    "TraceAsked",
+    "TraceDocument",
+    "TraceRead",
+]
+
+# "begin": record events; "end": stop, and keep the document; "drop": discard the document.
+TRACE_STEPS = ("begin", "end", "drop")
+# Bytes of a document in one message. Higher: fewer messages; lower: other messages wait less.
+# Without privileges a packet between processes has at most 416 KiB.
+PIECE_BYTES_MAX = 128 << 10
+# One event of a process, as in cext/shm_layout.h: id, begin_ns, end_ns, kind, outcome, depth, rank,
+# name.
+EVENT = struct.Struct("<QQQBBHI32s")
+KINDS_OF_EVENTS = ("task", "group call")
+OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout")
+
+
+class ClockAsked(Message, frozen=True, tag="ClockAsked"):
+    """Asks for the receiver's monotonic clock; it is the answer's value."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class TraceAsked(Message, frozen=True, tag="TraceAsked"):
+    """Asks for a step of that trace of the sender. The answer's error: why the step is not
+    possible; its value after "end": the length of the document in bytes."""
+
+    number: int
+    trace: int
+    step: str
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, trace=self.trace)
+        one_of("step", self.step, TRACE_STEPS)
+
+
+class TraceRead(Message, frozen=True, tag="TraceRead"):
+    """Asks for a piece of that document, from `offset` on."""
+
+    number: int
+    trace: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, trace=self.trace, offset=self.offset)
+
+
+class DumpAsked(Message, frozen=True, tag="DumpAsked"):
+    """Asks what the processes of the receiver's host wait for; it is the answer's data. `stacks`:
+    also the stacks of the workers' threads."""
+
+    number: int
+    stacks: bool
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        flags(stacks=self.stacks)
+
+
+class LookTold(Message, frozen=True, tag="LookTold"):
+    """The answer to the question with that number."""
+
+    number: int
+    value: int = 0
+    data: bytes = b""
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, value=self.value)
+        text("error", self.error, TEXT_CHARS_MAX)
+
+
+LookMessage: TypeAlias = ClockAsked | TraceAsked | TraceRead | DumpAsked | LookTold
+
+
+class TraceDocument(msgspec.Struct, frozen=True):
+    """What one node has recorded. Times are of its own monotonic clock."""
+
+    host: str
+    host_id: int
+    begin_ns: int
+    end_ns: int
+    # (client slot, pid, EVENTs) in order; a process may have many of these entries.
+    events: list[tuple[int, int, bytes]]
+    # Local ids of tasks that came from other hosts -> their ids in the whole cluster.
+    guests: dict[int, bytes]
+    # (kind, name, begin_ns, end_ns, more), of the node itself.
+    notes: list[tuple[str, str, int, int, dict[str, Any]]]
+    dropped: int  # how many of the oldest were dropped, because there was no room
+    # pid -> the name of the actor whose process it was.
+    actors: dict[int, str] = {}

@@ -1,0 +1,352 @@
+"""The messages about Groups: their members, and the masks that a group's board shows.
+
+A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks
+have joined for the first time. Before that, a member that leaves frees its rank; afterwards a
+newcomer with a free rank is *joining* until its node reports that the living have admitted it.
+
+This module must never know what members exchange, which takes other ways than these messages.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp._protocol.fields import (
+    GROUP_ERRORS,
+    NAME_CHARS_MAX,
+    NODES_MAX,
+    NUMBER_MAX,
+    RANKS_MAX,
+    TEXT_CHARS_MAX,
+    Message,
+    between,
+    counts,
+    flags,
+    numbers,
+    one_of,
+    text,
+)
+from hoplite_mp._protocol.stripes import Stripe, whole_object
+from hoplite_mp.ids import ID_BYTES
+
+NO_TASK = b""  # the task of a member that is a thread of a driver, and so runs in no task
+ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
+
+
+Founder: TypeAlias = tuple[int, int, int, int]
+# One run of a task: (node, client, client_generation) of its process, and how often the task was
+# tried before. Each further try is another run of the same task.
+Run: TypeAlias = tuple[int, int, int, int]
+
+
+def _founders(founders: tuple[Founder, ...]) -> None:
+    if not isinstance(founders, tuple):
+        raise ValueError(f"founders must be a tuple, not {founders!r}")
+    between("number of founders", len(founders), 0, RANKS_MAX)
+    for founder in founders:
+        if not isinstance(founder, tuple) or len(founder) != 4:
+            raise ValueError(f"founders: not (rank, node, client, generation): {founder!r}")
+        rank, node, client, generation = founder
+        between("founder's rank", rank, 0, RANKS_MAX - 1)
+        counts(node=node, client=client, client_generation=generation)
+
+
+def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
+    if not isinstance(tasks, tuple):
+        raise ValueError(f"{name} must be a tuple, not {tasks!r}")
+    between(f"number of {name}", len(tasks), 0, count_max)
+    for task in tasks:
+        if not isinstance(task, bytes) or len(task) not in (0, ID_BYTES):
+            raise ValueError(f"{name}: no id of a task: {task!r}")
+
+
+def _holders(holders: tuple[tuple[bytes, bytes], ...], size: int) -> None:
+    if not isinstance(holders, tuple) or len(holders) not in (0, size):
+        raise ValueError(f"holders must be one for each of {size} ranks: {holders!r}")
+    for holder in holders:
+        if not isinstance(holder, tuple) or len(holder) != 2:
+            raise ValueError(f"holders: not (task, team): {holder!r}")
+        _tasks("holder", holder, 2)
+
+
+def _runs(runs: tuple[Run, ...], count: int) -> None:
+    if not isinstance(runs, tuple) or len(runs) != count:
+        raise ValueError(f"runs must be one for each of {count} tasks: {runs!r}")
+    for run in runs:
+        if not isinstance(run, tuple) or len(run) != 4:
+            raise ValueError(f"runs: not (node, client, generation, tries): {run!r}")
+        node, client, generation, tries = run
+        counts(node=node, client=client, client_generation=generation, tries=tries)
+
+
+class GroupEnd(Message, frozen=True, tag="GroupEnd"):
+    """A Group that is over, although tasks that were its members may be tried again and ask for it
+    again. `tasks`: those of all its members; `runs`: the run in which each of them was a member
+    last; `dead`: those that have not left, but died. `open`: a thread of a driver was a member too,
+    and may use the name again at any time."""
+
+    name: str
+    generation: int
+    dead: tuple[bytes, ...]
+    tasks: tuple[bytes, ...]
+    runs: tuple[Run, ...]
+    open: bool = False
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation)
+        _tasks("dead", self.dead, 2 * RANKS_MAX)
+        _tasks("tasks", self.tasks, 2 * RANKS_MAX)
+        _runs(self.runs, len(self.tasks))
+        flags(open=self.open)
+
+
+# ---- node -> manager
+
+
+class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
+    """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
+
+    `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
+    `task`: the id of the task in which the caller runs; it stays the same when the task is tried
+    again. `tries`: how often it was tried before.
+    `founders`: for a group that is made from another one, whose generation is `parent`: the process
+    that gets each rank, as (rank in the other group, node, client, client_generation). The group
+    waits for no other processes, nor for a founder that has left the other group.
+    `team`: the id of the `spmd` call whose peer the caller is, if the group has a rank for each of
+    its peers; else NO_TASK. The peers may use the name of a smaller group for several groups.
+    """
+
+    request: int
+    node: int
+    client: int
+    client_generation: int
+    name: str
+    size: int
+    rank: int | None = None
+    members_max: int = RANKS_MAX
+    task: bytes = NO_TASK
+    parent: int = 0
+    founders: tuple[Founder, ...] = ()
+    tries: int = 0
+    team: bytes = NO_TASK
+
+    def __post_init__(self) -> None:
+        _tasks("task", (self.task,), 1)
+        _tasks("team", (self.team,), 1)
+        counts(parent=self.parent, tries=self.tries)
+        _founders(self.founders)
+        counts(request=self.request, node=self.node, client=self.client)
+        counts(client_generation=self.client_generation)
+        text("name", self.name, NAME_CHARS_MAX)
+        # Size and rank are the user's: what is wrong with them is answered by GroupRefused, so
+        # that it can name the group's own size.
+        between("size", self.size, -NUMBER_MAX, NUMBER_MAX)
+        if self.rank is not None:
+            between("rank", self.rank, -NUMBER_MAX, NUMBER_MAX)
+        between("members_max", self.members_max, 1, RANKS_MAX)
+
+
+class GroupAdmitted(Message, frozen=True, tag="GroupAdmitted"):
+    """The living members have admitted the joining member of that rank, at a commit."""
+
+    name: str
+    generation: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+class GroupLeft(Message, frozen=True, tag="GroupLeft"):
+    """A member closed its Group. (A death is reported by ClientLost, for all groups.)"""
+
+    name: str
+    generation: int
+    rank: int
+    node: int
+    client: int
+    client_generation: int
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, node=self.node, client=self.client)
+        counts(client_generation=self.client_generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
+    """These tasks, about which GroupTasksAsked has asked that node, are over: finished, failed or
+    cancelled, and not tried again."""
+
+    node: int
+    tasks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        _tasks("tasks", self.tasks, ASKED_MAX)
+
+
+# ---- manager -> node
+
+
+class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
+    """The node reports when each of these tasks is over, at once if it is already. Their submitters
+    are processes of its host. A member of a Group waits for these tasks, and would wait in vain
+    once they are over."""
+
+    tasks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _tasks("tasks", self.tasks, ASKED_MAX)
+
+
+class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
+    """That member waits for others in a group that can never be formed, or the group has gone on
+    without its host. It is no member any more, and `message` is the reason, for the user."""
+
+    name: str
+    generation: int
+    board: int
+    rank: int
+    client: int
+    client_generation: int
+    message: str
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        text("message", self.message, TEXT_CHARS_MAX)
+        counts(generation=self.generation, board=self.board, client=self.client)
+        counts(client_generation=self.client_generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+class GroupMembers(Message, frozen=True, tag="GroupMembers"):
+    """What the board must show from now on; sent at every change, before GroupJoined.
+
+    The first one of a generation is also the order to make the board. `version` counts these
+    messages of one generation, from 1. `nodes[rank]` is the node of the member with that rank, None
+    for a free rank. The leader of a call is the lowest living rank; its node leads.
+    `former`: nodes that have no member any more. They may be the only ones to know what was decided
+    while they had one, so nothing is decided before they have reported. `first`: with this message
+    the group is formed, and its members begin with call 0.
+    `stripes` are the owners of large calls, in shares by their links. They stay the same for all
+    calls until the next message, so no call asks the manager. One stripe: all living members are on
+    one node.
+    For the next manager: the members' `tasks` and their `tries` by rank; `past`, what it would
+    remember of the group if this were its end; whether any member has `left` rather than died;
+    `parent` and `founders` as in GroupJoinRequested; and which founders have `come`, as bits.
+    `since`: the first version that showed the member of each rank, 0 for a free rank. Messages of
+    earlier versions were for the member before it. A node may miss that version itself, if the
+    manager dies before it has sent it to all nodes. `whole`: the first version that showed the
+    group formed, 0 before that; members that are shown since then or earlier begin with call 0.
+    `holders`, until the group is formed: by rank, the (task, team) of the last member, also if it
+    has left; for the next manager, too.
+    """
+
+    name: str
+    generation: int
+    board: int
+    size: int
+    alive: int
+    joining: int
+    formed: bool
+    version: int
+    nodes: tuple[int | None, ...]
+    stripes: tuple[Stripe, ...]
+    former: tuple[int, ...] = ()
+    first: bool = False
+    tasks: tuple[bytes, ...] = ()
+    past: GroupEnd | None = None
+    left: bool = False
+    parent: int = 0
+    founders: tuple[Founder, ...] = ()
+    come: int = 0
+    tries: tuple[int, ...] = ()
+    since: tuple[int, ...] = ()
+    whole: int = 0
+    holders: tuple[tuple[bytes, bytes], ...] = ()
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, board=self.board, version=self.version)
+        _holders(self.holders, self.size)
+        counts(parent=self.parent, come=self.come, whole=self.whole)
+        _founders(self.founders)
+        between("size", self.size, 1, RANKS_MAX)
+        _tasks("tasks", self.tasks, self.size)
+        numbers("tries", self.tries, NUMBER_MAX)
+        numbers("since", self.since, NUMBER_MAX)
+        between("alive", self.alive, 0, (1 << self.size) - 1)
+        between("joining", self.joining, 0, (1 << self.size) - 1)
+        if self.alive & self.joining:
+            raise ValueError(f"alive {self.alive:b} and joining {self.joining:b} share a rank")
+        flags(formed=self.formed, first=self.first, left=self.left)
+        whole_object("stripes", self.stripes)
+        if not isinstance(self.nodes, tuple) or len(self.nodes) != self.size:
+            raise ValueError(f"nodes must be one for each of {self.size} ranks: {self.nodes!r}")
+        for rank, node in enumerate(self.nodes):
+            held = (self.alive | self.joining) >> rank & 1
+            if held:
+                between(f"nodes[{rank}]", node, 0, NODES_MAX - 1)
+            elif node is not None:
+                raise ValueError(f"nodes[{rank}] must be None, nobody holds that rank: {node!r}")
+
+    def since_of(self, rank: int) -> int:
+        """The first version that showed the member of that rank."""
+        return self.since[rank] if rank < len(self.since) else self.version
+
+    @property
+    def leader(self) -> int | None:
+        """The lowest living rank; None if no member is alive."""
+        return (self.alive & -self.alive).bit_length() - 1 if self.alive else None
+
+
+class GroupJoined(Message, frozen=True, tag="GroupJoined"):
+    """The answer to a join: rank and board. Not `admitted`: the member is joining, and a later
+    GroupMembers shows when it is admitted."""
+
+    request: int
+    name: str
+    generation: int
+    rank: int
+    size: int
+    board: int
+    formed: bool
+    admitted: bool
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(request=self.request, generation=self.generation, board=self.board)
+        between("size", self.size, 1, RANKS_MAX)
+        between("rank", self.rank, 0, self.size - 1)
+        flags(formed=self.formed, admitted=self.admitted)
+
+
+class GroupRefused(Message, frozen=True, tag="GroupRefused"):
+    """A join was refused; `message` is for the user."""
+
+    request: int
+    message: str
+    error: str = "value"
+
+    def __post_init__(self) -> None:
+        counts(request=self.request)
+        text("message", self.message, TEXT_CHARS_MAX)
+        one_of("error", self.error, GROUP_ERRORS)
+
+
+class GroupClosed(Message, frozen=True, tag="GroupClosed"):
+    """All members are gone. The name is free, and so is the board as soon as a node has received
+    this."""
+
+    name: str
+    generation: int
+    board: int
+    end: GroupEnd | None = None  # for the next manager
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, board=self.board)

@@ -1,0 +1,323 @@
+"""The handshake: afterwards each side knows that the other has the token and no relay is between.
+
+    client                                            server
+    Hello(role, nonce, cluster wanted)         ->
+                                               <-     Challenge(service, nonce, cluster)
+    Proof(HMAC "client" over the transcript)   ->     compared in constant time
+                                               <-     Welcome(HMAC "server" over the same)
+    Introduction(host_id, versions)            ->     compared
+                                               <-     Introduction(host_id, versions)
+
+The transcript holds all that the two sides have sent, and the certificate: the preamble with the
+protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the server's
+certificate as this side sees it (zeros without TLS). So the nonces make an old recording fail, the
+labels a proof that is sent back to its maker, and the certificate a relay between two TLS
+connections, which does not have its private key. This is the channel binding of RFC 5929
+("tls-server-end-point"). No key is derived for the bytes that follow, because TLS protects them;
+without TLS they are not protected.
+
+Sans-io: `feed` the received bytes and send `outgoing()`, until there is a `result` or `feed`
+raises. `wanted` is how many bytes may be read for it, so that the bytes after the handshake stay in
+the connection for its owner. Nothing is unpickled, and no memory is allocated for a length before
+it has been compared with a limit of a few KiB.
+
+This module must never know sockets, TLS, files, nor what time it is: `deadline` is for the caller.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hoplite_mp._protocol.greetings import (
+    LENGTH,
+    MAGIC,
+    NONCE_BYTES,
+    PREAMBLE,
+    REASON_CHARS_MAX,
+    REFUSED_TEXTS,
+    SERVICE_OF,
+    Challenge,
+    Hello,
+    Introduction,
+    Proof,
+    Refused,
+    Welcome,
+    decode_body,
+    encode_frame,
+    frame_length,
+    printable,
+)
+from hoplite_mp._protocol.versions import compare_versions
+from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._protocol.greetings import Greeting
+    from hoplite_mp._protocol.secret import Secret
+
+__all__ = ["PLAIN", "ClientHandshake", "Outcome", "ServerHandshake", "transcript"]
+
+PLAIN = bytes(32)  # in place of the certificate's hash where there is no TLS
+CLIENT_LABEL = b"hoplite_mp client has the token"
+SERVER_LABEL = b"hoplite_mp server has the token"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The other side, as proved (role, service, cluster) and by its own statement (peer)."""
+
+    role: str
+    service: str
+    cluster: bytes
+    peer: Introduction
+
+
+def transcript(
+    role: str, service: str, nonces: tuple[bytes, bytes], cluster: bytes, certificate_sha256: bytes
+) -> bytes:
+    """The bytes that both sides must have seen alike. Each part follows its length, so that no two
+    lists of parts give the same bytes."""
+    parts = (PREAMBLE, role.encode(), service.encode(), *nonces, cluster, certificate_sha256)
+    return b"".join(LENGTH.pack(len(part)) + part for part in parts)
+
+
+def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
+    return key.mac(LENGTH.pack(len(label)) + label + seen)
+
+
+class _Handshake:
+    """The common part of both sides: turns bytes into messages, one at a time, and keeps the
+    outcome."""
+
+    def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
+        self.deadline = deadline
+        self.result: Outcome | None = None
+        self.failure: HopliteError | None = None
+        self._key = key
+        self._mine = mine
+        self._sees = sees
+        self._buffer = bytearray()
+        self._outgoing = bytearray()
+        self._greeted = False
+        self._expected: tuple[type[Greeting], ...] = ()
+        self._next: Callable[[Greeting], None] = self._take_nothing
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes are missing for the next step; 0: the handshake is over."""
+        if self.result is not None or self.failure is not None:
+            return 0
+        if not self._greeted:
+            return len(PREAMBLE) - len(self._buffer)
+        if len(self._buffer) < LENGTH.size:
+            return LENGTH.size - len(self._buffer)
+        return LENGTH.size + frame_length(self._buffer[: LENGTH.size]) - len(self._buffer)
+
+    def outgoing(self) -> bytes:
+        """The bytes to send now; also after a failure, because they may tell the other side why."""
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
+        return data
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes received bytes; returns those after the handshake (none if the caller reads only
+        `wanted` bytes).
+
+        AuthError: the other side does not have the token. ProtocolError: it sent something that is
+        not allowed, or cannot work with this side. After either the caller must close the
+        connection.
+        """
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        place = 0
+        try:
+            while self.result is None and place < len(data):
+                piece = data[place : place + self.wanted]
+                self._buffer += piece
+                place += len(piece)
+                self._step()
+        except HopliteError as failure:
+            self.failure = failure
+            self._buffer.clear()
+            raise
+        return data[place:]
+
+    def _step(self) -> None:
+        """Does what the buffer allows; a length is checked as soon as it has arrived (`wanted`)."""
+        if not self._greeted:
+            self._take_preamble()
+        elif self.wanted == 0:
+            message = decode_body(self._buffer[LENGTH.size :])
+            self._buffer.clear()
+            if not isinstance(message, self._expected):
+                raise ProtocolError(f"{type(message).__name__} came out of turn")
+            self._next(message)
+
+    def _take_preamble(self) -> None:
+        name = self._buffer[: len(MAGIC)]
+        if name != MAGIC[: len(name)]:
+            raise ProtocolError("it speaks another protocol than hoplite_mp")
+        if len(self._buffer) < len(PREAMBLE):
+            return
+        self._greeted = True
+        theirs = self._buffer[-1]
+        same = self._buffer == PREAMBLE
+        self._buffer.clear()
+        self._answer_preamble()
+        if not same:
+            raise ProtocolError(
+                f"it speaks version {theirs} of the protocol and this side version {PREAMBLE[-1]}:"
+                " install the same hoplite_mp on both"
+            )
+
+    def _answer_preamble(self) -> None:
+        """A server sends its own preamble here; a client has sent it before."""
+
+    def _take_nothing(self, message: Greeting) -> None:
+        raise AssertionError  # _expected is empty wherever this is next
+
+    def _expect(self, *kinds: type[Greeting], then: Callable[[Greeting], None]) -> None:
+        self._expected = kinds
+        self._next = then
+
+    def _send(self, message: Greeting) -> None:
+        self._outgoing += encode_frame(message)
+
+
+class ServerHandshake(_Handshake):
+    """The side that was called. It does not answer a caller that begins wrongly, sends no proof
+    before the caller's own, and refuses callers whose software does not match."""
+
+    def __init__(
+        self,
+        key: Secret,
+        service: str,
+        cluster: bytes,
+        mine: Introduction,
+        *,
+        certificate_sha256: bytes = PLAIN,
+        deadline: float = float("inf"),
+        nonce: bytes | None = None,
+        not_now: frozenset[str] = frozenset(),
+    ) -> None:
+        """not_now: roles that this service does not serve at present."""
+        super().__init__(key, mine, certificate_sha256, deadline)
+        self._not_now = not_now
+        self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
+        self._role = ""
+        self._seen = b""
+        self._expect(Hello, then=self._take_hello)
+
+    def _answer_preamble(self) -> None:
+        self._outgoing += PREAMBLE
+
+    def _take_hello(self, message: Greeting) -> None:
+        assert isinstance(message, Hello)
+        mine = self._challenge
+        if SERVICE_OF[message.role] != mine.service:
+            raise self._refuse("role", ProtocolError(f"a {message.role} called the {mine.service}"))
+        if message.cluster and message.cluster != mine.cluster:
+            raise self._refuse("cluster", ProtocolError("it looks for another cluster"))
+        self._role = message.role
+        nonces = (message.nonce, mine.nonce)
+        self._seen = transcript(self._role, mine.service, nonces, mine.cluster, self._sees)
+        self._send(mine)
+        self._expect(Proof, then=self._take_proof)
+
+    def _take_proof(self, message: Greeting) -> None:
+        assert isinstance(message, Proof)
+        if not hmac.compare_digest(message.mac, _mac(self._key, CLIENT_LABEL, self._seen)):
+            raise self._refuse(
+                "token", AuthError("it has another token, or somebody is between the two sides")
+            )
+        self._send(Welcome(_mac(self._key, SERVER_LABEL, self._seen)))
+        self._expect(Introduction, then=self._take_introduction)
+
+    def _take_introduction(self, message: Greeting) -> None:
+        assert isinstance(message, Introduction)
+        mine, theirs = self._mine.versions, message.versions
+        table = compare_versions(mine, theirs)
+        if table is not None:
+            error = ProtocolError(f"its software does not match:\n{printable(table)}")
+            their_table = compare_versions(theirs, mine) or ""
+            raise self._refuse("software", error, their_table[:REASON_CHARS_MAX])
+        if self._role in self._not_now:
+            raise self._refuse("standby", ProtocolError(f"a {self._role} called too early"))
+        self._send(self._mine)
+        challenge = self._challenge
+        self.result = Outcome(self._role, challenge.service, challenge.cluster, message)
+
+    def _refuse(self, code: str, error: HopliteError, reason: str = "") -> HopliteError:
+        self._send(Refused(code, reason))
+        return error
+
+
+class ClientHandshake(_Handshake):
+    """The side that calls. It sends first, and trusts nothing before the Welcome."""
+
+    def __init__(
+        self,
+        key: Secret,
+        role: str,
+        mine: Introduction,
+        *,
+        cluster: bytes = b"",
+        certificate_sha256: bytes = PLAIN,
+        deadline: float = float("inf"),
+        nonce: bytes | None = None,
+    ) -> None:
+        super().__init__(key, mine, certificate_sha256, deadline)
+        self._hello = Hello(role, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
+        self._cluster = cluster
+        self._seen = b""
+        self._believed = False
+        self._outgoing += PREAMBLE
+        self._send(self._hello)
+        self._expect(Challenge, Refused, then=self._take_challenge)
+
+    def _take_challenge(self, message: Greeting) -> None:
+        if isinstance(message, Refused):
+            raise self._refused(message)
+        assert isinstance(message, Challenge)
+        role = self._hello.role
+        if message.service != SERVICE_OF[role]:
+            raise ProtocolError(REFUSED_TEXTS["role"])
+        if self._cluster and message.cluster != self._cluster:
+            raise ProtocolError(REFUSED_TEXTS["cluster"])
+        self._cluster = message.cluster
+        nonces = (self._hello.nonce, message.nonce)
+        self._seen = transcript(role, message.service, nonces, message.cluster, self._sees)
+        self._send(Proof(_mac(self._key, CLIENT_LABEL, self._seen)))
+        self._expect(Welcome, Refused, then=self._take_welcome)
+
+    def _take_welcome(self, message: Greeting) -> None:
+        if isinstance(message, Refused):
+            raise self._refused(message)
+        assert isinstance(message, Welcome)
+        if not hmac.compare_digest(message.mac, _mac(self._key, SERVER_LABEL, self._seen)):
+            raise AuthError("it does not have the token, or somebody is between the two sides")
+        self._believed = True
+        self._send(self._mine)
+        self._expect(Introduction, Refused, then=self._take_introduction)
+
+    def _take_introduction(self, message: Greeting) -> None:
+        if isinstance(message, Refused):
+            raise self._refused(message)
+        assert isinstance(message, Introduction)
+        table = compare_versions(self._mine.versions, message.versions)
+        if table is not None:
+            raise ProtocolError(f"{REFUSED_TEXTS['software']}:\n{printable(table)}")
+        role = self._hello.role
+        self.result = Outcome(role, SERVICE_OF[role], self._cluster, message)
+
+    def _refused(self, message: Refused) -> HopliteError:
+        """The code of a server that has not proved itself only chooses among our own texts; its
+        reason is not shown."""
+        words = REFUSED_TEXTS[message.code]
+        if self._believed and message.reason:
+            words = f"{words}:\n{printable(message.reason)}"
+        return AuthError(words) if message.code == "token" else ProtocolError(words)

@@ -1,0 +1,433 @@
+"""The messages between a client and its node, on one host.
+
+Why it exists: a client does most things without other processes. For the rest (memory, collectives,
+groups, pools) it sends the node these messages. One message is one packet of a SEQPACKET
+socketpair. A reply that no caller waits for any more (after Ctrl-C) is dropped by its number.
+It must never know: how either side does what is asked.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hoplite_mp._protocol.actors import ActorAsk
+from hoplite_mp._protocol.foreign import HoldForeign, UsersOfNode
+from hoplite_mp._protocol.inherited_context import Environment
+from hoplite_mp._protocol.local_groups import (
+    INBOX_MAX,
+    RESULT_TAG,
+    TAG_MAX,
+    GroupAdmit,
+    GroupBell,
+    GroupBuffers,
+    GroupCall,
+    GroupInbox,
+    GroupJoin,
+    GroupLeave,
+    GroupReceived,
+    GroupRefusal,
+    GroupSend,
+    GroupWritten,
+)
+from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.resources import ResourceAsk, Wanted
+from hoplite_mp._protocol.retries import TryAgain
+from hoplite_mp._protocol.setup import SetUp, SetupFailed
+from hoplite_mp._protocol.spawning import (
+    GIVEN_UP,
+    NODE_DIED,
+    Exited,
+    FromSupervisor,
+    LanStart,
+    ManagerStarted,
+    NotSpawned,
+    Shutdown,
+    Spawn,
+    Spawned,
+    Start,
+    StartStandby,
+    ToSupervisor,
+)
+from hoplite_mp._protocol.worker_broadcast import RoundAsk
+
+__all__ = [
+    "GIVEN_UP",
+    "INBOX_MAX",
+    "LINE_LOST",
+    "NODE_DIED",
+    "ON_ITS_WAY",
+    "POOL_BROKEN",
+    "POOL_LEAVING",
+    "RESTORED",
+    "RESULT_TAG",
+    "SETUP_FAILED",
+    "SPILLED_PIECE_BYTES",
+    "STACKS_FILE",
+    "STACKS_SIGNAL",
+    "TAG_MAX",
+    "AddWorkers",
+    "Ask",
+    "Attached",
+    "BindPool",
+    "ClosePool",
+    "Collective",
+    "DrainNode",
+    "DropForeign",
+    "Dump",
+    "DumpRead",
+    "Exited",
+    "FromSupervisor",
+    "GiveSpans",
+    "GoneNodes",
+    "GroupAdmit",
+    "GroupBell",
+    "GroupBuffers",
+    "GroupCall",
+    "GroupInbox",
+    "GroupJoin",
+    "GroupLeave",
+    "GroupReceived",
+    "GroupRefusal",
+    "GroupSend",
+    "GroupWritten",
+    "Import",
+    "Imported",
+    "Interrupt",
+    "LanStart",
+    "Lease",
+    "LeaseSpan",
+    "LeavingNodes",
+    "Locate",
+    "ManagerStarted",
+    "Members",
+    "NotAttached",
+    "NotSpawned",
+    "OpenPool",
+    "ReadSpilled",
+    "Reply",
+    "Request",
+    "Restore",
+    "SetUp",
+    "SetupFailed",
+    "Shutdown",
+    "Spawn",
+    "Spawned",
+    "Standing",
+    "Start",
+    "StartStandby",
+    "Stats",
+    "ToSupervisor",
+    "TraceBegin",
+    "TraceDrop",
+    "TraceEnd",
+    "TracePiece",
+]
+
+
+RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
+# Bytes in one reply to ReadSpilled. Without privileges a packet has at most 416 KiB.
+SPILLED_PIECE_BYTES = 128 << 10
+SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
+LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
+# A worker that gets this signal writes the stacks of its threads into its nameless file of this
+# name.
+STACKS_SIGNAL = signal.SIGRTMIN + 5
+STACKS_FILE = "hoplite_mp stacks"
+# States of a pool in shared memory. Its initializer has raised, so it takes no more tasks:
+POOL_BROKEN = 3
+POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes no new calls
+
+
+class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
+    """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
+    the reserve; `spare`: it will be needed later, if at all, and is refused when others need the
+    room. Reply: payload offset, or full=True and the message."""
+
+    nbytes: int
+    error: bool = False
+    spare: bool = False
+
+
+class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
+    """Asks for a span for small objects; `error`: it is for an error, so the reply does not wait
+    for free memory. Reply: its offset, or full=True and the message."""
+
+    error: bool = False
+
+
+class GiveSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
+    """Gives empty spans back. No reply."""
+
+    offsets: list[int]
+
+
+class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
+    """Asks for a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
+    (processes that wait for the object are woken), or full=True and the message."""
+
+    oid: int
+
+
+class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=True):
+    """Asks for a part of a spilled object's payload; the object stays in the spill file. Reply: the
+    bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
+
+    oid: int
+    offset: int
+    nbytes: int
+
+
+class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
+    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for one that is
+    gone; the node keeps them until Imported confirms that the caller holds them."""
+
+    objects: list[bytes]
+
+
+class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
+    """The caller holds the objects of the Import with that number now. No reply."""
+
+    number: int
+
+
+class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
+    """An object of another host was deleted here, and is to be deleted everywhere. No reply."""
+
+    oid: int
+
+
+class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
+    """`slot` runs a task that was aborted. The node interrupts it, and kills it if it does not end.
+    No reply."""
+
+    oid: int
+    slot: int
+
+
+class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
+    """A reduction (one result for each slice), or a kind that copies (one result without a value).
+
+    `to`: numbers of the nodes where results or copies belong; empty: those that the kind implies.
+    The node claims the results' headers; the caller holds the sources until the results are done.
+    No reply.
+    """
+
+    results: list[int]
+    sources: list[int]
+    kind: str
+    op: str
+    num: int
+    deadline_s: float | None
+    reproducible: bool
+    to: list[int] = []
+
+
+class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
+    """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
+    (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
+    the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply: pool
+    number; or, if a node was lost before its workers had started, a text that says so."""
+
+    workers: int
+    max_tasks: int
+    setup: int
+    far: list[tuple[int, int]] = []  # (node, workers there)
+    exact: bool = False
+    env: Environment = ()
+    demand: Wanted = ()  # resources that each worker keeps for life
+    anywhere: bool = False
+
+
+class AddWorkers(msgspec.Struct, frozen=True, tag="AddWorkers", array_like=True):
+    """Adds workers to the common pool of that node. Reply: None."""
+
+    count: int
+    node: int
+
+
+class BindPool(msgspec.Struct, frozen=True, tag="BindPool", array_like=True):
+    """Opens a pool whose tasks all run on one other node. Reply: pool number."""
+
+    node: int
+
+
+class ClosePool(msgspec.Struct, frozen=True, tag="ClosePool", array_like=True):
+    """The pool's workers end when idle; `kill`: at once. No reply."""
+
+    pool: int
+    kill: bool
+
+
+class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode", array_like=True):
+    """Makes that node leave the cluster. Reply: at once."""
+
+    node: int
+
+
+class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
+    """Reply: the numbers of the nodes that hold an object."""
+
+    oid: int
+
+
+class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
+    """Reply: of each living node (number, address, host, workers, bytes used, bytes in all,
+    resources, how much of these is free as far as this node knows)."""
+
+
+class GoneNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
+    """Reply: the latest hosts that this node knows to be gone, each as (number, name, seconds ago,
+    True if it left, False if it was lost)."""
+
+
+class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
+    """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
+
+
+class Standing(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
+    """Reply, as soon as this node has joined: (number of this node in its cluster, cluster id,
+    addresses of the standby, its address if it is on this host, number of the node whose host has
+    one of those addresses or -1, whether that host has the manager, whether this node has a
+    manager); or (name of an error, its text) if this node could not join."""
+
+
+class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
+    """Reply: (number, counters) of each node that answers."""
+
+
+class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
+    """Every node records events from now on. `trace`: a random number. Reply: "", or why there is
+    no trace."""
+
+    trace: int
+
+
+class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
+    """Ends that trace. Reply: of each node (number, bytes of its document, measurements of its
+    clock: up to two of (time here, by how much its clock is ahead, largest error) in ns); the
+    numbers of nodes that are lost; and those of nodes of programs, without workers, that have
+    left."""
+
+    trace: int
+
+
+class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True):
+    """Reply: bytes of that node's document from `offset` on; None: the node is lost."""
+
+    trace: int
+    node: int
+    offset: int
+
+
+class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
+    """That trace is not needed any more. Reply: when all nodes that answer in time know it."""
+
+    trace: int
+
+
+class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
+    """Asks all nodes what their processes wait for. Reply: (node, bytes to be read) of those that
+    have answered, and the numbers of the others."""
+
+    stacks: bool
+
+
+class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
+    """Reply: bytes of that node's answer to the last Dump from `offset` on."""
+
+    node: int
+    offset: int
+
+
+Ask: TypeAlias = (
+    Lease
+    | LeaseSpan
+    | GiveSpans
+    | Restore
+    | ReadSpilled
+    | Import
+    | Imported
+    | DropForeign
+    | Interrupt
+    | Collective
+    | OpenPool
+    | AddWorkers
+    | BindPool
+    | ClosePool
+    | DrainNode
+    | GroupBell
+    | GroupBuffers
+    | GroupCall
+    | GroupSend
+    | GroupInbox
+    | GroupReceived
+    | GroupWritten
+    | GroupJoin
+    | GroupLeave
+    | GroupRefusal
+    | GroupAdmit
+    | Locate
+    | Members
+    | GoneNodes
+    | LeavingNodes
+    | Standing
+    | SetUp
+    | SetupFailed
+    | Stats
+    | TraceBegin
+    | TraceEnd
+    | TracePiece
+    | TraceDrop
+    | Dump
+    | DumpRead
+    | ActorAsk
+    | ResourceAsk
+    | MarkLines
+    | RoundAsk
+    | TryAgain
+    | HoldForeign
+    | UsersOfNode
+)
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """`number` 0: no reply is wanted, and `seen` means nothing. `seen`: the last reply that the
+    client has received. What later replies have given, for example a lease, is taken back, because
+    they were lost on the way."""
+
+    number: int
+    seen: int
+    ask: Ask
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """`error`: why the request failed; `full`: the store has no room now, so the client asks again
+    or gives up; `gone`: the reason is that a node has left or died."""
+
+    number: int
+    value: Any = None
+    error: str = ""
+    full: bool = False
+    gone: bool = False
+
+
+class Attached(msgspec.Struct, frozen=True, tag="Attached"):
+    """Node to a driver that attaches to it, with descriptors (control memory, store, the node's
+    eventfd, rpc, output): its client slot, the slot's generation, and settings that all clients
+    share. The connection on which it is sent stays open until the driver reads nothing any more."""
+
+    slot: int
+    generation: int
+    memory_bytes: int
+    small_object_bytes_max: int
+    span_bytes: int
+    audience: int = 0  # the driver's name as an audience; see _protocol/output.py
+
+
+class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):
+    """Sent instead of Attached: why this host's node has no place for the driver now."""
+
+    reason: str

@@ -1,0 +1,329 @@
+"""The messages about collectives on refs: a request, its sources, a plan, its end.
+
+    request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes complete ─► commit
+                                                 ▲      │
+                                                 └──────┘ sources vanished, a node was lost:
+                                                          epoch + 1
+
+This module must never know how an order of arrival is decided, nor how bytes are added.
+"""
+
+from __future__ import annotations
+
+from hoplite_mp._protocol.fields import (
+    FOLDING,
+    KINDS,
+    NO_OBJECT,
+    NODES_MAX,
+    OP_CHARS_MAX,
+    OPERATION_ERRORS,
+    RULES,
+    SLICES_MAX,
+    SOURCES_MAX,
+    TEXT_CHARS_MAX,
+    Message,
+    between,
+    counts,
+    flags,
+    indices,
+    layout,
+    numbers,
+    object_ids,
+    one_of,
+    seconds,
+    shape,
+    sorted_indices,
+    text,
+)
+from hoplite_mp._protocol.stripes import Stripe, whole_object
+
+# The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of
+# its own collectives, so that no two nodes choose the same. Numbers from COPY_OPERATION on are
+# chosen by the planner, for copies; those from GROUP_OPERATION on belong to calls of Groups.
+OPERATION_NODE_BITS = 40
+GROUP_OPERATION = 1 << 62
+COPY_OPERATION = 1 << 63
+
+# ---- collectives: node -> manager
+
+
+class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
+    """A process called a collective. `deadline_s` counts from the receipt of this message.
+
+    `to` are the destinations, in order; empty: those that the kind implies (reduce, gather: this
+    node; allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if
+    there are as many results, else this node; broadcast, allgather: all nodes). `results` are the
+    ids of the results at the destinations: one, or for reduce_scatter one a slice; for kinds that
+    copy only the object for which the caller waits.
+
+    `ready` are the sources known to be ready at the call, in the order in which they became so; a
+    deadline of 0 means exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders` describe
+    them as SourceReady describes the others; empty: they are not known, and this node holds the
+    sources. SourceReady follows for the others. An id that is in `sources` twice is two sources
+    which become ready, or fail, together.
+    """
+
+    operation: int
+    node: int
+    caller: int
+    sources: tuple[bytes, ...]
+    op: str
+    num: int
+    deadline_s: float | None = None
+    reproducible: bool = False
+    results: tuple[bytes, ...] = ()
+    kind: str = "reduce"
+    ready: tuple[int, ...] = ()
+    to: tuple[int, ...] = ()
+    ready_nbytes: tuple[int, ...] = ()
+    ready_layouts: tuple[bytes, ...] = ()
+    ready_holders: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        between("operation", self.operation, 0, GROUP_OPERATION - 1)
+        counts(node=self.node, caller=self.caller)
+        object_ids("sources", self.sources)
+        text("op", self.op, OP_CHARS_MAX)
+        between("num", self.num, 1, len(self.sources))
+        if self.deadline_s is not None:
+            seconds("deadline_s", self.deadline_s)
+        flags(reproducible=self.reproducible)
+        object_ids("results", self.results, 0)
+        between("number of results", len(self.results), 0, SLICES_MAX)
+        one_of("kind", self.kind, KINDS)
+        indices("ready", self.ready, len(self.sources))
+        numbers("to", self.to, NODES_MAX - 1)
+        if len(set(self.to)) != len(self.to) and self.kind not in ("reduce_scatter", "alltoall"):
+            raise ValueError(f"to must name different nodes for {self.kind}: {self.to!r}")
+        numbers("ready_nbytes", self.ready_nbytes)
+        for one in self.ready_layouts:
+            layout("ready_layouts", one)
+        for row in self.ready_holders:
+            numbers("ready_holders", row, NODES_MAX - 1)
+            between("number of holders", len(row), 1, NODES_MAX)
+        if self.kind == "broadcast" and len(self.sources) != 1:
+            raise ValueError(f"sources must be one object for broadcast, not {len(self.sources)}")
+        if self.kind in ("reduce", "gather") and len(self.to) > 1:
+            raise ValueError(f"to must be one node for {self.kind}, not {self.to!r}")
+        if self.kind == "alltoall" and not self.to:
+            raise ValueError("to must not be empty for alltoall")
+        for name in ("ready_nbytes", "ready_layouts", "ready_holders"):
+            if len(getattr(self, name)) not in (0, len(self.ready)):
+                raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
+
+
+class SourceReady(Message, frozen=True, tag="SourceReady"):
+    """`node` holds the whole source `index`, and so do `others`. One living node of them is enough;
+    the others are spare holders. If none of them is alive, the source has failed.
+
+    `layout` describes dtype, shape and order in a form that only nodes understand. It must be the
+    same for all members of a reduction; otherwise the operation fails and names two that differ.
+    """
+
+    operation: int
+    index: int
+    node: int
+    nbytes: int = 0
+    layout: bytes = b""
+    others: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, index=self.index, node=self.node, nbytes=self.nbytes)
+        layout("layout", self.layout)
+        numbers("others", self.others, NODES_MAX - 1)
+
+
+class SourceFailed(Message, frozen=True, tag="SourceFailed"):
+    """Source `index` failed or was deleted. This is final, even after SourceReady."""
+
+    operation: int
+    index: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, index=self.index)
+        text("reason", self.reason, TEXT_CHARS_MAX)
+
+
+class StripesComplete(Message, frozen=True, tag="StripesComplete"):
+    """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
+    it has the result if it is a destination. It goes on serving until Commit or Forget.
+    """
+
+    operation: int
+    epoch: int
+    node: int
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, epoch=self.epoch, node=self.node)
+
+
+class OperationSlow(Message, frozen=True, tag="OperationSlow"):
+    """The link of `node` has become slow while the bytes of that epoch's plan move. `up`, `down`:
+    bytes per second that it carries now; `sent`, `received`: all that its host has sent and
+    received, in bytes, since it began with the operation."""
+
+    operation: int
+    epoch: int
+    node: int
+    up: int
+    down: int
+    sent: int
+    received: int
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, epoch=self.epoch, node=self.node)
+        counts(up=self.up, down=self.down, sent=self.sent, received=self.received)
+
+
+class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
+    """A plan could not be executed.
+
+    With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1)
+    if that is still possible. Without them: the operation fails with `error` and `reason`.
+    """
+
+    operation: int
+    epoch: int
+    node: int
+    reason: str
+    failed_sources: tuple[int, ...] = ()
+    error: str = "value"
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, epoch=self.epoch, node=self.node)
+        text("reason", self.reason, TEXT_CHARS_MAX)
+        indices("failed_sources", self.failed_sources, SOURCES_MAX)
+        one_of("error", self.error, OPERATION_ERRORS)
+
+
+class OperationDropped(Message, frozen=True, tag="OperationDropped"):
+    """The result is not wanted any more. The manager answers Forget, or has answered already."""
+
+    operation: int
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation)
+
+
+# ---- collectives: manager -> node
+
+
+class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
+    """The plan: exactly `members` take part. It is sent alike to holders, owners and destinations.
+
+    `order` is that of folding; `objects` and `holders` are, for each of `members`, its id and the
+    node that gives it. `destinations` get the result (reduce_scatter: slice i goes to the i-th one,
+    which owns stripe i, whose bounds are those of `numpy.array_split`, not of its shares).
+    Shape "stripes": the owner of each stripe pulls it from every other holder; destinations pull
+    the folded stripe from the owner. Shape "tree:d": a stripe flows up and down again in a tree of
+    degree d whose root is its owner. Owners and destinations report StripesComplete.
+    For kinds that copy, `stripes` is empty and each destination pulls its members whole; `sizes`
+    are the members' bytes. `nbytes` is the size of the largest member.
+    `hoplite_mp/_planner/program.py` derives from this what one node does.
+    """
+
+    operation: int
+    epoch: int
+    members: tuple[int, ...]
+    order: tuple[int, ...]
+    stripes: tuple[Stripe, ...]
+    rule: str
+    kind: str
+    op: str
+    requester: int
+    objects: tuple[bytes, ...]
+    holders: tuple[int, ...]
+    destinations: tuple[int, ...]
+    results: tuple[bytes, ...] = ()
+    nbytes: int = 0
+    layout: bytes = b""
+    shape: str = "stripes"
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, requester=self.requester, nbytes=self.nbytes)
+        between("epoch", self.epoch, 1, (1 << 32) - 1)
+        sorted_indices("members", self.members)
+        indices("order", self.order, SOURCES_MAX)
+        if tuple(sorted(self.order)) != self.members:
+            raise ValueError(f"order must hold the members, not {self.order!r}")
+        one_of("kind", self.kind, KINDS)
+        if self.kind in FOLDING:
+            whole_object("stripes", self.stripes)
+        elif self.stripes:
+            raise ValueError(f"stripes must be empty for {self.kind}: {self.stripes!r}")
+        one_of("rule", self.rule, RULES)
+        text("op", self.op, OP_CHARS_MAX)
+        object_ids("objects", self.objects)
+        object_ids("results", self.results, 0)
+        layout("layout", self.layout)
+        shape("shape", self.shape, ("stripes",))
+        numbers("holders", self.holders, NODES_MAX - 1)
+        numbers("destinations", self.destinations, NODES_MAX - 1)
+        numbers("sizes", self.sizes)
+        if len(self.sizes) not in (0, len(self.members)):
+            raise ValueError(f"sizes must be one for each member, or none: {self.sizes!r}")
+        for name in ("objects", "holders"):
+            if len(getattr(self, name)) != len(self.members):
+                raise ValueError(f"{name} must be one for each member: {getattr(self, name)!r}")
+        if not self.destinations:
+            raise ValueError("destinations must not be empty")
+        if self.kind in ("reduce", "gather") and len(self.destinations) > 1:
+            raise ValueError(f"destinations must be one for {self.kind}: {self.destinations!r}")
+        if self.kind == "reduce_scatter" and self.destinations != tuple(
+            stripe.owner for stripe in self.stripes
+        ):
+            raise ValueError(f"destinations must own the stripes: {self.destinations!r}")
+
+    @property
+    def is_early(self) -> bool:
+        """Is one of the objects not known yet, because the rank that gives it has not called?"""
+        return NO_OBJECT in self.objects
+
+
+class Commit(Message, frozen=True, tag="Commit"):
+    """All nodes have finished the plan of `epoch`: destinations seal the result, all others let go.
+
+    It is sent to all nodes that have that epoch's plan, and to the requesting one. Epoch 0: nothing
+    was moved. `destinations`: those of the plan, where the results are now.
+    """
+
+    operation: int
+    epoch: int
+    contributors: tuple[int, ...]
+    destinations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation, epoch=self.epoch)
+        numbers("destinations", self.destinations, NODES_MAX - 1)
+        sorted_indices("contributors", self.contributors)
+
+
+class OperationFailed(Message, frozen=True, tag="OperationFailed"):
+    """The operation has failed; `cause_index`: the source that failed first. `gone`: sources that a
+    node should have held, but did not: (index, node) pairs, flat."""
+
+    operation: int
+    error: str
+    message: str
+    cause_index: int | None = None
+    gone: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation)
+        one_of("error", self.error, OPERATION_ERRORS)
+        text("message", self.message, 2 * TEXT_CHARS_MAX)
+        numbers("gone", self.gone, max(SOURCES_MAX, NODES_MAX) - 1)
+        between("numbers in gone", len(self.gone) % 2, 0, 0)
+        if self.cause_index is not None:
+            between("cause_index", self.cause_index, 0, SOURCES_MAX - 1)
+
+
+class Forget(Message, frozen=True, tag="Forget"):
+    """The node must stop that operation and drop what it has of it. No answer is expected."""
+
+    operation: int
+
+    def __post_init__(self) -> None:
+        counts(operation=self.operation)

@@ -1,0 +1,250 @@
+"""The messages between nodes about their hosts: workers, pools of workers, leaving, counters.
+
+This module must never know how messages travel, nor what their receivers do with them.
+"""
+
+from __future__ import annotations
+
+from hoplite_mp._protocol.fields import (
+    NO_OBJECT,
+    TEXT_CHARS_MAX,
+    Message,
+    amounts,
+    between,
+    counts,
+    environment,
+    flags,
+    text,
+)
+from hoplite_mp._protocol.inherited_context import Environment
+from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp.ids import ID_BYTES
+
+__all__ = [
+    "AddWorkers",
+    "CloseFarPool",
+    "CountersAsked",
+    "CountersNow",
+    "EndFarRound",
+    "Evacuated",
+    "FarPoolOpened",
+    "FarRoundEnded",
+    "FarRoundOpened",
+    "HeldUp",
+    "Leaving",
+    "OpenFarPool",
+    "OpenFarRound",
+    "Probe",
+    "Probed",
+    "RelayAsked",
+    "RelayOpened",
+    "RemoveNode",
+    "ResourcesFreed",
+    "WorkersNow",
+]
+
+COUNTERS_MAX = 256
+_U16_MAX = (1 << 16) - 1
+
+
+class AddWorkers(Message, frozen=True, tag="AddWorkers"):
+    """The receiver's host must start `count` more workers."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 1, _U16_MAX)
+
+
+class WorkersNow(Message, frozen=True, tag="WorkersNow"):
+    """The sender's host has `count` workers in its common pool."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 0, _U16_MAX)
+
+
+class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
+    """Resources of the sender's host have become free after it had refused a task of the receiver's
+    host (TaskEnded "full")."""
+
+
+class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
+    """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
+    (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
+    in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
+    long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
+    call whose peers the workers run; NO_OBJECT for other pools. `team_size`: how many peers that
+    call has. Answered by FarPoolOpened."""
+
+    number: int
+    workers: int
+    max_tasks: int
+    setup: bytes
+    audience: int = 0
+    env: Environment = ()
+    demand: Wanted = ()
+    at_once: bool = False
+    team: bytes = NO_OBJECT
+    team_size: int = 0
+
+    def __post_init__(self) -> None:
+        environment("env", self.env)
+        flags(at_once=self.at_once)
+        counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
+        between("workers", self.workers, 1, _U16_MAX)
+        if len(self.setup) != ID_BYTES:
+            raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
+        if len(self.team) != ID_BYTES:
+            raise ValueError(f"team must be {ID_BYTES} bytes, not {self.team!r}")
+        between("team_size", self.team_size, 0, _U16_MAX)
+        amounts("demand", self.demand)
+
+
+class FarPoolOpened(Message, frozen=True, tag="FarPoolOpened"):
+    """The number of the pool on the sender's host; `error`: why there is none."""
+
+    number: int
+    pool: int
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 0, _U16_MAX)
+        text("error", self.error, TEXT_CHARS_MAX)
+
+
+class CloseFarPool(Message, frozen=True, tag="CloseFarPool"):
+    """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`: at
+    once."""
+
+    pool: int
+    kill: bool
+
+    def __post_init__(self) -> None:
+        between("pool", self.pool, 1, _U16_MAX)
+        flags(kill=self.kill)
+
+
+class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
+    """Each worker that is now in the common pool of the receiver's host is to run one task of the
+    sender (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends it."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class FarRoundOpened(Message, frozen=True, tag="FarRoundOpened"):
+    """The number of the round's pool on the sender's host, and how many workers will each take one
+    task of it; 0: none, and there is no pool."""
+
+    number: int
+    pool: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 0, _U16_MAX)
+        between("workers", self.workers, 0, _U16_MAX)
+
+
+class EndFarRound(Message, frozen=True, tag="EndFarRound"):
+    """The round in that pool of the receiver's host has ended. The pool closes, and none of its
+    tasks begins any more. Answered by FarRoundEnded."""
+
+    number: int
+    pool: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 1, _U16_MAX)
+
+
+class FarRoundEnded(Message, frozen=True, tag="FarRoundEnded"):
+    """The answer to EndFarRound: no task of that round begins any more."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class RemoveNode(Message, frozen=True, tag="RemoveNode"):
+    """The receiver must leave the cluster when its work is done."""
+
+
+class Leaving(Message, frozen=True, tag="Leaving"):
+    """The sender takes no more tasks. The answer is Evacuated."""
+
+
+class Evacuated(Message, frozen=True, tag="Evacuated"):
+    """The sender needs nothing any more that only the receiver has."""
+
+
+class CountersAsked(Message, frozen=True, tag="CountersAsked"):
+    """Asks for the receiver's counters. Answered by CountersNow."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class CountersNow(Message, frozen=True, tag="CountersNow"):
+    """The sender's counters, by name (_node/diagnostics/counters.py)."""
+
+    number: int
+    counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("number of counters", len(self.counts), 0, COUNTERS_MAX)
+
+
+class Probe(Message, frozen=True, tag="Probe"):
+    """Measures how long a message takes. The receiver answers at once, with Probed."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class Probed(Message, frozen=True, tag="Probed"):
+    """The answer to the probe of that number."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class HeldUp(Message, frozen=True, tag="HeldUp"):
+    """Bytes for the receiver wait in the sockets of the sender's data connection, although the
+    sender's own link is not full. The receiver, which knows its own link, can tell whether the path
+    between them is narrow (_node/peers/path_estimator.py)."""
+
+
+class RelayAsked(Message, frozen=True, tag="RelayAsked"):
+    """The sender cannot reach the node of the host with that id, and asks whether the receiver
+    can. Answered by RelayOpened."""
+
+    number: int
+    host_id: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, host_id=self.host_id)
+
+
+class RelayOpened(Message, frozen=True, tag="RelayOpened"):
+    """A port of the sender that leads to that node; 0: the sender cannot reach it either."""
+
+    number: int
+    port: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("port", self.port, 0, _U16_MAX)

@@ -1,0 +1,438 @@
+"""The messages between nodes about tasks, and about objects of one host that another uses.
+
+    importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
+             ◄─ Described ──                           at once, and again when a pending one is done
+             ── MakeAgain ─►                           all its holders are dead; Described again
+             ◄─ CopiesAsked ──                         to all nodes, before a task is run again
+             ── Kept CopiesTold ─►
+    sender   ── RunTask CancelTask RecallTasks ─►  runner
+             ◄─ TaskEnded ──
+    runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
+             ◄─ PrintedTaken LastLinesAsked ──
+
+An object's *owner* is the host that made its id, or the one that the manager has named after its
+death (_planner/owners.py). The importer gives each import a number, so that a late message about an
+import that is over is never taken for one about the next import of the same object. Small values
+travel inside these messages; big ones are fetched over data connections, by plans.
+
+This module must never know how messages travel, nor what their receivers do with them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp._protocol.diagnostics import LookMessage
+from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
+from hoplite_mp._protocol.group_calls import GroupMessage
+from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
+from hoplite_mp._protocol.peer_actors import (
+    ActorBegun,
+    ActorFound,
+    ActorHeld,
+    ActorKept,
+    ActorSought,
+    BeginActor,
+    DropActor,
+    EndActorThere,
+    KeepActor,
+    RestartsAsked,
+    RestartsTold,
+)
+from hoplite_mp._protocol.peer_hosts import (
+    AddWorkers,
+    CloseFarPool,
+    CountersAsked,
+    CountersNow,
+    EndFarRound,
+    Evacuated,
+    FarPoolOpened,
+    FarRoundEnded,
+    FarRoundOpened,
+    HeldUp,
+    Leaving,
+    OpenFarPool,
+    OpenFarRound,
+    Probe,
+    Probed,
+    RelayAsked,
+    RelayOpened,
+    RemoveNode,
+    ResourcesFreed,
+    WorkersNow,
+)
+from hoplite_mp._protocol.point_to_point import PointToPoint
+from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp.ids import ID_BYTES
+
+__all__ = [
+    "OBJECTS_ASKED_MAX",
+    "OUTCOMES",
+    "STANDINGS",
+    "Acquire",
+    "ActorBegun",
+    "ActorFound",
+    "ActorHeld",
+    "ActorKept",
+    "ActorSought",
+    "AddWorkers",
+    "BeginActor",
+    "CancelTask",
+    "CloseFarPool",
+    "CopiesAsked",
+    "CopiesTold",
+    "CountersAsked",
+    "CountersNow",
+    "Described",
+    "Drop",
+    "DropActor",
+    "EndActorThere",
+    "EndFarRound",
+    "Evacuated",
+    "FarPoolOpened",
+    "FarRoundEnded",
+    "FarRoundOpened",
+    "HeldUp",
+    "KeepActor",
+    "Kept",
+    "LastLinesAsked",
+    "LastLinesSent",
+    "Leaving",
+    "LetGo",
+    "Locate",
+    "Located",
+    "MakeAgain",
+    "OpenFarPool",
+    "OpenFarRound",
+    "PeerMessage",
+    "Printed",
+    "PrintedTaken",
+    "Probe",
+    "Probed",
+    "RecallTasks",
+    "RelayAsked",
+    "RelayOpened",
+    "Release",
+    "RemoveNode",
+    "ResourcesFreed",
+    "RestartsAsked",
+    "RestartsTold",
+    "RunTask",
+    "TaskEnded",
+    "WorkersNow",
+]
+
+# The state of an object at its owner: "ready" it has a value, which may be lost again (see
+# Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
+STANDINGS = ("pending", "ready", "failed", "gone")
+# How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
+# same, because the resources that it needs are not free there; "again": a try has failed, and the
+# next one is to come after the delay between the task's tries.
+OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
+# Limit of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
+INLINE_BYTES_MAX = 64 << 10
+# The payload's own head is added to that.
+PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
+HOLDERS_MAX = 1 << 16
+RECALLED_MAX = 1 << 16
+OBJECTS_ASKED_MAX = 1 << 12
+NAME_BYTES_MAX = 64
+_U16_MAX = (1 << 16) - 1
+_I32_MAX = (1 << 31) - 1
+
+
+def _object(name: str, value: bytes) -> None:
+    if type(value) is not bytes or len(value) != ID_BYTES:
+        raise ValueError(f"{name} must be {ID_BYTES} bytes, not {value!r}")
+
+
+def _payload(value: bytes | None) -> None:
+    if value is not None and len(value) > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a payload of {len(value)} bytes; at most {PAYLOAD_BYTES_MAX} travel so")
+
+
+class Acquire(Message, frozen=True, tag="Acquire"):
+    """The importer's host holds this object from now on. Answered by Described."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Described(Message, frozen=True, tag="Described"):
+    """The state of the object. `payload`: the whole payload, if it is small and in memory; without
+    it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
+    a node asks for it (MakeAgain). Pending: another Described follows. `layout`: the shape and
+    dtype, as text, of an array whose bytes are not in this message
+    (_node/objects/array_layouts.py)."""
+
+    object: bytes
+    number: int
+    standing: str
+    nbytes: int = 0
+    payload: bytes | None = None
+    holders: tuple[int, ...] = ()
+    layout: bytes = b""
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        layout("layout", self.layout)
+        counts(number=self.number, nbytes=self.nbytes)
+        one_of("standing", self.standing, STANDINGS)
+        _payload(self.payload)
+        between("number of holders", len(self.holders), 0, HOLDERS_MAX)
+        if self.standing == "failed" and self.payload is None:
+            raise ValueError("a failed object has its error as payload")
+
+
+class MakeAgain(Message, frozen=True, tag="MakeAgain"):
+    """The importer needs this object of the receiver's host, and knows no living node that holds
+    it. Answered by Described; if no node has it any more, after it has been made again."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Release(Message, frozen=True, tag="Release"):
+    """No process on the importer's host holds the object any more. `keeps`: its node still has a
+    whole copy; else it has none."""
+
+    object: bytes
+    number: int
+    keeps: bool = False
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+        flags(keeps=self.keeps)
+
+
+class Kept(Message, frozen=True, tag="Kept"):
+    """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
+    Release takes that back; or a collective has placed it there, and it is kept until LetGo,
+    whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
+    nodes with these host ids; the node that requested the copies sends this before it asks where
+    they are."""
+
+    object: bytes
+    nbytes: int
+    hosts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(nbytes=self.nbytes)
+        between("number of hosts", len(self.hosts), 0, HOLDERS_MAX)
+
+
+class LetGo(Message, frozen=True, tag="LetGo"):
+    """The object is gone, so a copy that was only kept is not needed any more."""
+
+    object: bytes
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+
+
+class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
+    """The sender, the owner of these objects, knows no node that has them, and is about to make
+    them again. The receiver drops incomplete copies, sends Kept for whole ones, and then
+    CopiesTold."""
+
+    objects: tuple[bytes, ...]
+    number: int
+
+    def __post_init__(self) -> None:
+        between("number of objects", len(self.objects), 1, OBJECTS_ASKED_MAX)
+        for one in self.objects:
+            _object("object", one)
+        counts(number=self.number)
+
+
+class CopiesTold(Message, frozen=True, tag="CopiesTold"):
+    """The answer to the CopiesAsked of that number: the sender has none of its objects except those
+    for which it has sent Kept."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class Locate(Message, frozen=True, tag="Locate"):
+    """Asks which nodes hold this object of the receiver's host. Answered by Located."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Located(Message, frozen=True, tag="Located"):
+    """The numbers of the nodes that hold the whole value."""
+
+    object: bytes
+    number: int
+    holders: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+        between("number of holders", len(self.holders), 0, HOLDERS_MAX)
+
+
+class Drop(Message, frozen=True, tag="Drop"):
+    """A process on the importer's host has deleted the object, for the whole cluster."""
+
+    object: bytes
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+
+
+class RunTask(Message, frozen=True, tag="RunTask"):
+    """A task for any worker of the runner's host.
+
+    `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
+    object that holds them (16 zero bytes: none). The sender holds everything that is named here
+    until the task has ended. `audience`: the id of the host to whose driver the task's output is
+    sent; 0: the sender's host. `target`: the lost result that this run makes again, by which Groups
+    know the task; empty: this run makes the task's first result.
+    """
+
+    task: bytes
+    function: bytes
+    args: bytes
+    args_object: bytes
+    retries: int
+    timeout_ns: int
+    flags: int
+    name: bytes
+    pool: int = 0  # a pool of the runner's host; 0: the common one
+    audience: int = 0
+    tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
+    priority: int = 0
+    floor: int = 0  # of a task with a priority or resources: the level of its sender
+    demand: Wanted = ()  # resources
+    target: bytes = b""
+
+    def __post_init__(self) -> None:
+        between("pool", self.pool, 0, _U16_MAX)
+        for name in ("task", "function", "args_object", *(("target",) if self.target else ())):
+            _object(name, getattr(self, name))
+        _payload(self.args)
+        counts(timeout_ns=self.timeout_ns, audience=self.audience)
+        between("retries", self.retries, 0, _U16_MAX)
+        between("tries", self.tries, 0, _U16_MAX)
+        between("flags", self.flags, 0, (1 << 32) - 1)
+        between("priority", self.priority, -_I32_MAX, _I32_MAX)
+        between("floor", self.floor, -_I32_MAX - 1, _I32_MAX)
+        amounts("demand", self.demand)
+        between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
+
+
+class TaskEnded(Message, frozen=True, tag="TaskEnded"):
+    """A task has ended. `payload`: the result or the error, if it is small; otherwise the runner
+    keeps the bytes until Release(task, 0). `layout`: as in Described."""
+
+    task: bytes
+    outcome: str
+    nbytes: int = 0
+    refs: bool = False
+    payload: bytes | None = None
+    layout: bytes = b""
+
+    def __post_init__(self) -> None:
+        _object("task", self.task)
+        layout("layout", self.layout)
+        one_of("outcome", self.outcome, OUTCOMES)
+        counts(nbytes=self.nbytes)
+        flags(refs=self.refs)
+        _payload(self.payload)
+        if self.outcome == "failed" and self.payload is None:
+            raise ValueError("a failed task has its error as payload")
+
+
+class CancelTask(Message, frozen=True, tag="CancelTask"):
+    """Cancels a task by force: it is interrupted if it runs."""
+
+    task: bytes
+
+    def __post_init__(self) -> None:
+        _object("task", self.task)
+
+
+class RecallTasks(Message, frozen=True, tag="RecallTasks"):
+    """The runner sends those of these tasks back that have not begun (TaskEnded "returned")."""
+
+    tasks: list[bytes]
+
+    def __post_init__(self) -> None:
+        between("number of tasks", len(self.tasks), 1, RECALLED_MAX)
+        for task in self.tasks:
+            _object("task", task)
+
+
+PeerMessage: TypeAlias = (
+    Acquire
+    | Described
+    | MakeAgain
+    | Release
+    | Kept
+    | LetGo
+    | CopiesAsked
+    | CopiesTold
+    | Locate
+    | Located
+    | Drop
+    | RunTask
+    | TaskEnded
+    | CancelTask
+    | RecallTasks
+    | AddWorkers
+    | WorkersNow
+    | ResourcesFreed
+    | OpenFarPool
+    | FarPoolOpened
+    | CloseFarPool
+    | OpenFarRound
+    | FarRoundOpened
+    | HeldUp
+    | EndFarRound
+    | FarRoundEnded
+    | BeginActor
+    | ActorBegun
+    | ActorHeld
+    | EndActorThere
+    | RestartsAsked
+    | RestartsTold
+    | RemoveNode
+    | Leaving
+    | Evacuated
+    | CountersAsked
+    | CountersNow
+    | Printed
+    | PrintedTaken
+    | LastLinesAsked
+    | LastLinesSent
+    | Probe
+    | Probed
+    | RelayAsked
+    | RelayOpened
+    | LookMessage
+    | GroupMessage
+    | PointToPoint
+    | KeepActor
+    | ActorKept
+    | DropActor
+    | ActorSought
+    | ActorFound
+)

@@ -1,0 +1,146 @@
+"""The data that a host is started with, and the messages between its supervisor and its node.
+
+Why it exists: only the supervisor starts processes, and only the node knows which are needed.
+It must never know: how a process is started, why.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hoplite_mp._protocol.inherited_context import Birth, Environment
+from hoplite_mp._protocol.secret import Secret
+
+__all__ = [
+    "GIVEN_UP",
+    "NODE_DIED",
+    "Exited",
+    "FromSupervisor",
+    "LanStart",
+    "ManagerStarted",
+    "NotSpawned",
+    "Shutdown",
+    "Spawn",
+    "Spawned",
+    "Start",
+    "StartStandby",
+    "ToSupervisor",
+]
+
+
+class LanStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The data that a host of a LAN is started with. It is never in argv, because `key` and
+    `certificate` are secrets."""
+
+    key: Secret
+    host_id: int
+    host: str
+    peer_fd: int  # listening socket of the node
+    addresses: list[str]  # the addresses of that socket, as others reach it
+    ports: tuple[int, int, int]  # (start, stop, step) of the ports at which this host may listen
+    handshake_timeout_s: float
+    unauthenticated_max: int
+    connect_timeout_s: float
+    beat_interval_s: float
+    silence_s: float
+    tls: bool
+    # On the manager's host: its listening socket, the cluster's id and certificate.
+    manager_fd: int = -1
+    standby: list[str] = []  # where the standby is or will be: "ip:port", best first
+    cluster: bytes = b""
+    certificate: bytes = b""
+    meets_drivers: bool = False  # whether drivers of this host may attach to the node
+    # On other hosts: addresses of the manager, best first: (address family, socket address).
+    manager: list[tuple[int, tuple[Any, ...]]] = []
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The data that the supervisor is started with; descriptors are given by their numbers."""
+
+    sys_path: list[str]
+    control_fd: int
+    store_fd: int
+    event_fd: int
+    supervisor_fd: int
+    rpc_fd: int
+    output_fd: int
+    driver_pid: int
+    workers: int
+    cores: int
+    memory_bytes: int
+    config: dict[str, Any]
+    host_id: int
+    birth: Birth
+    lan: LanStart | None = None
+    # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,
+    # stderr).
+    first_workers: list[tuple[int, int, int, int]] = []
+
+
+class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
+    """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
+    `audience`: that of its output until a task names another one (_protocol/output.py)."""
+
+    slot: int
+    pool: int
+    max_tasks: int
+    setup: int
+    audience: int = 0
+    env: Environment = ()
+    assigned: dict[str, list[int]] = {}  # indices of resources that it keeps as long as it lives
+    # Of its pool on this host, which share the cores (supervisor/blas.py); 0: one thread each.
+    processes: int = 0
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="Shutdown", array_like=True):
+    """Driver to supervisor: end the host."""
+
+
+class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=True):
+    """Node to supervisor, with the listening socket: start the standby, a manager that waits, on
+    this host. `node`: the number of the host's node. `certificate` is a secret."""
+
+    node: int
+    addresses: list[str]
+    cluster: bytes
+    certificate: bytes
+
+
+ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
+
+
+# Exit code of a node, and of its supervisor, when the others have given this host up although it
+# lives. It may join again.
+GIVEN_UP = 75
+NODE_DIED = 76  # exit code of the supervisor of a host whose node was killed, or has failed
+
+
+class Spawned(msgspec.Struct, frozen=True, tag="Spawned", array_like=True):
+    """The worker's process was started; Exited follows when it has ended."""
+
+    slot: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag="Exited", array_like=True):
+    """A worker has ended. `code`: by os.waitstatus_to_exitcode, so -9 = SIGKILL."""
+
+    slot: int
+    pid: int
+    code: int
+
+
+class NotSpawned(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True):
+    """The requested worker cannot be started now."""
+
+    slot: int
+    why: str
+
+
+class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_like=True):
+    """The manager has ended, and a new one was started; comes with the connection to it."""
+
+
+FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted

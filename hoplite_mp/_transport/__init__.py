@@ -1,0 +1,8 @@
+"""Authenticated byte streams between hosts. A cluster on one host imports only stream and silence.
+
+    addresses, tokens   stream  <-  memory, tls   sockets   certificates   silence   rendezvous
+                          <-  conversation  <-  listener, caller
+
+There are no threads or event loops in here: the loop of the process that uses a stream drives it,
+and passes the time in. Only `Caller.wait` and the reading of a token file wait by themselves.
+"""

@@ -1,0 +1,305 @@
+"""Calls a manager or node: tries its addresses until one answers and both sides authenticate.
+
+Why it exists: a host has several addresses, and not all of them lead to it; a cluster may be about
+to start; an address may lead to another process. Failures that may pass are retried until the
+deadline; the others are reported after one round over all addresses.
+
+For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
+has come, until it returns the connection or raises. `wait` does that for callers without a loop.
+
+This module must never know what is sent after the handshake, nor the name service, because its
+addresses are numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+from typing import TYPE_CHECKING
+
+from hoplite_mp import clock
+from hoplite_mp._protocol.greetings import REFUSED_TEXTS, SERVICE_OF
+from hoplite_mp._protocol.handshake import ClientHandshake
+from hoplite_mp._transport.conversation import Admission, Conversation
+from hoplite_mp._transport.sockets import OUT_OF, begin_connect, connect_error
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp.errors import HopliteError, ManagerLostError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.handshake import Outcome
+    from hoplite_mp._protocol.secret import Secret
+    from hoplite_mp._transport.addresses import Endpoint
+
+__all__ = ["Caller"]
+
+# How long an address may be silent before the next one is tried. One SYN may be lost, which the
+# kernel repeats after 1 s.
+ARRIVE_S = 2.0
+NO_HANDSHAKE = "it answers, but not to the handshake"
+# For how long a standby that does not lead is called again, because it may be about to take over.
+# Higher: even longer take-overs are only a delay; lower: a caller that has only the standby's
+# address learns sooner that it does not lead.
+LEADS_S = 5.0
+# The mean pause between two rounds over all addresses. Each pause is between half of this and one
+# and a half times as long, by chance, so that callers that failed together do not call again
+# together.
+ROUND_PAUSE_S = 0.2
+# How long a server may send nothing after it has accepted a connection: the caller waits in the
+# listener's line meanwhile (LINE_FACTOR in listener.py, times the handshake timeout). Callers with
+# several addresses wait for the handshake timeout in the first round, and longer by that time in
+# each further round, up to this. Lower: a process that stands still is noticed sooner.
+SILENT_S_MAX = 20.0
+
+
+class Caller:
+    """One call, from several addresses to one connection."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        key: Secret,
+        role: str,
+        mine: Introduction,
+        tls: bool,
+        now: float,
+        timeout_s: float,
+        handshake_timeout_s: float,
+        cluster: bytes = b"",
+        host_id: int | None = None,
+        rounds_max: int = 0,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        """endpoints: best first. handshake_timeout_s: counted from the server's first byte.
+        cluster, host_id: ids that the other side must have. rounds_max: the call fails after so
+        many consecutive rounds in which no address accepted a connection; 0: only when the time is
+        over. chance: returns numbers from 0 to 1, for the pauses between rounds; tests replace
+        it."""
+        if not endpoints:
+            raise ValueError("nobody to call: no endpoints")
+        self._endpoints = tuple(endpoints)
+        self._key = key
+        self._role = role
+        self._mine = mine
+        self._tls = tls
+        self._began = now
+        self._timeout_s = timeout_s
+        self._handshake_timeout_s = handshake_timeout_s
+        self._cluster = cluster
+        self._host_id = host_id
+        self._rounds_max = rounds_max
+        self._chance = chance or random.Random().random  # never the program's own generator
+        self._rounds = 0
+        self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
+        self.starved = False  # no attempt could be made for want of descriptors or memory here
+        self._arrived = False  # in this round some address accepted a connection
+        self._next = 0  # index of the endpoint
+        self._attempt_ends = now
+        self._answered = False  # the server has sent something in this attempt
+        self._again_at: float | None = now  # when to begin an attempt; None while one runs
+        self._coming: socket.socket | None = None  # a socket that is connecting
+        self._conversation: Conversation | None = None
+        self._stream: TcpStream | None = None
+        self._refusal: HopliteError | None = None  # the refusal of this round
+        self._last = "no attempt was made"
+        self._poll = select.epoll()
+
+    @property
+    def deadline(self) -> float:
+        """When `turn` has something to do even if nothing arrives."""
+        soonest = self._attempt_ends if self._again_at is None else self._again_at
+        return min(soonest, self._began + self._timeout_s)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def turn(self, now: float) -> Admission | None:
+        """Does what can be done now; returns the connection once there is one.
+
+        AuthError, ProtocolError: the other side is there, but the call must fail. If there is no
+        answer within the timeout: ManagerLostError, or ConnectionError if a node was called. After
+        an error, and after a connection was returned, the caller is closed.
+        """
+        try:
+            admission = self._turn(now)
+        except BaseException:
+            self.close()
+            raise
+        if admission is not None:
+            self._poll.unregister(admission.stream.fileno())
+            self._stream = None
+            self.close()
+        return admission
+
+    def wait(self, clock: Callable[[], float] = clock.monotonic) -> Admission:
+        """Blocks until there is a connection; errors as for `turn`."""
+        try:
+            while (admission := self.turn(clock())) is None:
+                self._poll.poll(max(0.0, self.deadline - clock()))
+        except BaseException:  # also after Ctrl-C
+            self.close()
+            raise
+        return admission
+
+    def close(self) -> None:
+        """Gives up. May be repeated."""
+        self._abandon()
+        self._poll.close()
+
+    def _turn(self, now: float) -> Admission | None:
+        while now < self._began + self._timeout_s:
+            if self._again_at is not None and now < self._again_at:
+                return None
+            try:
+                if self._again_at is not None:
+                    self._begin(now)
+                outcome = self._go_on(now)
+            except HopliteError as error:  # before OSError, because some of them are OSErrors
+                early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
+                if not early:
+                    self._refusal = type(error)(f"{self._who}: {error}")
+                self._fail(str(error), now)
+            except OSError as error:
+                if error.errno in OUT_OF:
+                    self.starved = True
+                    self._abandon()
+                    self._last, self._again_at = str(error), now + self._pause_s()
+                    continue
+                self._fail(error.strerror or str(error), now)
+            else:
+                return None if outcome is None else self._admit(outcome)
+        if self._again_at is None:
+            why = "no answer" if self._coming is not None else NO_HANDSHAKE
+            self._last = f"{self._endpoints[self._next]}: {why}"
+        seconds = f"{self._timeout_s:.3g} s"
+        raise self._lost(f"no answer within {seconds} ({self._last})")
+
+    # -- one attempt ---------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._again_at = None
+        self._attempt_ends = now + ARRIVE_S
+        self._coming = begin_connect(self._endpoints[self._next])
+        self._poll.register(self._coming, select.EPOLLOUT | select.EPOLLIN)
+        self.starved = False
+
+    def _go_on(self, now: float) -> Outcome | None:
+        if self._coming is not None:
+            events = dict(self._poll.poll(0))
+            if events:
+                self._arrive(self._coming, now)
+            elif self._attempt_ends <= now:
+                raise TimeoutError("no answer")
+            else:
+                return None
+        assert self._conversation is not None
+        assert self._stream is not None
+        if not self._answered and any(found & select.EPOLLIN for _, found in self._poll.poll(0)):
+            self._answered = True
+            self._attempt_ends = now + self._handshake_timeout_s
+        outcome = self._conversation.go_on()
+        if outcome is None:
+            if self._attempt_ends <= now:
+                raise TimeoutError(NO_HANDSHAKE)
+            self._poll.modify(self._stream.fileno(), self._events(self._stream))
+        elif self._host_id is not None and outcome.peer.host_id != self._host_id:
+            raise ConnectionError("another host answers there")
+        return outcome
+
+    def _arrive(self, sock: socket.socket, now: float) -> None:
+        """The socket is connected, or has failed."""
+        why_not = connect_error(sock)
+        if why_not is not None:
+            raise ConnectionError(why_not)
+        self._coming = None
+        self._arrived = True
+        self._answered = False
+        self._attempt_ends = now + self._silent_s()
+        if self._tls:
+            from hoplite_mp._transport.tls import TlsStream, client_context
+
+            self._stream = TlsStream(sock, client_context())
+        else:
+            self._stream = TcpStream(sock)
+        self._conversation = Conversation(self._stream, self._handshake)
+
+    def _silent_s(self) -> float:
+        """How long the server may send nothing. A caller with one address gains nothing by calling
+        again, because it would stand at the end of the line."""
+        longest = max(SILENT_S_MAX, self._handshake_timeout_s)
+        if len(self._endpoints) == 1:
+            return longest
+        return min(longest, self._handshake_timeout_s * (1 + self._rounds))
+
+    def _pause_s(self) -> float:
+        return ROUND_PAUSE_S * (0.5 + self._chance())
+
+    def _handshake(self, sees: bytes) -> ClientHandshake:
+        return ClientHandshake(
+            self._key,
+            self._role,
+            self._mine,
+            cluster=self._cluster,
+            certificate_sha256=sees,
+            deadline=self._attempt_ends,
+        )
+
+    @staticmethod
+    def _events(stream: TcpStream) -> int:
+        read = select.EPOLLIN if stream.wants_read else 0
+        return read | (select.EPOLLOUT if stream.wants_write else 0)
+
+    def _admit(self, outcome: Outcome) -> Admission:
+        assert self._stream is not None
+        address = str(self._endpoints[self._next])
+        return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
+
+    def _fail(self, why: str, now: float) -> None:
+        """Goes on to the next address. After the last one, raises a refusal of this round if there
+        was one; else begins another round after a pause."""
+        self._last = f"{self._endpoints[self._next]}: {why}"
+        self._abandon()
+        self._next = (self._next + 1) % len(self._endpoints)
+        if self._next:
+            self._again_at = now
+        elif self._refusal is not None:
+            raise self._refusal
+        else:
+            self._rounds_lost = 0 if self._arrived else self._rounds_lost + 1
+            self._arrived = False
+            self._rounds += 1
+            if self._rounds_max and self._rounds_lost == self._rounds_max:
+                raise self._lost(f"it cannot be reached ({self._last})")
+            self._again_at = now + self._pause_s()
+
+    def _abandon(self) -> None:
+        """Closes the attempt's sockets, which also removes them from the epoll."""
+        if self._coming is not None:
+            self._coming.close()
+        if self._stream is not None:
+            self._stream.close()
+        self._coming = self._stream = self._conversation = None
+
+    # -- error texts ------------------------------------------------------------------------------
+
+    @property
+    def _who(self) -> str:
+        return f"{self._service} at {self._endpoints[self._next]}"
+
+    @property
+    def _service(self) -> str:
+        # A tool does not know whether it calls a manager or a standby.
+        return "host" if self._role == "tool" else SERVICE_OF[self._role]
+
+    def _lost(self, words: str) -> ConnectionError:
+        where = " or ".join(map(str, self._endpoints))
+        if SERVICE_OF[self._role] == "manager":
+            return ManagerLostError(
+                f"nobody at {where} answers for the cluster: {words}; check the address, and "
+                "whether the cluster runs"
+            )
+        return ConnectionError(f"{self._service} at {where}: {words}")

@@ -1,0 +1,97 @@
+"""Runs the handshake on a stream, as far as the bytes that have arrived allow.
+
+Why it exists: client and server, TLS and plain, TCP and memory are handled alike here. Only as many
+bytes are read as the handshake needs, so that the bytes after it are left for the stream's next
+owner.
+
+This module must never know how streams are made, nor loops and clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hoplite_mp._protocol.greetings import REFUSED_TEXTS
+from hoplite_mp._transport.stream import NOT_TLS
+from hoplite_mp.errors import HopliteError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.handshake import ClientHandshake, Outcome, ServerHandshake
+    from hoplite_mp._transport.stream import Stream, TcpStream
+
+__all__ = ["Admission", "Conversation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A connection whose two sides have authenticated each other.
+
+    stream: read it once immediately, because no loop announces bytes that came with the handshake's
+    last ones. For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS),
+    non-blocking, with nothing buffered outside it. address: the other end as the system knows it.
+    """
+
+    stream: TcpStream
+    role: str
+    cluster: bytes
+    peer: Introduction
+    address: str
+
+
+class Conversation:
+    """The handshake of one connection. begin: makes a handshake for the hash of the server's
+    certificate."""
+
+    def __init__(
+        self, stream: Stream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
+    ) -> None:
+        self.stream = stream
+        self._begin = begin
+        self._handshake: ClientHandshake | ServerHandshake | None = None
+
+    def go_on(self) -> Outcome | None:
+        """Does what can be done now; returns the outcome once everything is sent and received.
+
+        AuthError, ProtocolError: as the handshake raises them, after its answer to the other side
+        was sent. ConnectionError: the connection has ended.
+        """
+        while True:
+            self._send()
+            handshake = self._handshake
+            if handshake is None:  # TLS's own handshake is not finished
+                return None
+            if handshake.result is not None:
+                return None if self.stream.wants_write else handshake.result
+            data = self.stream.read(handshake.wanted)
+            if data is None:
+                raise ConnectionError(self.stream.failure or "the other side closed the connection")
+            if not data:
+                return None
+            try:
+                handshake.feed(data)
+            except HopliteError:
+                self.stream.write(handshake.outgoing())
+                self.stream.flush()
+                raise
+
+    def _send(self) -> None:
+        """Sends what is queued, and continues the TLS handshake if it is not finished."""
+        stream = self.stream
+        stream.flush()
+        if self._handshake is None and stream.certificate_sha256 is not None:
+            self._handshake = self._begin(stream.certificate_sha256)
+        if self._handshake is not None:
+            stream.write(self._handshake.outgoing())
+            stream.flush()
+        if stream.failure == NOT_TLS:
+            raise ProtocolError(REFUSED_TEXTS["plain"])
+        # Before the other side has sent anything, a failure can be reported at once. Later its last
+        # bytes may still be readable.
+        if stream.failure is not None and (
+            self._handshake is None or self._handshake.result is not None
+        ):
+            raise ConnectionError(stream.failure)

@@ -1,0 +1,357 @@
+"""The listening side of a manager or node: callers are strangers until the handshake is finished.
+
+Why it exists: everything that a stranger can do happens here, within limits: how many there are at
+a time, how long each may take, how many bytes this process holds for each. The loop that owns the
+door sees only authenticated connections.
+
+For any loop: watch `fileno()` for reading (it is an epoll of the door's own, in which the listener
+and the strangers are registered), call `turn(now)` when it is ready and when `deadline` has come.
+
+This module must never know what is sent after the handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._protocol.greetings import refusal
+from hoplite_mp._protocol.handshake import PLAIN, ServerHandshake
+from hoplite_mp._transport.addresses import Address
+from hoplite_mp._transport.conversation import Admission, Conversation
+from hoplite_mp._transport.sockets import OUT_OF, bound_address, prepare
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from hoplite_mp._protocol.greetings import Introduction
+    from hoplite_mp._protocol.secret import Secret
+    from hoplite_mp._transport.certificates import Certificate
+
+__all__ = ["Door"]
+
+# The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
+# of client can be told which kind of door this is.
+TLS_OPENER = 22
+# How long a refused caller may take to read why. Then the connection is closed in any case.
+LEAVE_S = 1.0
+# How long nothing is accepted after descriptors or memory ran out. Without this pause the listener
+# would wake the loop in vain.
+ACCEPT_PAUSE_S = 0.1
+THIS_HOST = Address("a process of this host", 0)
+# Callers that may wait in the line, for each caller that is served at a time. Each costs a
+# descriptor and no memory here. Higher: more callers at a time get in without a second call.
+LINE_FACTOR = 4
+# A stranger of a host that has more than its share loses its place to another host after this
+# silence. Lower: a flood hinders others less. Higher: honest callers on slow hosts keep theirs.
+SILENT_S = 1.0
+WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
+
+_log = logging.getLogger("hoplite_mp")
+
+
+def _address(where: Any) -> Address:
+    """The caller's address. A calling UNIX socket has no name; a dual-stack IPv6 socket shows IPv4
+    addresses in mapped form."""
+    return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
+
+
+class _Guest:
+    """A connection that has not authenticated yet."""
+
+    def __init__(
+        self, sock: socket.socket, address: Address, deadline: float, heard_at: float
+    ) -> None:
+        self.address = address
+        self.deadline = deadline
+        self.heard_at = heard_at
+        self.stream = TcpStream(sock)
+        self.conversation: Conversation | None = None
+        self.leaving = False
+
+    @property
+    def events(self) -> int:
+        stream = self.stream
+        read = self.leaving or self.conversation is None or stream.wants_read
+        write = not self.leaving and stream.wants_write
+        return (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+
+
+class Door:
+    """Admits connections that pass the handshake. `mine` is how this side introduces itself; it may
+    be changed for later connections."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        key: Secret,
+        service: str,
+        cluster: bytes,
+        mine: Introduction,
+        certificate: Certificate | None,
+        handshake_timeout_s: float,
+        unauthenticated_max: int,
+    ) -> None:
+        """listener: as `listen` returns it, or a UNIX socket; taken over. certificate: None without
+        TLS."""
+        self.mine = mine
+        self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
+        self.refused = 0
+        self._listener = listener
+        self._key = key
+        self._service = service
+        self._cluster = cluster
+        self._timeout_s = handshake_timeout_s
+        self._guests_max = unauthenticated_max
+        self._sees = PLAIN
+        self._context: ssl.SSLContext | None = None
+        if certificate is not None:
+            from hoplite_mp._transport.tls import server_context
+
+            self._context = server_context(certificate)
+            self._sees = certificate.sha256
+        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
+        self._full = False  # nothing is accepted until the line is shorter
+        self._take_place_at: float | None = None  # when a caller in the line may take a place
+        self._accept_again_at: float | None = None
+        self._starved = False  # descriptors or memory ran out at the last accept
+        self._warn_again_at = 0.0
+        self._unwarned = 0
+        listener.setblocking(False)
+        self._poll = select.epoll()
+        self._poll.register(listener, select.EPOLLIN)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the port that was chosen."""
+        return bound_address(self._listener)
+
+    @property
+    def strangers(self) -> int:
+        """The number of connections that have not authenticated."""
+        return len(self._guests)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `turn` has something to do even if nothing arrives."""
+        times = [guest.deadline for guest in self._guests.values()]
+        times += [at for at in (self._accept_again_at, self._take_place_at) if at is not None]
+        return min(times, default=None)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def turn(self, now: float) -> list[Admission]:
+        """Does what can be done now; returns newly admitted connections."""
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
+            self._poll.modify(self._listener, select.EPOLLIN)
+        admitted: list[Admission] = []
+        ready = [fd for fd, _ in self._poll.poll(0)]
+        # All that has arrived is read first: a stranger is not silent because this loop was busy.
+        for fd in ready:
+            if fd in self._guests:
+                self._serve(fd, now, admitted)
+        if self._listener.fileno() in ready:
+            self._accept(now)
+        for fd, guest in list(self._guests.items()):
+            if guest.deadline <= now:
+                if not guest.leaving:
+                    self._report(guest, "it took too long", now)
+                self._drop(fd)
+        self._let_in(now)
+        return admitted
+
+    def close(self) -> None:
+        """Closes the listener and the connections of strangers; admitted connections stay open."""
+        for fd in list(self._guests):
+            self._drop(fd)
+        for sock, _ in self._line:
+            sock.close()
+        self._line.clear()
+        self._poll.close()
+        self._listener.close()
+
+    # -- strangers -----------------------------------------------------------------------------
+
+    def _accept(self, now: float) -> None:
+        for _ in range(self._guests_max):
+            try:
+                sock, where = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in OUT_OF:
+                    if not self._starved:
+                        _log.error("no connection can be accepted now: %s", error.strerror)
+                    self._starved = True
+                    self._accept_again_at = now + ACCEPT_PAUSE_S
+                    self._poll.modify(self._listener, 0)
+                    return
+                continue  # this caller is gone already
+            self._starved = False
+            address = _address(where)
+            if len(self._guests) < self._guests_max and not self._line:
+                self._begin_serving(sock, address, now)
+            else:
+                self._line.append((sock, address))
+                if len(self._line) > LINE_FACTOR * self._guests_max and not self._shorten_line():
+                    self._full = True
+                    self._poll.modify(self._listener, 0)
+                    return
+
+    def _begin_serving(self, sock: socket.socket, address: Address, now: float) -> None:
+        """Begins the handshake, whose timeout starts now."""
+        guest = _Guest(prepare(sock), address, now + self._timeout_s, now)
+        try:
+            self._poll.register(sock, guest.events)
+        except OSError as error:  # no memory, or no epoll watch left for this user
+            _log.error("%s: %s cannot be served now: %s", self._service, address, error)
+            guest.stream.close()
+            return
+        self._guests[sock.fileno()] = guest
+
+    def _let_in(self, now: float) -> None:
+        """Serves callers from the line while there is room: first those of hosts that have less
+        than their share of the places, else in the order in which they came."""
+        self._take_place_at = None
+        while self._line:
+            counts = Counter(guest.address.host for guest in self._guests.values())
+            hosts = {*counts, *(address.host for _, address in self._line)}
+            share = max(1, self._guests_max // len(hosts))
+            below = (n for n, (_, who) in enumerate(self._line) if counts[who.host] < share)
+            place = next(below, None)
+            if len(self._guests) >= self._guests_max and (
+                place is None or not self._free_place(counts, share, now)
+            ):
+                break
+            sock, address = self._line[place or 0]
+            del self._line[place or 0]
+            self._begin_serving(sock, address, now)
+        if self._full and len(self._line) < LINE_FACTOR * self._guests_max:
+            self._full = False
+            if self._accept_again_at is None:
+                self._poll.modify(self._listener, select.EPOLLIN)
+
+    def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
+        """Drops the stranger that has been silent longest of the hosts that have more than their
+        share, unless it has sent something within SILENT_S. So a host that opens many connections
+        hinders mostly itself, and no caller is dropped during its handshake."""
+        guests = self._guests
+        over = [fd for fd, guest in guests.items() if counts[guest.address.host] > share]
+        if not over:
+            return False
+        fd = min(over, key=lambda one: guests[one].heard_at)
+        silent_at = guests[fd].heard_at + SILENT_S
+        if silent_at > now:
+            self._take_place_at = silent_at
+            return False
+        self._drop(fd)
+        return True
+
+    def _shorten_line(self) -> bool:
+        """Drops the latest caller of the host that has the most in the line. False: no host has
+        more than one."""
+        most, count = Counter(address.host for _, address in self._line).most_common(1)[0]
+        if count == 1:
+            return False
+        place = max(n for n, (_, address) in enumerate(self._line) if address.host == most)
+        self._line[place][0].close()
+        del self._line[place]
+        return True
+
+    def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
+        guest = self._guests[fd]
+        guest.heard_at = now
+        try:
+            if guest.leaving:
+                if not guest.stream.discard():
+                    self._drop(fd)
+                return
+            if guest.conversation is None and not self._open(guest):
+                return
+            assert guest.conversation is not None
+            outcome = guest.conversation.go_on()
+        except HopliteError as error:
+            self._report(guest, error, now)
+            self._send_away(guest, now)
+        except OSError as error:  # the caller is gone; HopliteErrors were caught above
+            _log.info("%s: %s left: %s", self._service, guest.address, error)
+            self._drop(fd)
+            return
+        except Exception:  # one stranger must not end the host
+            _log.exception("%s gives up %s", self._service, guest.address)
+            self._drop(fd)
+            return
+        else:
+            if outcome is not None:
+                self._poll.unregister(fd)
+                del self._guests[fd]
+                address = str(guest.address)
+                role, cluster, peer = outcome.role, outcome.cluster, outcome.peer
+                admitted.append(Admission(guest.stream, role, cluster, peer, address))
+                return
+        self._poll.modify(fd, guest.events)
+
+    def _open(self, guest: _Guest) -> bool:
+        """Tells by the first byte whether the caller uses TLS, and begins the handshake. False if
+        nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
+        opener = guest.stream.opener()
+        if opener is None:
+            return False
+        if (opener == TLS_OPENER) != (self._context is not None):
+            guest.stream.write(refusal("plain" if self._context is None else "tls"))
+            guest.stream.flush()
+            spoken = "TLS" if opener == TLS_OPENER else "no TLS"
+            raise ProtocolError(f"it speaks {spoken}, unlike this cluster")
+        if self._context is not None:
+            from hoplite_mp._transport.tls import TlsStream
+
+            sock = guest.stream.detach()
+            guest.stream = TlsStream(sock, self._context, server_sha256=self._sees)
+        guest.conversation = Conversation(guest.stream, partial(self._begin, guest.deadline))
+        return True
+
+    def _begin(self, deadline: float, sees: bytes) -> ServerHandshake:
+        return ServerHandshake(
+            self._key,
+            self._service,
+            self._cluster,
+            self.mine,
+            certificate_sha256=sees,
+            deadline=deadline,
+            not_now=self.not_now,
+        )
+
+    def _send_away(self, guest: _Guest, now: float) -> None:
+        guest.leaving = True
+        guest.deadline = min(guest.deadline, now + LEAVE_S)
+        guest.stream.finish()
+
+    def _drop(self, fd: int) -> None:
+        guest = self._guests.pop(fd)
+        with contextlib.suppress(OSError):  # it was closed when it broke
+            self._poll.unregister(fd)
+        guest.stream.close()
+
+    def _report(self, guest: _Guest, why: HopliteError | str, now: float) -> None:
+        """Logs a refusal. A wrong token is worth a warning; any other reason is not."""
+        self.refused += 1
+        words = ("%s refused %s: %s", self._service, guest.address, why)
+        if not isinstance(why, AuthError):
+            _log.info(*words)
+        elif now < self._warn_again_at:
+            self._unwarned += 1
+        else:
+            more = f" (and {self._unwarned} more since the last warning)" if self._unwarned else ""
+            _log.warning(words[0] + "%s", *words[1:], more)
+            self._warn_again_at, self._unwarned = now + WARNING_PAUSE_S, 0

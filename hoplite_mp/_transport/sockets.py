@@ -1,0 +1,137 @@
+"""Listening sockets and connecting sockets; nothing here blocks.
+
+Why it exists: one place for the settings of every connection between hosts, and one clear error for
+each way in which listening fails.
+This module must never know what is sent on a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp._transport.addresses import Address, Endpoint, own_addresses
+from hoplite_mp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
+
+# This process or host has no descriptor or memory now, which says nothing about the other side.
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+BACKLOG = 256  # connections that the kernel completes before they are accepted
+# After this time without acknowledgements the kernel ends a connection, because the peer's host is
+# gone or cannot be reached. The cluster's beats notice that sooner; this is for connections without
+# beats. Lower: a peer that reads nothing for so long is lost, too, although its loop may be busy
+# with one thing for 30 s (_node/manager_link/heartbeat_sender.py).
+UNACKNOWLEDGED_MS_MAX = 40_000
+KEEPALIVE = (
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 7),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX),
+)
+
+
+def prepare(sock: socket.socket) -> socket.socket:
+    """Sets the options of every TCP connection: non-blocking, TCP_NODELAY, keepalive."""
+    sock.setblocking(False)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for level, name, value in KEEPALIVE:
+            sock.setsockopt(level, name, value)
+    return sock
+
+
+def listen(host: str, ports: Iterable[int]) -> socket.socket:
+    """Listens at `host` on the first of `ports` that is free; port 0 stands for any free one.
+
+    "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
+    """
+    tried = list(ports)
+    for family, where in _local(host):
+        for port in tried:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                # A successor must not wait for connections of the previous process in TIME_WAIT.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+                sock.bind((where[0], port, *where[2:]))
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+            except OSError as error:
+                sock.close()
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise ConfigError(_words(host, error)) from error
+            return sock
+    raise ConfigError(
+        f"{_port_words(tried)} at {host}: in use, or a port that needs privileges; give another, "
+        "or 0 for any"
+    )
+
+
+def _port_words(ports: list[int]) -> str:
+    if len(ports) == 1:
+        return f"port {ports[0]} is not free"
+    if ports and ports == list(range(ports[0], ports[-1] + 1)):
+        return f"none of the ports {ports[0]}-{ports[-1]} is free"
+    return f"none of the ports {', '.join(map(str, ports))} is free"
+
+
+def _local(host: str) -> list[Endpoint]:
+    """The first address that `host` resolves to for listening, in a list."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen at {host}: {error}") from error
+    return [Endpoint(family, where) for family, _, _, _, where in found[:1]]  # type: ignore[arg-type]
+
+
+def _words(host: str, error: OSError) -> str:
+    words = f"cannot listen at {host}: {error.strerror}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        words += f"; this host's addresses are {', '.join(own_addresses()) or '127.0.0.1'}"
+    return words
+
+
+def begin_connect(endpoint: Endpoint) -> socket.socket:
+    """A connecting socket; once it is writable, it is connected or `connect_error` says why not.
+
+    OSError if connecting cannot even begin.
+    """
+    sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        prepare(sock)
+        code = sock.connect_ex(endpoint.sockaddr)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_error(sock: socket.socket) -> str | None:
+    """Why a connecting socket has failed; None if it is connected."""
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        return os.strerror(code)
+    with contextlib.suppress(OSError):
+        here, there = sock.getsockname(), sock.getpeername()
+        # The kernel may choose the called port, if it is free, as this socket's own port. Then
+        # the socket is connected to itself.
+        return "it reached itself: nobody listens there" if here == there else None
+    return "the connection has ended"
+
+
+def bound_address(sock: socket.socket) -> Address:
+    """The address at which a socket listens."""
+    name = sock.getsockname()
+    return Address(name[0], name[1])

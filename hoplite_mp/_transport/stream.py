@@ -1,0 +1,240 @@
+"""Connections for a loop: bytes are read and written without blocking.
+
+Why it exists: manager and node communicate over TCP, over TLS and, in tests, over memory; the code
+around a connection must not know which. `Stream` is the smallest interface that fits all three.
+Writes are queued up to a limit, and when a connection has ended the stream tells why.
+
+This module must never know what the bytes mean, nor which loop drives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from typing import Protocol
+
+from hoplite_mp._protocol.handshake import PLAIN
+
+__all__ = [
+    "NOT_TLS",
+    "QUEUE_BYTES_MAX",
+    "READ_BYTES",
+    "Outgoing",
+    "Stream",
+    "TcpStream",
+]
+
+READ_BYTES = 256 << 10  # read from one connection before the others get their turn
+# Read size at first: most messages are small, and a buffer of READ_BYTES would be mapped and
+# unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
+FIRST_BYTES = 16 << 10
+# How much may wait for a peer that does not read: four of the longest frames of the protocol.
+# Higher: slower peers are tolerated. Lower: a peer that has stopped costs less memory until it is
+# given up.
+QUEUE_BYTES_MAX = 64 << 20
+SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
+# A failure that callers distinguish, because it has a remedy.
+NOT_TLS = "the other side does not speak TLS"
+
+_AGAIN = (BlockingIOError, InterruptedError)
+
+
+class Stream(Protocol):
+    """What every kind of connection can do. No method blocks."""
+
+    # Application bytes transferred, for counters.
+    bytes_received: int
+    bytes_sent: int
+
+    @property
+    def certificate_sha256(self) -> bytes | None:
+        """SHA-256 of the server's certificate as this side sees it, zeros without TLS, None until
+        it is known."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it ended or broke, as text; None while it works and after an orderly end."""
+
+    @property
+    def buffered(self) -> bool:
+        """Are there bytes to read that no loop will announce, because they have left the socket?
+        Never after a read of READ_BYTES; possibly after a shorter one, and in a stream that was
+        taken over, which must be read once immediately."""
+
+    @property
+    def wants_read(self) -> bool:
+        """Should the loop wake this stream when something can be read?"""
+
+    @property
+    def wants_write(self) -> bool:
+        """Should the loop wake this stream when something can be written?"""
+
+    def fileno(self) -> int:
+        """The descriptor for the loop."""
+
+    def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
+        """What has arrived; b"" if nothing has arrived, None once the connection has ended."""
+
+    def write(self, data: bytes) -> None:
+        """Queues data. ConnectionAbortedError, and nothing is queued, if too much would wait; then
+        the peer does not read, and the caller should give it up."""
+
+    def flush(self) -> bool:
+        """Sends what the connection takes now; False if it is broken."""
+
+    def close(self) -> None:
+        """Ends the connection; what is still queued is lost. May be repeated."""
+
+
+class Outgoing:
+    """The send queue of one stream."""
+
+    def __init__(self, nbytes_max: int) -> None:
+        self.waiting = bytearray()
+        self._nbytes_max = nbytes_max
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, data: bytes) -> None:
+        if len(self.waiting) + len(data) > self._nbytes_max:
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED,
+                f"the other side does not read: {len(self.waiting)} bytes wait for it, and with "
+                f"{len(data)} more it would be above {self._nbytes_max}",
+            )
+        self.waiting += data
+
+
+class TcpStream:
+    """A connected stream socket, made non-blocking."""
+
+    certificate_sha256: bytes | None = PLAIN
+    # Raised by a send that has to be repeated later.
+    _later: tuple[type[OSError], ...] = _AGAIN
+
+    def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        sock.setblocking(False)
+        self.failure: str | None = None
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self._sock = sock
+        self._queue = Outgoing(queue_bytes_max)
+        self._ended = False  # nothing more can be read
+        self._detached = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        return False
+
+    @property
+    def wants_read(self) -> bool:
+        return not self._ended
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._queue) and self.failure is None
+
+    def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
+        if self._ended:
+            return None
+        try:
+            data = self._sock.recv(min(nbytes_max, FIRST_BYTES))
+            if len(data) == FIRST_BYTES < nbytes_max:
+                with contextlib.suppress(OSError):  # the next read will report it again
+                    data += self._sock.recv(nbytes_max - FIRST_BYTES)
+        except _AGAIN:
+            return b""
+        except OSError as error:
+            self._ended = True
+            self.failure = self._words(error)
+            return None
+        self.bytes_received += len(data)
+        self._ended = not data
+        return data or None
+
+    def opener(self) -> int | None:
+        """The first byte that waits to be read, without removing it; None if there is none yet.
+
+        OSError if the connection is broken or has ended.
+        """
+        try:
+            # The base class's own method, because that of an SSLSocket refuses to peek.
+            data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        except _AGAIN:
+            return None
+        if not data:
+            raise ConnectionError("the other side closed the connection")
+        return data[0]
+
+    def write(self, data: bytes) -> None:
+        self._queue.add(data)
+
+    def flush(self) -> bool:
+        # If writing fails, reading may still work, and what the other side has sent about the
+        # failure may still be there.
+        waiting = self._queue.waiting
+        while waiting and self.failure is None:
+            try:
+                if len(waiting) <= SEND_BYTES:
+                    sent = self._sock.send(waiting)
+                else:  # the views must be released before the queue can shrink
+                    with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
+                        sent = self._sock.send(piece)
+            except self._later:
+                break
+            except OSError as error:
+                self.failure = self._words(error)
+                break
+            self.bytes_sent += sent
+            del waiting[:sent]
+        return self.failure is None
+
+    def finish(self) -> None:
+        """Tells the other side that nothing more will be sent. What still arrives can only be
+        discarded."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # it is gone already
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def discard(self) -> bool:
+        """Discards what has arrived; False at the end of the stream.
+
+        To be used after `finish`: closing with unread bytes would make the kernel send a reset,
+        which can overtake the last data.
+        """
+        try:
+            return bool(socket.socket.recv(self._sock, READ_BYTES))
+        except _AGAIN:
+            return True
+        except OSError:
+            return False
+
+    def detach(self) -> socket.socket:
+        """The socket itself, still non-blocking, for another owner; this stream is closed.
+
+        ValueError if bytes are still queued, which would be lost.
+        """
+        if self._queue:
+            raise ValueError(f"{len(self._queue)} bytes are still to be sent")
+        self._detached = self._ended = True
+        return self._sock
+
+    def close(self) -> None:
+        self._ended = True
+        self._queue.waiting.clear()
+        if not self._detached:
+            self._sock.close()
+
+    def _words(self, error: OSError) -> str:
+        return reason_of(error)
+
+
+def reason_of(error: OSError) -> str:
+    """An operating system error as text."""
+    return os.strerror(error.errno) if error.errno is not None else str(error)

@@ -1,0 +1,229 @@
+"""TLS 1.3 over a non-blocking socket, under the same interface as plain TCP.
+
+Why a real SSLSocket instead of a memory BIO: a connection for bulk data is handed to a thread that
+uses recv_into and send on it, after the same handshake as any other. So one implementation serves
+both. OpenSSL reads no more than one record ahead, so no bytes are hidden from the loop: `read` asks
+for at least a complete record each time, or tells through `buffered` what is left of one.
+
+A certificate is not verified here, neither by name nor by authority. OpenSSL verifies that the
+server has the private key of the certificate that it shows; the handshake inside proves that the
+server meant that certificate (_protocol/handshake.py). Session tickets are off, because resuming a
+session would save nothing on a LAN.
+
+This module must never know tokens, nor what the bytes mean. Importing it loads OpenSSL, so it is
+imported only if TLS is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import ssl
+from typing import TYPE_CHECKING
+
+from hoplite_mp._transport.certificates import in_memory_file
+from hoplite_mp._transport.stream import NOT_TLS, QUEUE_BYTES_MAX, READ_BYTES, TcpStream
+
+if TYPE_CHECKING:
+    import socket
+
+    from hoplite_mp._transport.certificates import Certificate
+
+__all__ = ["TlsStream", "client_context", "server_context"]
+
+RECORD_BYTES = 16 << 10  # the longest payload of a TLS record
+# The first byte of a TLS record during the handshake: 21 is an alert, 22 a handshake message.
+OPENERS = frozenset((21, 22))
+
+
+@functools.cache
+def client_context() -> ssl.SSLContext:
+    """The settings of every client of this process."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # see above: the handshake inside verifies it
+    return context
+
+
+def server_context(certificate: Certificate) -> ssl.SSLContext:
+    """The settings of a server that shows this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    with in_memory_file(certificate.pem) as path:
+        context.load_cert_chain(path)
+    return context
+
+
+class TlsStream(TcpStream):
+    """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
+
+    # OpenSSL requires that an unfinished send be repeated with at least the same bytes. It is,
+    # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
+    _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_sha256: bytes | None = None,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> None:
+        """server_sha256: a server's hash of its own certificate; None for a client, which computes
+        the hash of the certificate that it is shown.
+
+        Takes the socket over. OSError if the connection is gone already.
+        """
+        sock.setblocking(False)
+        try:
+            sock.getpeername()  # raises if it is gone; wrap_socket would leave it open then
+            inner = context.wrap_socket(
+                sock,
+                server_side=server_sha256 is not None,
+                do_handshake_on_connect=False,
+                suppress_ragged_eofs=False,  # a forgeable end must not count as an orderly one
+            )
+        except BaseException:
+            sock.close()
+            raise
+        super().__init__(inner, queue_bytes_max)
+        self._tls: ssl.SSLSocket = inner
+        self._server_sha256 = server_sha256
+        self.certificate_sha256 = None
+        self._opener_missing = True  # the other side's first byte has not been checked
+        # Nothing of ours has to be sent before the other side's first byte.
+        self._greeted = server_sha256 is not None
+        self._no_tls_likely = False
+        self._read_must_write = False
+        self._shake_must_write = False
+
+    @property
+    def buffered(self) -> bool:
+        return not self._ended and self._tls.pending() > 0
+
+    @property
+    def wants_read(self) -> bool:
+        return not self._ended and not self._read_must_write
+
+    @property
+    def wants_write(self) -> bool:
+        if self.failure is not None:
+            return False
+        # Before the handshake is finished nothing of the queue can be sent, even if the socket is
+        # writable.
+        ready = self.certificate_sha256 is not None
+        return self._read_must_write or self._shake_must_write or (ready and bool(self._queue))
+
+    def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
+        self._read_must_write = False
+        pieces: list[bytes] = []
+        room = nbytes_max
+        # Each recv has space for a complete record, unless nbytes_max is less. So no part of one
+        # stays in OpenSSL, where the loop would not notice it. A record that is not full was the
+        # last that the sender had: looking for another would cost a system call and an exception,
+        # and the loop announces the next one.
+        while self._shake() and not self._ended:
+            try:
+                piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLWantWriteError:  # TLS itself must send something first (a change of keys)
+                self._read_must_write = True
+                break
+            except OSError as error:
+                self._break(error)
+                break
+            self._ended = not piece  # "close_notify": an orderly end
+            pieces.append(piece)
+            room -= len(piece)
+            if len(piece) < RECORD_BYTES or room < RECORD_BYTES:
+                break
+        data = b"".join(pieces)
+        self.bytes_received += len(data)
+        return None if self._ended and not data else data
+
+    def flush(self) -> bool:
+        # Cleared, because the next read first writes what an earlier one could not.
+        self._read_must_write = self._shake_must_write = False
+        return super().flush() if self._shake() else self.failure is None
+
+    def finish(self) -> None:
+        self._say_goodbye()
+        super().finish()
+
+    def detach(self) -> ssl.SSLSocket:
+        super().detach()
+        return self._tls
+
+    def close(self) -> None:
+        if not self._detached:
+            self._say_goodbye()
+        super().close()
+
+    def _say_goodbye(self) -> None:
+        """Sends "close_notify", if everything was sent, and if it can be sent now."""
+        if self.certificate_sha256 is None or self.failure is not None or self._queue:
+            return
+        # `unwrap` raises instead of waiting for the other side's close_notify, which is not needed.
+        with contextlib.suppress(OSError, ValueError):
+            self._tls.unwrap()
+
+    def _shake(self) -> bool:
+        """Continues the TLS handshake; returns whether it is finished."""
+        if self.certificate_sha256 is not None:
+            return True
+        if self._ended or self.failure is not None:
+            return False
+        try:
+            if self._opener_missing and not self._look_at_opener() and self._greeted:
+                return False
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._greeted = True
+            return False
+        except ssl.SSLWantWriteError:
+            self._shake_must_write = True
+            return False
+        except OSError as error:
+            self._break(error)
+            return False
+        self.certificate_sha256 = self._server_sha256 or self._shown()
+        return True
+
+    def _look_at_opener(self) -> bool:
+        """Checks the first byte that waits, because OpenSSL has a dozen different errors for data
+        that is not TLS; returns whether there is one.
+
+        A client's first message is sent by the same call of OpenSSL that then reads. That call may
+        read the beginning of an answer which was not there when we looked, so what waits afterwards
+        need not be the other side's first byte: it only chooses the words of an error of OpenSSL.
+        """
+        opener = self.opener()
+        self._opener_missing = opener is None
+        if opener is not None and opener not in OPENERS:
+            if self._server_sha256 is not None or not self._greeted:
+                raise ConnectionError(NOT_TLS)
+            self._no_tls_likely = True
+        return opener is not None
+
+    def _shown(self) -> bytes:
+        certificate = self._tls.getpeercert(binary_form=True)
+        assert certificate is not None  # a server shows one unless it has a pre-shared key
+        return hashlib.sha256(certificate).digest()
+
+    def _break(self, error: OSError) -> None:
+        self._ended = True
+        if not isinstance(error, ssl.SSLZeroReturnError):
+            self.failure = self._words(error)
+
+    def _words(self, error: OSError) -> str:
+        if isinstance(error, ssl.SSLEOFError):
+            return "the connection was cut"
+        if isinstance(error, ssl.SSLError):
+            if self._no_tls_likely and self.certificate_sha256 is None:
+                return NOT_TLS
+            return f"TLS failed: {(error.reason or 'unknown').lower().replace('_', ' ')}"
+        return super()._words(error)

@@ -1,8 +1,0 @@
-"""Authenticated byte streams between hosts. A cluster on one host imports only stream and silence.
-
-    addresses, tokens   stream  <-  memory, tls   listen   certificates   silence   rendezvous
-                          <-  conversation  <-  door, caller
-
-There are no threads or event loops in here: the loop of the process that uses a stream drives it,
-and passes the time in. Only `Caller.wait` and the reading of a token file wait by themselves.
-"""
