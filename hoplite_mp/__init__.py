@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from hoplite_mp._version import __version__ as __version__
 
 if _TYPE_CHECKING:
+    from hoplite_mp._client.completions import as_completed as as_completed
+    from hoplite_mp._client.futures import Future as Future
+    from hoplite_mp._serialize import register_pickle_by_value as register_pickle_by_value
+    from hoplite_mp._sync.conditions import Barrier as Barrier
+    from hoplite_mp._sync.conditions import Condition as Condition
+    from hoplite_mp._sync.locks import BoundedSemaphore as BoundedSemaphore
+    from hoplite_mp._sync.locks import Event as Event
+    from hoplite_mp._sync.locks import Lock as Lock
+    from hoplite_mp._sync.locks import RLock as RLock
+    from hoplite_mp._sync.locks import Semaphore as Semaphore
+    from hoplite_mp._sync.queues import Queue as Queue
     from hoplite_mp.actor import Actor as Actor
-    from hoplite_mp.client.completions import as_completed as as_completed
-    from hoplite_mp.client.futures import Future as Future
     from hoplite_mp.cluster import Cluster as Cluster
     from hoplite_mp.cluster import current as current
     from hoplite_mp.config import Config as Config
@@ -38,34 +47,25 @@ if _TYPE_CHECKING:
     from hoplite_mp.nodes import Node as Node
     from hoplite_mp.ref import ObjectRef as ObjectRef
     from hoplite_mp.ref import by_ref as by_ref
-    from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
-    from hoplite_mp.sync.conditions import Barrier as Barrier
-    from hoplite_mp.sync.conditions import Condition as Condition
-    from hoplite_mp.sync.locks import BoundedSemaphore as BoundedSemaphore
-    from hoplite_mp.sync.locks import Event as Event
-    from hoplite_mp.sync.locks import Lock as Lock
-    from hoplite_mp.sync.locks import RLock as RLock
-    from hoplite_mp.sync.locks import Semaphore as Semaphore
-    from hoplite_mp.sync.queues import Queue as Queue
 else:
     _MODULES = {
         "Actor": "hoplite_mp.actor",
         "ActorLostError": "hoplite_mp.errors",
         "AuthError": "hoplite_mp.errors",
-        "Barrier": "hoplite_mp.sync.conditions",
-        "BoundedSemaphore": "hoplite_mp.sync.locks",
+        "Barrier": "hoplite_mp._sync.conditions",
+        "BoundedSemaphore": "hoplite_mp._sync.locks",
         "ClosedError": "hoplite_mp.errors",
         "Cluster": "hoplite_mp.cluster",
-        "Condition": "hoplite_mp.sync.conditions",
+        "Condition": "hoplite_mp._sync.conditions",
         "Config": "hoplite_mp.config",
         "ConfigError": "hoplite_mp.errors",
-        "Event": "hoplite_mp.sync.locks",
+        "Event": "hoplite_mp._sync.locks",
         "Executor": "hoplite_mp.drop_in",
-        "Future": "hoplite_mp.client.futures",
+        "Future": "hoplite_mp._client.futures",
         "Group": "hoplite_mp.group",
         "HopliteError": "hoplite_mp.errors",
         "HopliteTimeoutError": "hoplite_mp.errors",
-        "Lock": "hoplite_mp.sync.locks",
+        "Lock": "hoplite_mp._sync.locks",
         "ManagerLostError": "hoplite_mp.errors",
         "Node": "hoplite_mp.nodes",
         "NodeLostError": "hoplite_mp.errors",
@@ -73,19 +73,19 @@ else:
         "ObjectRef": "hoplite_mp.ref",
         "PeerLostError": "hoplite_mp.errors",
         "ProtocolError": "hoplite_mp.errors",
-        "Queue": "hoplite_mp.sync.queues",
-        "RLock": "hoplite_mp.sync.locks",
+        "Queue": "hoplite_mp._sync.queues",
+        "RLock": "hoplite_mp._sync.locks",
         "ReduceError": "hoplite_mp.errors",
-        "Semaphore": "hoplite_mp.sync.locks",
+        "Semaphore": "hoplite_mp._sync.locks",
         "StateNotSavedError": "hoplite_mp.errors",
         "StoreFullError": "hoplite_mp.errors",
         "TaskError": "hoplite_mp.errors",
         "WorkerLostError": "hoplite_mp.errors",
-        "as_completed": "hoplite_mp.client.completions",
+        "as_completed": "hoplite_mp._client.completions",
         "by_ref": "hoplite_mp.ref",
         "connect": "hoplite_mp.connecting",
         "current": "hoplite_mp.cluster",
-        "register_pickle_by_value": "hoplite_mp.serial",
+        "register_pickle_by_value": "hoplite_mp._serialize",
     }
 
     def __getattr__(name: str) -> object:

@@ -13,22 +13,22 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
-from hoplite_mp.actor_method import ActorMethod
-from hoplite_mp.client.actors import About
-from hoplite_mp.client.kinds import (
+from hoplite_mp._client.actors import About
+from hoplite_mp._client.function_kind import (
     is_async,
     yields,
 )
-from hoplite_mp.client.option_checks import check_name, refuse_unused
-from hoplite_mp.client.runtime import runtime_of
+from hoplite_mp._client.option_checks import check_name, refuse_unused
+from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
+from hoplite_mp.actor_method import ActorMethod
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.nodes import working_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp.executor import Options
     from hoplite_mp.ref import ObjectRef
 

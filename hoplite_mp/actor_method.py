@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.actors import About
-from hoplite_mp.client.deadlines import check_timeout
-from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM, check_counts
-from hoplite_mp.client.runtime import runtime_of
-from hoplite_mp.client.streams import Plan, Stream
+from hoplite_mp._client.actors import About
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.function_kind import (
+    CONCURRENCY_SHIFT,
+    FLAG_ASYNC,
+    FLAG_STREAM,
+    check_counts,
+)
+from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._client.streams import Plan, Stream
+from hoplite_mp._worker import checkpoints
+from hoplite_mp._worker.actor import call
 from hoplite_mp.executor import TIMEOUT_S_MAX
-from hoplite_mp.worker import checkpoints
-from hoplite_mp.worker.actor import call
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.futures import Future
+    from hoplite_mp._client.futures import Future
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["ActorMethod"]

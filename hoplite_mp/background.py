@@ -20,9 +20,9 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks, clock
+from hoplite_mp._client.thread_futures import ThreadFuture
+from hoplite_mp._client.threads import starting_thread
 from hoplite_mp.being_member import NotWholeError
-from hoplite_mp.client.thread_futures import ThreadFuture
-from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["Member", "NotWholeError"]
 

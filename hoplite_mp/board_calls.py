@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hoplite_mp import _tasks, clock
+from hoplite_mp._client.in_place import new_result
 from hoplite_mp._protocol.local import GroupBuffers
-from hoplite_mp.client.in_place import new_result
-from hoplite_mp.contributions import REDUCTIONS, ROOTED, into, outs_of
+from hoplite_mp._serialize.contributions import REDUCTIONS, ROOTED, into, outs_of
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["UNDECIDED", "BoardCalls"]
 

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import clock, serial
+from hoplite_mp import _serialize, clock
+from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp._client.in_place import InPlace, own_copy
+from hoplite_mp._client.memory import whole
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
-from hoplite_mp.being_member import Member
-from hoplite_mp.board_calls import UNDECIDED, BoardCalls
-from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
-from hoplite_mp.client.in_place import InPlace, own_copy
-from hoplite_mp.client.memory import whole
-from hoplite_mp.contributions import (
+from hoplite_mp._serialize.contributions import (
     PREFIXES,
     REDUCTIONS,
     TARGETED,
@@ -34,6 +32,8 @@ from hoplite_mp.contributions import (
     mask_of,
     outs_of,
 )
+from hoplite_mp.being_member import Member
+from hoplite_mp.board_calls import UNDECIDED, BoardCalls
 from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.interruptions import is_interruption
 from hoplite_mp.leading import MISTAKE, Leading, mistake_words
@@ -44,7 +44,7 @@ from hoplite_mp.ref import ObjectRef
 from hoplite_mp.splitting import check_split
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["Calling"]
 
@@ -246,7 +246,7 @@ class Calling(Member):
         """The caller's own copy of one value of that rank's part, which `_stored` has made."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
-            array = serial.payload_kind(mem) == serial.ARRAY
+            array = _serialize.payload_kind(mem) == _serialize.ARRAY
             value = self._memory.decode_value(mem, f"the value of rank {rank}", not array)
             if out is None and not array:
                 return value
@@ -366,7 +366,7 @@ class Calling(Member):
             parts.clear()
             if is_interruption(error):
                 raise
-            serial.drop_traceback(error)  # its frames refer to the parts
+            _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
         # Held from before the commit, because the others read it even if this member is then

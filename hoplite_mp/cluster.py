@@ -15,11 +15,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.pool_placement import WORKERS_MAX
+from hoplite_mp._client.runtime import Runtime, current_runtime
 from hoplite_mp._planner.resources import amounts_of, amounts_text, parse_amounts
 from hoplite_mp.actor import ActorCalls
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.collectives import CollectiveCalls
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from hoplite_mp.client.far_hosts import FarHosts
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.launch import Host
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.launch import Host
+    from hoplite_mp._client.remote_hosts import FarHosts
 
 __all__ = ["Cluster", "Node", "current"]
 
@@ -154,7 +154,7 @@ class Cluster(
         debug: bool = False,
     ) -> None:
         if hosts is not None:
-            from hoplite_mp.client.far_hosts import checked_hosts
+            from hoplite_mp._client.remote_hosts import checked_hosts
 
             hosts = checked_hosts(hosts)
         if hosts and address is not None:
@@ -167,7 +167,7 @@ class Cluster(
                 f"workers={workers!r}: it must be a number from 0 to {WORKERS_MAX}, or None"
             )
         config = _config(config, memory, spill_dir, resources)
-        from hoplite_mp.client.entering import enter  # here, because few processes start hosts
+        from hoplite_mp._client.open_cluster import enter  # here, because few processes start hosts
 
         self._pid = os.getpid()
         self._debugs = bool(debug)
@@ -201,7 +201,7 @@ class Cluster(
 
     def _start_far(self, hosts: Sequence[str], config: Config) -> None:
         """Starts nodes on other hosts; returns when all have joined."""
-        from hoplite_mp.client.far_hosts import FarHosts
+        from hoplite_mp._client.remote_hosts import FarHosts
 
         network = self._network
         assert network is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import clock
-from hoplite_mp.client.memory import whole
+from hoplite_mp._client.memory import whole
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.nesting import as_refs
 from hoplite_mp.nodes import node_numbers, other_places
@@ -26,8 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = [
     "CollectiveCalls",

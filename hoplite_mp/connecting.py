@@ -118,7 +118,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
     """The result of `call()`, which runs in a thread of its own. If the caller is cancelled before
     it gets the result, `forsaken(result)` is called, in a thread, too. The interpreter does not end
     before these threads have ended."""
-    from hoplite_mp.client.awaiting import inbox_here
+    from hoplite_mp._client.awaiting import inbox_here
 
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.spreading import refusal
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.pool_placement import refusal
 from hoplite_mp.cluster import HiddenCluster
 from hoplite_mp.executor import Options, TaskExecutor
 from hoplite_mp.nodes import WORKERS_MAX

@@ -18,17 +18,17 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.client.losing import Underway, UnlessEnded
-from hoplite_mp.client.threads import starting_thread
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.fail_pending import Underway, UnlessEnded
+from hoplite_mp._client.threads import starting_thread
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.far_hosts import FarHosts
-    from hoplite_mp.client.launch import Host
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.launch import Host
+    from hoplite_mp._client.remote_hosts import FarHosts
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["Ending"]
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import _tasks, clock, errors, serial
+from hoplite_mp import _serialize, _tasks, clock, errors
+from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout, deadline_ns
+from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, flags_of, is_async
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.runtime import current_runtime
+from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp._protocol.local import ClosePool
 from hoplite_mp._protocol.worker_broadcast import BeginRound, EndRound, OpenRound
-from hoplite_mp.client.deadlines import FOREVER_NS, check_timeout, deadline_ns
-from hoplite_mp.client.functions import Fixed
-from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, flags_of, is_async
-from hoplite_mp.client.option_checks import refuse_unused
-from hoplite_mp.client.runtime import current_runtime
-from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.executor import TaskExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["EverywhereCalls"]
 
@@ -130,7 +130,7 @@ def _run(
         runtime.take_part()  # RuntimeError: it could not
     deadline = deadline_ns(timeout)
     submitter, memory = runtime.submitter, runtime.memory
-    needed = serial.encode_call(args, {}, memory.keep).dependencies
+    needed = _serialize.encode_call(args, {}, memory.keep).dependencies
     oids = [memory.local_id(ref) for ref in needed]
     if oids and not submitter.waiting.wait_many(oids, len(oids), deadline):
         raise HopliteTimeoutError(f"an argument of run() was not ready within {timeout:g} s")

@@ -11,18 +11,18 @@ import concurrent.futures
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import errors, serial
+from hoplite_mp import _serialize, errors
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.debugging import run_here
+from hoplite_mp._client.demands import check_demands
+from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, check_counts, flags_of
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.max_workers_compat import Sized
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
+from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._protocol.fields import NUMBER_MAX
 from hoplite_mp._protocol.local import POOL_BROKEN
-from hoplite_mp.client.deadlines import check_timeout
-from hoplite_mp.client.debugging import run_here
-from hoplite_mp.client.demands import check_demands
-from hoplite_mp.client.functions import Fixed
-from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.option_checks import UNUSED, check_values, refuse_unused
-from hoplite_mp.client.queues import SHUT_DOWN
-from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
 from hoplite_mp.nodes import node_numbers
@@ -30,11 +30,11 @@ from hoplite_mp.nodes import node_numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.option_checks import RetryDelay
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.inherited_context import Environment
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.option_checks import RetryDelay
-    from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["Options", "TaskExecutor"]
 
@@ -252,7 +252,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 demand=demand,
                 delay=options.retry_delay,
             )
-        except serial.NotPicklable as error:
+        except _serialize.NotPicklable as error:
             if not self._pickles_later:
                 raise
             return runtime.submitter.fail_at_once(error.reason, options.copy)

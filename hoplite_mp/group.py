@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import errors
+from hoplite_mp._client.calls import current_call
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import check_name, refuse_unused
 from hoplite_mp._protocol.local import GroupJoin, GroupLeave
-from hoplite_mp.client.calls import current_call
-from hoplite_mp.client.deadlines import check_timeout
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.option_checks import check_name, refuse_unused
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.splitting import peers_of, split_name
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp.executor import Options
 
 __all__ = ["Group", "GroupCalls", "join"]

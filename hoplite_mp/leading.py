@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._protocol.group_calls import error_of
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.contributions import PREFIXES, REDUCTIONS, ROOTED
+from hoplite_mp._serialize.contributions import PREFIXES, REDUCTIONS, ROOTED
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["MISTAKE", "Leading", "mistake_words"]
 
@@ -81,10 +81,10 @@ class Leading:
                     f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, rank "
                     f"{rank} has shape {array.shape} and dtype {array.dtype}"
                 )
-        name = serial.dtype_name(first.dtype)
+        name = _serialize.dtype_name(first.dtype)
         assert name is not None, "others are refused where they are given"
         try:
-            return serial.named_dtype(result_dtype(op, name))
+            return _serialize.named_dtype(result_dtype(op, name))
         except TypeError as error:  # numpy has no such operation for this dtype
             raise ValueError(str(error)) from error
 

@@ -13,20 +13,20 @@ import operator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import clock
+from hoplite_mp._client.chunks import Chunks, Items
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.function_kind import flags_of
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.mapping import Results, Run
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.progress import length_of, open_bar
 from hoplite_mp._protocol.fields import NUMBER_MAX
-from hoplite_mp.client.chunks import Chunks, Items
-from hoplite_mp.client.deadlines import check_timeout
-from hoplite_mp.client.functions import Fixed
-from hoplite_mp.client.kinds import flags_of
-from hoplite_mp.client.mapping import Results, Run
-from hoplite_mp.client.option_checks import refuse_unused
-from hoplite_mp.client.progress import length_of, open_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["MapCalls"]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import clock, serial
+from hoplite_mp import _serialize, clock
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp._protocol.local import GroupCall
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.client.in_place import own_copy
-from hoplite_mp.contributions import (
+from hoplite_mp._serialize.contributions import (
     PREFIXES,
     TARGETED,
     into,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hoplite_mp import _shm
-    from hoplite_mp.client.in_place import InPlace
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.in_place import InPlace
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["HostsMember"]
 
@@ -95,12 +95,12 @@ class HostsMember:
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
         leases: list[_shm.Lease] = []  # of the blocks among them
-        writing: list[tuple[int, serial.Encoded]] = []
+        writing: list[tuple[int, _serialize.Encoded]] = []
         mistake, error = "", "value"
         try:
             if kind == MISTAKE:
                 mistake, op, error, values = op, "", values, []
-            early = [serial.encode(one, self._memory.keep, False) for one in values[:1]]
+            early = [_serialize.encode(one, self._memory.keep, False) for one in values[:1]]
             may_be_small = early or kind != "broadcast" or root not in self._large_roots
             if (
                 len(values) <= 1
@@ -110,7 +110,7 @@ class HostsMember:
                 self._keep_own(kind, root, values, parts, gets)
                 return None
             for one in values:
-                encoded = early.pop() if early else serial.encode(one, self._memory.keep, False)
+                encoded = early.pop() if early else _serialize.encode(one, self._memory.keep, False)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
                 if ref is not None:
                     held.append(ref)
@@ -187,12 +187,12 @@ class HostsMember:
 
     def _part(
         self,
-        encoded: serial.Encoded,
+        encoded: _serialize.Encoded,
         value: Any,
         parts: list[bytes | int | tuple[int, int, int]],
         held: list[Any],
         leases: list[_shm.Lease],
-        writing: list[tuple[int, serial.Encoded]],
+        writing: list[tuple[int, _serialize.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
         """One value in the form in which it is sent to the node, after `parts`. Adds to `held` what
         must be held, to `leases` its block, and to `writing` what is still to be copied."""
@@ -243,7 +243,7 @@ class HostsMember:
             return cause
         return None
 
-    def _writer(self, kind: str, payload: int, encoded: serial.Encoded) -> PartWriter:
+    def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> PartWriter:
         """Copies the elements of a part after the message to the node."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
@@ -361,19 +361,19 @@ class HostsMember:
             mem = self._memory.payload(self._memory.local_id(given), FOREVER_NS)
             return self._decoded(mem, out, what)
         block, payload = self._adopt(given), given[0]
-        info = serial.describe_array(memoryview(block)) if out is None else None
-        if info is None or serial.payload_kind(memoryview(block)) != serial.ARRAY:
+        info = _serialize.describe_array(memoryview(block)) if out is None else None
+        if info is None or _serialize.payload_kind(memoryview(block)) != _serialize.ARRAY:
             return self._decoded(memoryview(block), out, what)
         block.prefix = info.offset
         self._memory.results.add(payload)
-        dtype = serial.named_dtype(info.dtype_name)
+        dtype = _serialize.named_dtype(info.dtype_name)
         order: Any = info.order
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
     def _decoded(self, mem: memoryview, out: Array | None, what: str) -> Any:
         """A value from its bytes. `into` copies an array; the buffers of anything else are copied
         while it is decoded."""
-        array = serial.payload_kind(mem) == serial.ARRAY
+        array = _serialize.payload_kind(mem) == _serialize.ARRAY
         value = self._memory.decode_value(mem, what, not array)
         return into(value, out) if array or out is not None else value
 

@@ -12,19 +12,19 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, clock, serial
+from hoplite_mp import _locks, _serialize, clock
+from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.thread_futures import ThreadFuture
+from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._protocol.fields import SOURCES_MAX
 from hoplite_mp._protocol.local import RESULT_TAG, GroupSend
 from hoplite_mp.calling import Calling
-from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.thread_futures import ThreadFuture
-from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["Messages"]
 
@@ -89,14 +89,14 @@ class Messages(Calling):
         target, tag = self._rank(to, "to"), _tag(tag)
         self._check()
         self._begin()
-        encoded = serial.encode(x, self._memory.keep)
+        encoded = _serialize.encode(x, self._memory.keep)
         ref = self._memory.put_encoded(encoded)
         why = self._send_encoded(encoded, ref, target, tag)
         if why:
             self._admitted()  # raises if this member was given up
             raise PeerLostError(f"group {self.name!r}: {why}")
 
-    def _send_encoded(self, encoded: serial.Encoded, ref: Any, target: int, tag: int) -> str:
+    def _send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
         """Sends what `ref` holds; returns why that rank cannot receive it, or ""."""
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)

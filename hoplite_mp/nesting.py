@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.client.futures import Future
+from hoplite_mp._client.futures import Future
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:

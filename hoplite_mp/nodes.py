@@ -12,6 +12,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock, errors
+from hoplite_mp._client.describing import cluster_words
+from hoplite_mp._client.memory import format_bytes, whole
+from hoplite_mp._client.pool_placement import WORKERS_MAX
+from hoplite_mp._client.tracing import Trace
 from hoplite_mp._planner.resources import as_amounts
 from hoplite_mp._protocol.local import (
     AddWorkers,
@@ -22,16 +26,12 @@ from hoplite_mp._protocol.local import (
     Standing,
     Stats,
 )
-from hoplite_mp.client.describing import cluster_words
-from hoplite_mp.client.memory import format_bytes, whole
-from hoplite_mp.client.spreading import WORKERS_MAX
-from hoplite_mp.client.tracing import Trace
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = [
     "WORKERS_MAX",
@@ -227,7 +227,7 @@ class NodeCalls:
 
     def _repr_html_(self) -> str:
         """For notebooks: its nodes, their workers, and memory as bars."""
-        from hoplite_mp.client.notebook import cluster_html, in_time
+        from hoplite_mp._client.notebook import cluster_html, in_time
 
         words = cluster_words(self)
         runtime: Runtime | None = self.__dict__.get("_runtime")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import clock, serial
+from hoplite_mp import _serialize, clock
+from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._protocol.local import RESULT_TAG
-from hoplite_mp.client.deadlines import FOREVER_NS, deadline_ns
-from hoplite_mp.contributions import into
+from hoplite_mp._serialize.contributions import into
 from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError, TaskError
 from hoplite_mp.inbox import Receive
 from hoplite_mp.interruptions import is_interruption
@@ -29,7 +29,7 @@ from hoplite_mp.part_writer import is_node_lost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hoplite_mp.client.memory import Memory
+    from hoplite_mp._client.memory import Memory
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["ObjectFolds"]
@@ -158,8 +158,8 @@ class ObjectFolds(Messages):
         try:
             for some, value in fold():
                 try:
-                    encoded = serial.encode((call, RESULT, value))
-                except serial.NotPicklable:
+                    encoded = _serialize.encode((call, RESULT, value))
+                except _serialize.NotPicklable:
                     _encoded(value, "the result of op")  # raises an error that names it
                     raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
@@ -178,13 +178,13 @@ class ObjectFolds(Messages):
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
         """Sends the error to the others; without room for it, only the name of its class."""
-        if type(error) is TaskError and isinstance(error.__cause__, serial.EXITS):
+        if type(error) is TaskError and isinstance(error.__cause__, _serialize.EXITS):
             error = TaskError(str(error))  # with that cause it would travel as an exit
-        failed = serial.encode((call, ERROR, serial.encode_error(error).tobytes()))
+        failed = _serialize.encode((call, ERROR, _serialize.encode_error(error).tobytes()))
         try:
             ref = self._memory.put_error(failed)
         except StoreFullError:
-            failed = serial.encode((call, ERROR, type(error).__name__[:NAME_CHARS_MAX]))
+            failed = _serialize.encode((call, ERROR, type(error).__name__[:NAME_CHARS_MAX]))
             ref = self._memory.put_encoded(failed)
         self._send_result(ranks, failed, ref)
 
@@ -194,7 +194,7 @@ class ObjectFolds(Messages):
         try:
             for _ in range(LET_FOLD_TRIES):  # the first ones may be interrupted
                 try:
-                    alone = serial.encode((call, FOLD_YOURSELF, None))
+                    alone = _serialize.encode((call, FOLD_YOURSELF, None))
                     self._send_result(range(self.size), alone, self._memory.put_encoded(alone))
                     break
                 except BaseException as error:
@@ -207,7 +207,7 @@ class ObjectFolds(Messages):
             raised = None  # no reference cycle through its traceback
 
     def _send_result(
-        self, ranks: Sequence[int], encoded: serial.Encoded, ref: ObjectRef[Any]
+        self, ranks: Sequence[int], encoded: _serialize.Encoded, ref: ObjectRef[Any]
     ) -> None:
         for rank in ranks:
             if rank != self.rank:
@@ -284,11 +284,11 @@ class ObjectFolds(Messages):
                 return state, value
 
 
-def _encoded(value: Any, what: str) -> serial.Encoded:
+def _encoded(value: Any, what: str) -> _serialize.Encoded:
     """The payload of a user's value. TypeError: it cannot be pickled; `what` names it."""
     try:
-        return serial.encode(value)
-    except serial.NotPicklable as error:
+        return _serialize.encode(value)
+    except _serialize.NotPicklable as error:
         text = str(error).replace("cannot pickle value", f"cannot pickle {what}", 1)
         made = type(error)(text)
         made.place = error.place

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from hoplite_mp._client.deadlines import deadline_ns
+from hoplite_mp._client.futures import Future
+from hoplite_mp._client.memory import whole
 from hoplite_mp._protocol.local import Locate
-from hoplite_mp.client.deadlines import deadline_ns
-from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import whole
 from hoplite_mp.collectives import keep_copies
 from hoplite_mp.errors import HopliteError, HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import VALUED
@@ -26,7 +26,7 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["ObjectCalls"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hoplite_mp import _shm
-    from hoplite_mp.client.channel import Channel
+    from hoplite_mp._client.channel import Channel
 
 __all__ = ["FAILURES_MAX", "WRITE_ROUND_BYTES", "PartWriter", "is_node_lost"]
 

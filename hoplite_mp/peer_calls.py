@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from hoplite_mp._serialize.contributions import NOTHING
 from hoplite_mp.background import Background, CallFuture
-from hoplite_mp.contributions import NOTHING
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.object_folds import ObjectFolds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["PeerCalls"]
 

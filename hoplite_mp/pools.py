@@ -17,16 +17,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _locks, errors
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.demands import refuse_demands
+from hoplite_mp._client.fail_pending import Underway, UnlessEnded
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.inheriting import Inheritance, put_setup
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.pool_placement import WORKERS_MAX, refusal, spread
+from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._protocol.local import ClosePool, OpenPool
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.client.demands import refuse_demands
-from hoplite_mp.client.functions import Fixed
-from hoplite_mp.client.inheriting import Inheritance, put_setup
-from hoplite_mp.client.losing import Underway, UnlessEnded
-from hoplite_mp.client.memory import whole
-from hoplite_mp.client.option_checks import refuse_unused
-from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
-from hoplite_mp.client.threads import starting_thread
 from hoplite_mp.executor import TaskExecutor
 from hoplite_mp.nodes import named_places, working_places
 from hoplite_mp.store.limits import cpu_count
@@ -34,10 +34,10 @@ from hoplite_mp.store.limits import cpu_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.inherited_context import Environment
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.executor import Options
 
 __all__ = ["PoolCalls", "PoolExecutor", "open_pool", "spmd"]

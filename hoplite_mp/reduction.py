@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce
-from hoplite_mp.serial.dtypes import dtype_name, named_dtype
+from hoplite_mp._common.dtypes import dtype_name, named_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

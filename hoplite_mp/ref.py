@@ -32,7 +32,7 @@ ID_BYTES = 16
 
 
 # The name of a module that must not be imported above, because it is on a higher floor.
-CLIENT = "hoplite_mp.client.runtime"
+CLIENT = "hoplite_mp._client.runtime"
 
 
 class RuntimeHooks:

@@ -6,10 +6,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import clock
-from hoplite_mp.client.deadlines import FOREVER_NS
-from hoplite_mp.client.runtime import current_runtime
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.runtime import current_runtime
+from hoplite_mp._serialize import Folded
 from hoplite_mp.errors import ReduceError
-from hoplite_mp.serial import Folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

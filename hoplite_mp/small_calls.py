@@ -14,15 +14,15 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _serialize, _tasks
+from hoplite_mp._client.descriptors import Watched, lift
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp._protocol.local import GroupBell
-from hoplite_mp.client.descriptors import Watched, lift
-from hoplite_mp.contributions import REDUCTIONS, SMALL_KINDS, SMALL_OPS
+from hoplite_mp._serialize.contributions import REDUCTIONS, SMALL_KINDS, SMALL_OPS
 from hoplite_mp.reduction import has_kernel, result_dtype
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["SmallCalls"]
 
@@ -73,7 +73,7 @@ class SmallCalls:
         self._bell: Bell | None = None
 
     def give(
-        self, call: int, kind: str, op: str, root: int, encoded: serial.Encoded | None
+        self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
     ) -> bool:
         """Gives this rank's payload to a call; None: it gives nothing. False: the call has to be
         made through the node."""
@@ -88,7 +88,7 @@ class SmallCalls:
             if encoded.refs or encoded.nbytes > PIECE_BYTES_MAX:
                 return False
             if kind in REDUCTIONS:
-                info = serial.describe_array(memoryview(encoded.head))
+                info = _serialize.describe_array(memoryview(encoded.head))
                 if (
                     info is None
                     or info.order != "C"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import whole
+from hoplite_mp._client.memory import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

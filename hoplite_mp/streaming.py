@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp.client.kinds import FLAG_STREAM, is_async
-from hoplite_mp.client.option_checks import refuse_unused
-from hoplite_mp.client.queues import SHUT_DOWN
-from hoplite_mp.client.ranking import rank_of
-from hoplite_mp.client.streams import Plan, Stream
-from hoplite_mp.client.submitter import FLAG_OWN_STACK
+from hoplite_mp._client.function_kind import FLAG_STREAM, is_async
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.priorities import rank_of
+from hoplite_mp._client.queues import SHUT_DOWN
+from hoplite_mp._client.streams import Plan, Stream
+from hoplite_mp._client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.executor import COMMON_POOL, Options, TaskExecutor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["StreamCalls"]
 

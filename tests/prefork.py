@@ -40,8 +40,8 @@ MESSAGE_BYTES_MAX = 1 << 17
 MODULES = (
     "numpy",
     "cloudpickle",
-    "hoplite_mp.worker.main",
-    "hoplite_mp.supervisor.main",
+    "hoplite_mp._worker.main",
+    "hoplite_mp._supervisor.main",
     "hoplite_mp._node.runtime.main",
     "hoplite_mp._manager.main",
     "hoplite_mp._manager.standby",
@@ -85,8 +85,8 @@ class Template:
         prepare: Callable[[], None] | None = None,
     ) -> None:
         """constants: values that its supervisors and their children have for these names of limits
-        ("hoplite_mp.supervisor.managing.PATIENCE_S"). prepare: is called in the new process before
-        its program is executed."""
+        ("hoplite_mp._supervisor.manager_process.PATIENCE_S"). prepare: is called in the new process
+        before its program is executed."""
         self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.conditions = conditions()
         self.constants = constants or {}
@@ -143,7 +143,7 @@ class Nearby(Template):
 
 def offer(template: Template) -> None:
     """All clusters that this process starts from now on have a supervisor of that template."""
-    from hoplite_mp.client import launch
+    from hoplite_mp._client import launch
 
     launch.run_boot = template.run
 
@@ -154,7 +154,7 @@ def preforked(
 ) -> Iterator[None]:
     """All clusters that this process starts meanwhile have a supervisor of a template that is made
     with these arguments."""
-    from hoplite_mp.client import launch
+    from hoplite_mp._client import launch
 
     template, before = Template(constants, prepare), launch.run_boot
     offer(template)
@@ -201,8 +201,8 @@ def take_place(asked: dict[str, Any], received: list[int]) -> None:
 
 
 def supervise(asked: dict[str, Any], received: list[int]) -> None:
-    """What supervisor/boot.py does. Does not return."""
-    from hoplite_mp.supervisor import boot, main
+    """What _supervisor/boot.py does. Does not return."""
+    from hoplite_mp._supervisor import boot, main
 
     take_place(asked, received)
     for name, value in asked["constants"].items():
@@ -214,7 +214,7 @@ def supervise(asked: dict[str, Any], received: list[int]) -> None:
 
 def import_all(modules: Iterable[str]) -> None:
     """Imports these, with no thread of BLAS, which a fork would lose."""
-    variables = importlib.import_module("hoplite_mp.supervisor.blas").BLAS_VARIABLES
+    variables = importlib.import_module("hoplite_mp._supervisor.blas").BLAS_VARIABLES
     given = {name: os.environ.get(name) for name in variables}
     os.environ.update(dict.fromkeys(variables, "1"))
     for name in modules:

@@ -149,9 +149,9 @@ def test_help_costs_nothing_at_import() -> None:
 
 def test_completion_shows_the_public_face() -> None:
     import hoplite_mp
-    import hoplite_mp.client.memory
+    import hoplite_mp._client.memory
 
     shown = {name for name in dir(hoplite_mp) if not name.startswith("_")}
     assert shown == set(hoplite_mp.__all__)
-    assert hoplite_mp.client.memory.Memory
+    assert hoplite_mp._client.memory.Memory
     assert hoplite_mp.__version__

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 import hoplite_mp
-from hoplite_mp.client import launch
+from hoplite_mp._client import launch
 from tests.prefork import Forked, Template, preforked
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hoplite_mp._engine import crc32c
+from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment
+from hoplite_mp._supervisor.processes import DESCRIPTORS_MAX
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.store.limits import cpu_count, cpu_quota, processes_left
-from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment
-from hoplite_mp.supervisor.processes import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._client.store_size import store_size
 from hoplite_mp._protocol.versions import software_versions
-from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.client.store_size import store_size
 from hoplite_mp.doctor.findings import ok, problem
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.errors import ConfigError

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._client.store_size import store_size
 from hoplite_mp._node.io.spill_file import SpillFile, default_directory, is_tmpfs
-from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.client.store_size import store_size
 from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._client.launch import interpreter
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._supervisor.blas import blas_threads_here
 from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
-from hoplite_mp.client.launch import interpreter
-from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.cluster import ApartCluster, Cluster, current
 from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import Finding, ok, problem, warning
 from hoplite_mp.doctor.network import shown
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import by_ref
-from hoplite_mp.supervisor.blas import blas_threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import functools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import whole
+from hoplite_mp._client.memory import whole
 from hoplite_mp.cluster import current
 from hoplite_mp.errors import HopliteError, NodeLostError, ObjectLostError, ReduceError
 from hoplite_mp.operators import is_function, operation_name

@@ -13,7 +13,8 @@ because tasks run in the engine's. A process whose node was killed takes part ag
 node. A keeper may also have the manager; then the cluster outlives the process that began it.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
-the object for Config.foreign_hold_s (`client/foreign.py`), because the engine carries the bytes.
+the object for Config.foreign_hold_s (`_client/foreign_refs.py`), because the engine carries the
+bytes.
 
 A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
 own connections; it is never among the arguments of a process, and its repr leaves out the token.
@@ -36,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from hoplite_mp import _locks, clock, errors
+from hoplite_mp._client.launch import interpreter
+from hoplite_mp._client.open_cluster import NoNodeHere
 from hoplite_mp._transport.addresses import Address, parse_address
 from hoplite_mp._transport.rendezvous import Sole
-from hoplite_mp.client.entering import NoNodeHere
-from hoplite_mp.client.launch import interpreter
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
@@ -306,8 +307,8 @@ def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = Fa
     there is none. Several calls in one process share one membership, which as many `leave` end.
 
     wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
-    only to pass them on (see `client/foreign.py`). AuthError, ManagerLostError, ProtocolError: it
-    cannot take part.
+    only to pass them on (see `_client/foreign_refs.py`). AuthError, ManagerLostError,
+    ProtocolError: it cannot take part.
     """
     wait = place.config.start_timeout_s if wait_s is None else wait_s
     with _entering:

@@ -41,18 +41,18 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from hoplite_mp.client.futures import Future
-from hoplite_mp.client.lending import Lending
+from hoplite_mp._client.futures import Future
+from hoplite_mp._client.lending import Lending
+from hoplite_mp._serialize import Lender, NotPicklable, failure_within
 from hoplite_mp.cluster import Cluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.integrations.joblib_pools import Lease, Wanted, lease, shutdown, worker_count
 from hoplite_mp.nodes import WORKERS_MAX
-from hoplite_mp.serial import Lender, NotPicklable, failure_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.waiting import Waiting
+    from hoplite_mp._client.waiting import Waiting
     from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["HopliteBackend", "shutdown"]

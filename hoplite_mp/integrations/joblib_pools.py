@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _locks
 from hoplite_mp._protocol.local import POOL_BROKEN
+from hoplite_mp._supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
 from hoplite_mp.cluster import Cluster, HiddenCluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, list_nodes, node_id
 from hoplite_mp.store.limits import cpu_count
-from hoplite_mp.supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["Lease", "Wanted", "lease", "shutdown", "worker_count"]

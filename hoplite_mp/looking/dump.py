@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._protocol.local import Dump, DumpRead
-from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import node_id

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import format_bytes
+from hoplite_mp._client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect

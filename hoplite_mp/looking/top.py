@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hoplite_mp import clock, errors
-from hoplite_mp.client.memory import format_bytes
+from hoplite_mp._client.memory import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect

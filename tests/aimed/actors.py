@@ -10,8 +10,8 @@ from hoplite_mp._node.objects import orphan_inventory
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import make
 from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp._sync.locks import Lock
 from hoplite_mp.errors import ActorLostError, HopliteTimeoutError
-from hoplite_mp.sync.locks import Lock
 from tests.aimed.aim import BIG
 
 if TYPE_CHECKING:

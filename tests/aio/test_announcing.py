@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import Actor, Cluster
-from hoplite_mp.client.announcing import _Call, watch, withdraw
+from hoplite_mp._client.done_callbacks import _Call, watch, withdraw
 from tests.aio.test_awaiting import echo
 
 if TYPE_CHECKING:

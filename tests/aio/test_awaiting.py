@@ -19,7 +19,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, ObjectLostError
-from hoplite_mp.client.thread_futures import ThreadFuture
+from hoplite_mp._client.thread_futures import ThreadFuture
 from tests.aio.conftest import PATIENCE_S, Run, longest_pause
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def test_the_loop_is_woken_once_for_what_ends_together(
                 wakes += 1
                 return real(*args)
 
-        from hoplite_mp.client import awaiting
+        from hoplite_mp._client import awaiting
 
         inbox = awaiting.inbox_here()
         inbox.loop = Counted()  # type: ignore[assignment]

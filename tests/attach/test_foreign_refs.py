@@ -201,7 +201,7 @@ front = types.ModuleType("hoplite_mp.integrations.ray.workers")
 front.enter = lambda: bool(print("asked"))
 sys.modules[front.__name__] = front
 import hoplite_mp
-assert "hoplite_mp.client.runtime" not in sys.modules
+assert "hoplite_mp._client.runtime" not in sys.modules
 print(pickle.loads({data!r}))
 """
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60)

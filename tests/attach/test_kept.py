@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp._client.open_cluster import NoNodeHere
 from hoplite_mp._transport.rendezvous import Sole
-from hoplite_mp.client.entering import NoNodeHere
 from hoplite_mp.integrations import beside
 from tests.attach.conftest import PATIENCE_S, ROOT
 

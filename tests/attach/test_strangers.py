@@ -17,6 +17,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ids
+from hoplite_mp._client.attached import _prove, _receive
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._protocol.versions import software_versions
@@ -24,7 +25,6 @@ from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Caller
 from hoplite_mp._transport.rendezvous import folders, reach
 from hoplite_mp._transport.tokens import Token
-from hoplite_mp.client.attached import _prove, _receive
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ProtocolError
 from tests.attach.conftest import PATIENCE_S, ROOT, TOKEN
@@ -108,7 +108,7 @@ def test_another_user(up: Up) -> None:
     path = up.folder / name
     program = f"""
     import os, socket, sys
-    from hoplite_mp.client.attached import _prove, _receive
+    from hoplite_mp._client.attached import _prove, _receive
     from hoplite_mp._transport.tokens import Token
     from tests.attach.test_strangers import me
     introduction = me()

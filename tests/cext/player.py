@@ -13,7 +13,7 @@ import time
 import zlib
 from typing import Any
 
-from hoplite_mp import _shm, _tasks, ids, serial
+from hoplite_mp import _serialize, _shm, _tasks, ids
 from tests.cext.host import KIND_TASK, POOL, STATE
 
 BODY = struct.Struct("<QII")  # seed, bytes, checksum
@@ -26,24 +26,24 @@ STORED = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 def payload(host_id: int, seed: int, size: int, inside: list[int]) -> bytes:
     body = (seed.to_bytes(8, "little") * (size // 8 + 1))[:size]
-    head = serial.HEAD.pack(serial.BYTES, 0, 0, len(inside), 0, 0)
+    head = _serialize.HEAD.pack(_serialize.BYTES, 0, 0, len(inside), 0, 0)
     refs = b"".join(ids.pack_id(host_id, oid) for oid in inside)
     return head + refs + BODY.pack(seed, size, zlib.crc32(body)) + body
 
 
 def check_payload(mem: memoryview) -> tuple[int, list[int]]:
     """(seed, ids inside) of a payload that is whole."""
-    kind, _, _, count, _, _ = serial.HEAD.unpack_from(mem)
-    if kind == serial.ERROR:
+    kind, _, _, count, _, _ = _serialize.HEAD.unpack_from(mem)
+    if kind == _serialize.ERROR:
         return 0, []
-    assert kind == serial.BYTES, f"a payload of kind {kind}"
-    at = serial.HEAD.size + serial.REF_BYTES * count
+    assert kind == _serialize.BYTES, f"a payload of kind {kind}"
+    at = _serialize.HEAD.size + _serialize.REF_BYTES * count
     seed, size, checksum = BODY.unpack_from(mem, at)
     body = mem[at + BODY.size : at + BODY.size + size]
     assert len(body) == size, "a payload that is cut off"
     assert zlib.crc32(body) == checksum, f"a payload with other bytes under seed {seed}"
     assert body[:8] == seed.to_bytes(8, "little")[: len(body)]
-    return seed, [ids.unpack_id(i)[1] for i in serial.read_refs(mem)]
+    return seed, [ids.unpack_id(i)[1] for i in _serialize.read_refs(mem)]
 
 
 class Board:

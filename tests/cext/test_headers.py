@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hoplite_mp import headers
-from hoplite_mp.supervisor.main import FIRST_SLOT
+from hoplite_mp._supervisor.main import FIRST_SLOT
 
 LAYOUT = Path(__file__).resolve().parent.parent.parent / "cext" / "shm_layout.h"
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp import _engine, _tasks, serial
-from hoplite_mp.contributions import SMALL_OPS
+from hoplite_mp import _engine, _serialize, _tasks
+from hoplite_mp._serialize.contributions import SMALL_OPS
 from hoplite_mp.reduction import has_kernel, reduce_arrays, result_dtype
 from hoplite_mp.small_calls import DTYPES, NONE
 from tests.cext.host import Host
@@ -54,7 +54,7 @@ class Node:
              root: int = 0) -> None:  # fmt: skip
         head, offset, elements, about = b"", 0, None, (kind, NONE, NONE, root)
         if array is not None:
-            encoded = serial.encode(array)
+            encoded = _serialize.encode(array)
             head = encoded.head
             if encoded.buffers:
                 offset, elements = encoded.offsets[0], encoded.buffers[0]
@@ -143,7 +143,7 @@ def test_same_bits_as_python(world: Any, op: str, name: str) -> None:
     for node in all_.nodes:
         call, ranks, kind, *_, found = record_of(node)
         assert (call, ranks, kind, node.board.done()) == (5, 0b111, ALLREDUCE, 6)
-        assert found == {0: serial.encode(expected).tobytes()}
+        assert found == {0: _serialize.encode(expected).tobytes()}
 
 
 @pytest.mark.parametrize("kind", [BROADCAST, GATHER, ALLGATHER, SPLIT, BARRIER])
@@ -159,7 +159,7 @@ def test_copies(world: Any, kind: int) -> None:
     for node in all_.nodes:
         _, ranks, _, _, _, root, found = record_of(node)
         assert (ranks, root) == (0b1111, 2)
-        assert found == {s: serial.encode(values[s]).tobytes() for s in sources}
+        assert found == {s: _serialize.encode(values[s]).tobytes() for s in sources}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_the_last_commit_is_told_whole(world: Any) -> None:
     assert taken[:3] == (TAKEN, GROUP, 1)
     *_, found = _tasks.read_record(taken[3])
     np.testing.assert_array_equal(
-        serial.decode(memoryview(found[0]), make_ref=lambda i: i), [3, 3, 3]
+        _serialize.decode(memoryview(found[0]), make_ref=lambda i: i), [3, 3, 3]
     )
 
 
@@ -316,7 +316,7 @@ class Played:
         if node.board.done() == call + 1:
             _, ranks, *_, found = record_of(node)
             contributors = tuple(rank for rank in range(64) if ranks >> rank & 1)
-            total = serial.decode(memoryview(next(iter(found.values()))), make_ref=lambda i: i)
+            total = _serialize.decode(memoryview(next(iter(found.values()))), make_ref=lambda i: i)
             assert total[0] == sum(10 ** (rank % 10) for rank in contributors) + call * len(
                 contributors
             )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._client import store_size
 from hoplite_mp._version import __version__
-from hoplite_mp.client import store_size
 from hoplite_mp.config import GIB, MIB
 from hoplite_mp.doctor import capacity, network, settings, software, storage, trial
 from hoplite_mp.doctor.findings import Finding, ok, problem, run, show, summary, warning

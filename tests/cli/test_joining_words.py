@@ -65,7 +65,7 @@ def test_join_without_a_token_is_an_error_before_anybody_is_called(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever is waited for is not this host: nothing is resolved, nothing slept."""
-    monkeypatch.setattr("hoplite_mp.client.network.resolve", called)
+    monkeypatch.setattr("hoplite_mp._client.network.resolve", called)
     monkeypatch.setattr("hoplite_mp.hosting.HostCluster", called)
     monkeypatch.setattr("hoplite_mp.hosting._on_signals", Never)
     assert cli.main(["join", NOBODY]) == 1
@@ -79,7 +79,7 @@ def test_join_without_a_token_is_an_error_before_anybody_is_called(
 def test_cluster_without_a_token_is_an_error_before_anybody_is_called(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoplite_mp.client.network.resolve", called)
+    monkeypatch.setattr("hoplite_mp._client.network.resolve", called)
     with pytest.raises(hoplite_mp.AuthError, match="copy it from the host where `hoplite-mp up`"):
         hoplite_mp.Cluster(address=NOBODY)
 

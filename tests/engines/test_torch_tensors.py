@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hoplite_mp
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,14 +108,14 @@ def test_arguments_and_results(cluster: Cluster) -> None:
 
 
 def test_no_elements_in_the_stream() -> None:
-    encoded = serial.encode([torch.ones(LARGE), torch.ones(LARGE, dtype=torch.bfloat16)])
+    encoded = _serialize.encode([torch.ones(LARGE), torch.ones(LARGE, dtype=torch.bfloat16)])
     assert len(encoded.head) < 2000
     assert [buffer.nbytes for buffer in encoded.buffers] == [4 * LARGE, 2 * LARGE]
 
 
 def test_a_part_travels_alone_and_what_is_shared_stays_shared(cluster: Cluster) -> None:
     whole = torch.arange(LARGE, dtype=torch.float32).reshape(1024, -1)
-    assert serial.encode(whole[3]).nbytes < 10_000
+    assert _serialize.encode(whole[3]).nbytes < 10_000
     row, column, turned, again = cluster.get(cluster.put((whole[3], whole[:, 3], whole.t(), whole)))
     assert same(row, whole[3])
     assert same(column, whole[:, 3])

@@ -38,7 +38,8 @@ import ml_dtypes  # noqa: F401 - a name may lead to it, and its memory is not th
 import msgspec
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._client.trace_file import TraceText
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
 from hoplite_mp._node.output.lines import Lines
 from hoplite_mp._protocol import codec, greetings, local
@@ -48,7 +49,6 @@ from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._protocol.secret import Secret, decode_secret, encode_secret
 from hoplite_mp._transport.addresses import parse_address, parse_ports
 from hoplite_mp._transport.certificates import Certificate
-from hoplite_mp.client.trace_file import TraceText
 from hoplite_mp.errors import (
     ConfigError,
     HopliteError,
@@ -160,25 +160,25 @@ def _loads(stream: Any, *, buffers: Any = ()) -> None:
 
 def _decoded(data: bytes) -> None:
     with mock.patch.object(pickle, "loads", _loads), contextlib.suppress(TaskError):
-        serial.decode(memoryview(data), make_ref=ObjectRef, writable=len(data) % 2 == 1)
+        _serialize.decode(memoryview(data), make_ref=ObjectRef, writable=len(data) % 2 == 1)
 
 
 def _call(data: bytes) -> None:
     """Arguments that were lost have an error in their place, which is raised: any other error is
     the decoder's."""
-    lost = (TaskError,) if serial.payload_kind(memoryview(data)) == serial.ERROR else ()
+    lost = (TaskError,) if _serialize.payload_kind(memoryview(data)) == _serialize.ERROR else ()
     loads = mock.patch.object(pickle, "loads", return_value=([], []))
     with loads, contextlib.suppress(*lost):
-        serial.decode_call(memoryview(data), ObjectRef, lambda ref: None)
+        _serialize.decode_call(memoryview(data), ObjectRef, lambda ref: None)
 
 
 def _described(data: bytes) -> None:
     mem = memoryview(data)
-    serial.payload_kind(mem)
-    serial.describe_array(mem)
-    serial.read_contributors(mem)
-    serial.read_refs(mem)
-    serial.read_dependencies(mem)
+    _serialize.payload_kind(mem)
+    _serialize.describe_array(mem)
+    _serialize.read_contributors(mem)
+    _serialize.read_refs(mem)
+    _serialize.read_dependencies(mem)
     payload_layout(mem)
 
 
@@ -189,20 +189,20 @@ VALUES = (
     np.array(5, "M8[s]"), {"array": np.arange(300), "ref": REF},
 )  # fmt: skip
 PAYLOADS = (
-    *(serial.encode(value).tobytes() for value in VALUES),
-    serial.encode_array_head("f4", (2, 3), "F", (0, 2, 5))[0].ljust(256, b"\0"),
-    serial.encode_error(KeyError("missing")).tobytes(),
+    *(_serialize.encode(value).tobytes() for value in VALUES),
+    _serialize.encode_array_head("f4", (2, 3), "F", (0, 2, 5))[0].ljust(256, b"\0"),
+    _serialize.encode_error(KeyError("missing")).tobytes(),
 )
 CALLS = (
     *(
-        serial.encode_call(args, kwargs).tobytes()
+        _serialize.encode_call(args, kwargs).tobytes()
         for args, kwargs in (
             ((1, "x"), {}),
             ((REF, 2, REF), {}),
             (([REF, np.arange(9)],), {"k": REF}),
         )
     ),
-    serial.encode_error(ObjectLostError("gone")).tobytes(),  # in the place of arguments
+    _serialize.encode_error(ObjectLostError("gone")).tobytes(),  # in the place of arguments
 )
 
 # ---- the rest
@@ -283,16 +283,16 @@ TARGETS = (
 OWN = "what this very process, or the kernel, has written"
 # Every module that decodes anything: the targets that try it, or why nothing has to.
 SOURCES: dict[str, str] = {
-    "client/actors.py": "payloads",
-    "client/attached.py": "local: Attached",
-    "client/carried.py": OWN,
-    "client/channel.py": "local: Reply",
-    "client/futures.py": "payloads",
-    "client/launch.py": "local: Line",
-    "client/memory.py": "payloads",
-    "client/runtime.py": OWN,
-    "client/streams.py": "payloads",
-    "client/trace_file.py": "traces",
+    "_client/actors.py": "payloads",
+    "_client/attached.py": "local: Attached",
+    "_client/captured_arrays.py": OWN,
+    "_client/channel.py": "local: Reply",
+    "_client/futures.py": "payloads",
+    "_client/launch.py": "local: Line",
+    "_client/memory.py": "payloads",
+    "_client/runtime.py": OWN,
+    "_client/streams.py": "payloads",
+    "_client/trace_file.py": "traces",
     "doctor/trial.py": OWN + ": a program that it has started",
     "ids.py": "frames; from nodes; from peers",
     "integrations/beside.py": OWN + ": the keeper that it has started",
@@ -302,7 +302,7 @@ SOURCES: dict[str, str] = {
     "_manager/standby.py": OWN,
     "board_calls.py": OWN,
     "calling.py": "payloads",
-    "client/in_place.py": "payloads",
+    "_client/in_place.py": "payloads",
     "_node/groups/small_calls.py": OWN,
     "member.py": "payloads",
     "object_folds.py": "payloads",
@@ -318,29 +318,29 @@ SOURCES: dict[str, str] = {
     "_node/diagnostics/waits.py": OWN,
     "_protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "_protocol/greetings.py": "greetings; server's handshake; client's handshake",
-    "serial/aside.py": "payloads",
-    "serial/arrays.py": "payloads; heads of payloads",
-    "serial/calls.py": "calls; heads of payloads",
-    "serial/copies.py": OWN + ": a copy, whatever the bytes mean",
-    "serial/errors.py": "payloads",
-    "serial/layout.py": "payloads; heads of payloads",
-    "serial/numbers.py": "payloads; heads of payloads",
-    "serial/reading.py": "payloads",
-    "serial/streams.py": "payloads; calls",
-    "serial/tensors.py": "payloads",
-    "serial/values.py": "payloads",
+    "_serialize/out_of_band.py": "payloads",
+    "_serialize/arrays.py": "payloads; heads of payloads",
+    "_serialize/calls.py": "calls; heads of payloads",
+    "_serialize/copies.py": OWN + ": a copy, whatever the bytes mean",
+    "_serialize/errors.py": "payloads",
+    "_serialize/layout.py": "payloads; heads of payloads",
+    "_serialize/numbers.py": "payloads; heads of payloads",
+    "_serialize/reading.py": "payloads",
+    "_serialize/streams.py": "payloads; calls",
+    "_serialize/tensors.py": "payloads",
+    "_serialize/values.py": "payloads",
     "_simulation/virtual/channel.py": OWN,
-    "supervisor/boot.py": "local: Start",
-    "supervisor/fresh.py": "local: Start",
-    "supervisor/main.py": "local: ToSupervisor",
+    "_supervisor/boot.py": "local: Start",
+    "_supervisor/exec_worker.py": "local: Start",
+    "_supervisor/main.py": "local: ToSupervisor",
     "_transport/rendezvous.py": OWN,
-    "worker/checkpoints.py": "payloads",
-    "worker/main.py": "payloads; calls",
-    "worker/warming.py": "payloads; calls",
+    "_worker/checkpoints.py": "payloads",
+    "_worker/main.py": "payloads; calls",
+    "_worker/preimport.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
     "_node/objects/array_layouts.py": "layouts",
     "_node/output/lines.py": "lines",
-    "sync/queues.py": "payloads",
+    "_sync/queues.py": "payloads",
     "_transport/addresses.py": "addresses",
     "_transport/certificates.py": "certificates",
 }

@@ -24,7 +24,7 @@ from joblib import Parallel, delayed, parallel_config
 
 import hoplite_mp
 import hoplite_mp.integrations.joblib as ours
-from hoplite_mp.client.carried import Carried
+from hoplite_mp._client.captured_arrays import Carried
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.integrations import joblib_pools
 from tests.tasks.helpers import announce, eventually

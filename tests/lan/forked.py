@@ -45,9 +45,9 @@ MODULES = (
     "hoplite_mp.group",
     "hoplite_mp.objects",
     "hoplite_mp.pools",
-    "hoplite_mp.client.entering",
-    "hoplite_mp.client.mapping",
-    "hoplite_mp.client.network",
+    "hoplite_mp._client.open_cluster",
+    "hoplite_mp._client.mapping",
+    "hoplite_mp._client.network",
 )
 # Order of nsenter: the namespace of mounts last, because /proc is another one in it.
 NAMESPACES = ("uts", "ipc", "net", "pid", "mnt")

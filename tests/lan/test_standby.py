@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.supervisor.managing import STARTS_MAX
+from hoplite_mp._supervisor.manager_process import STARTS_MAX
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_host_deaths import PROGRAM, SEED

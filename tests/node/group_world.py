@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.repeated_plans import member_of
@@ -36,7 +36,7 @@ from hoplite_mp._protocol.messages import (
     GroupMembers,
     GroupRefused,
 )
-from hoplite_mp.contributions import TARGETED
+from hoplite_mp._serialize.contributions import TARGETED
 from tests.node.no_small_calls import NoSmallCalls
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def share(call: int, rank: int, target: int = 0) -> np.ndarray[Any, Any]:
 
 def bits(payload: bytes) -> int:
     """What a payload says."""
-    return int(serial.decode(memoryview(payload), make_ref=lambda _: None)[0])  # type: ignore[arg-type, return-value]
+    return int(_serialize.decode(memoryview(payload), make_ref=lambda _: None)[0])  # type: ignore[arg-type, return-value]
 
 
 def _shape(plan: Any) -> Any:
@@ -338,7 +338,7 @@ class OneNode:
         elif kind != "barrier" and gives:
             parts = [share(call, rank)]
         op = "sum" if kind in ("allreduce", "reduce", "scan") else ""
-        encoded = [serial.encode(part).tobytes() for part in parts]
+        encoded = [_serialize.encode(part).tobytes() for part in parts]
         member.made = True
         self.world.made.setdefault((generation, call), set()).add(rank)
         self.calls.member_called(

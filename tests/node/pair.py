@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hoplite_mp import _tasks, ids, serial
+from hoplite_mp import _serialize, _tasks, ids
 from hoplite_mp._node.objects.exports import Exports
 from hoplite_mp._node.objects.imports import Imports
 from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
@@ -166,7 +166,7 @@ class Side(Host):
 
     def put(self, value: Any) -> tuple[bytes, Any]:
         """(public id, hold of the process)."""
-        encoded = serial.encode(value)
+        encoded = _serialize.encode(value)
         at = self.small(encoded.nbytes)
         if not at:
             got = self.store.lease(encoded.nbytes, self.party.slot)
@@ -184,7 +184,7 @@ class Side(Host):
     def finish(self, object_id: bytes, value: Any) -> None:
         oid = ids.unpack_id(object_id)[1]
         failed = isinstance(value, Exception)
-        encoded = serial.encode_error(value, "") if failed else serial.encode(value)
+        encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
         at = self._place(encoded.nbytes)
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
         self.party.bind(oid, at, encoded.nbytes, False)
@@ -208,7 +208,7 @@ class Side(Host):
         if pool not in self.queue_of_party:
             self.queue_of_party[pool] = self.tasks.open_queue(pool)
         function_id, function = self.put("the function")
-        call = serial.encode_call(args, {})
+        call = _serialize.encode_call(args, {})
         oid = self.party.new(KIND_TASK, STATE["WAITING"], 0, pool)
         self.sent[oid] = [self.party.hold(oid, False), function, holds]
         function_oid = ids.unpack_id(function_id)[1]
@@ -234,7 +234,7 @@ class Side(Host):
     def answer(self, oid: int, value: Any) -> None:
         """That worker's result."""
         failed = isinstance(value, Exception)
-        encoded = serial.encode_error(value, "") if failed else serial.encode(value)
+        encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
         refs = bool(encoded.refs)
         at = self._place(encoded.nbytes)
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
@@ -268,9 +268,9 @@ class Side(Host):
         if isinstance(got, int):
             return STATES[got]
         mem = memoryview(got)
-        if serial.payload_kind(mem) == serial.ERROR:
-            return serial.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
-        value = serial.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
+        if _serialize.payload_kind(mem) == _serialize.ERROR:
+            return _serialize.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
+        value = _serialize.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
         return value.copy() if isinstance(value, np.ndarray) else value
 
 

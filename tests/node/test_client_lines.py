@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._client.channel import seqpacket_pair
 from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp._protocol.local import Members, Reply, Request
-from hoplite_mp.client.channel import seqpacket_pair
 from tests.node.manual_loop import ManualLoop
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.replicas import Replicas
@@ -366,7 +366,7 @@ def side() -> Any:
 
 def a_result(side: Side) -> tuple[int, int, bytes]:
     """(payload, bytes, what it holds) of a block that a collective has filled."""
-    encoded = serial.encode(np.arange(5000))
+    encoded = _serialize.encode(np.arange(5000))
     payload = side.results.lease(encoded.nbytes)
     assert payload is not None
     side.node.write(payload, encoded.head, encoded.buffers, encoded.offsets)

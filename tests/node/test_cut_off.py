@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._protocol.local import (
@@ -21,8 +22,7 @@ from hoplite_mp._protocol.local import (
     Spawn,
     StartStandby,
 )
-from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
-from hoplite_mp.supervisor.main import Supervisor
+from hoplite_mp._supervisor.main import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

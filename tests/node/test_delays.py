@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
+from hoplite_mp._client.option_checks import retry_pause
 from hoplite_mp._node.tasks.retry_delays import Delays
-from hoplite_mp.client.option_checks import retry_pause
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 from tests.cext.test_tasks import Party
 

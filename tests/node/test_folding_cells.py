@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.execution.folding import Folding
 from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.objects.array_layouts import payload_layout
@@ -23,7 +23,7 @@ SLICES = 5
 def array(rows: int) -> bytearray:
     """The payload of an array of ones."""
     dtype = np.dtype(np.float64)
-    head, offset, nbytes = serial.encode_array_head(dtype, (rows,), "C", ())
+    head, offset, nbytes = _serialize.encode_array_head(dtype, (rows,), "C", ())
     payload = bytearray(nbytes)
     payload[: len(head)] = head
     payload[offset:] = np.ones(rows).tobytes()

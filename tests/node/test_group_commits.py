@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups import leader
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_calls import GroupCalls, State
@@ -207,7 +207,7 @@ def test_a_result_that_cannot_be_made_is_an_error_of_this_host(
     decided = msgspec.structs.replace(commit(MADE_SINCE), op="hypot", pieces=pieces)
     oid, _ = results.commit(decided, None, {0: 1})
     (stored, encoded, *_) = host.results.store_value.call_args.args
-    mask, error, message, data = serial.decode(encoded.tobytes(), make_ref=mock.Mock())
+    mask, error, message, data = _serialize.decode(encoded.tobytes(), make_ref=mock.Mock())
     assert (stored, mask, error, data) == (oid, 0b11, "full", None)
     assert message == f"the result of call {CALL} cannot be made here: MemoryError('no room')"
     assert f"the result of call {CALL} of a group cannot be made" in caplog.text
@@ -254,7 +254,7 @@ def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
     """As many as the members of one host can give to an alltoall of 64 ranks."""
     host = mock.Mock()
     results = GroupResults(host, mock.Mock())
-    payload = serial.encode(np.zeros(4000, np.uint8)).tobytes()
+    payload = _serialize.encode(np.zeros(4000, np.uint8)).tobytes()
     size = 64
 
     def given(ranks: int) -> GroupPart:

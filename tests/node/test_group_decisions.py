@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.topology import Host
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
-from hoplite_mp.contributions import REDUCTIONS
+from hoplite_mp._serialize.contributions import REDUCTIONS
 from tests.node.test_speculative_start import members, part
 
 SIZE = 4
@@ -41,7 +41,7 @@ def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
     arrays = [np.full(count, rank, dtype) for rank in range(SIZE)]
     given = {}
     for rank, array in enumerate(arrays):
-        payload = serial.encode(array).tobytes()
+        payload = _serialize.encode(array).tobytes()
         assert len(payload) <= PIECE_BYTES_MAX
         piece = Piece(rank, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))
         given[rank] = GroupPart(7, 3, 0, (rank,), kind, "mean", 0, (piece,))
@@ -50,6 +50,6 @@ def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
     assert not outcome.error
     commit = outcome.commit(group, 0, 0, 0)
     (arrived,) = codec.Decoder(GroupCommit).feed(codec.encode(commit))
-    found = serial.decode(memoryview(arrived.pieces[0].payload), make_ref=lambda _: None)  # type: ignore[arg-type,return-value]
+    found = _serialize.decode(memoryview(arrived.pieces[0].payload), make_ref=lambda _: None)  # type: ignore[arg-type,return-value]
     assert np.array_equal(found, np.mean(arrays, axis=0))
     assert found.dtype == np.float64

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
+from hoplite_mp._client.submitter import FLAG_COPY, FLAG_HERE
 from hoplite_mp._node.tasks.hints import Hints
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_HERE
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+from hoplite_mp._client.actors import About
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.exports import Exports
 from hoplite_mp._protocol.peers import MakeAgain
-from hoplite_mp.client.actors import About
 
 OBJECTS = [bytes([255 - at]) * 16 for at in range(40)]
 

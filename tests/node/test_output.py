@@ -21,9 +21,9 @@ from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.output import Printed, mark
 from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._worker.output_routing import Voice
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.worker.voice import Voice
 from tests.cext.test_tasks import ended, fork
 from tests.node.test_lines import fed
 

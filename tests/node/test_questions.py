@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._client.trace_file import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
-from hoplite_mp.client.trace_file import ahead_ns
 from tests.node.manual_loop import ManualLoop
 
 

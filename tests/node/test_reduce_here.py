@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.collectives import chunked_reduce
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.execution.local_reduce import PlanError, prepare, slices_of
@@ -53,7 +53,7 @@ class Reduction:
         self.plan: Any = SimpleNamespace(order=order, members=order)
 
     def _put(self, array: Any) -> tuple[int, Any]:
-        encoded = serial.encode(array)
+        encoded = _serialize.encode(array)
         payload = self.host.store.lease(encoded.nbytes, NODE_SLOT)
         assert payload is not None
         self.host.node.write(payload, encoded.head, encoded.buffers, encoded.offsets)
@@ -81,7 +81,7 @@ class Reduction:
         found = []
         for payload, nbytes in execution.take():
             memory = memoryview(bytes(self.host.node.memory(payload, nbytes)))
-            value: Any = serial.decode(memory, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
+            value: Any = _serialize.decode(memory, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
             found.append(np.asarray(value))
             self.host.store.free(payload)
         return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.objects.array_layouts import layout_of, parse_layout
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from tests.cext.host import Host
@@ -34,17 +34,17 @@ def new(host: Host) -> tuple[int, Any]:
 def value(host: Host, oid: int) -> Any:
     got: Any = host.node.view(oid)
     mem = memoryview(got)
-    if serial.payload_kind(mem) == serial.ERROR:
-        return serial.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
-    return serial.decode(mem, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
+    if _serialize.payload_kind(mem) == _serialize.ERROR:
+        return _serialize.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
+    return _serialize.decode(mem, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
 
 
 def test_what_finds_no_room_is_replaced_by_what_needs_none(host: Host) -> None:
     """A value by another value, and an error by a short one."""
     host.store.limit = 0
     (one, _hold), (other, _other_hold) = new(host), new(host)
-    large = serial.encode("v" * 5000)
-    host.results.store_value(one, large, False, instead=lambda: serial.encode("instead"))
+    large = _serialize.encode("v" * 5000)
+    host.results.store_value(one, large, False, instead=lambda: _serialize.encode("instead"))
     assert host.node.state(one) == STATE["SEALED"]
     assert value(host, one) == "instead"
     error = ValueError("e" * 5000)
@@ -58,12 +58,12 @@ def test_layouts_are_known_of_what_lies_on_disk_too(host: Host) -> None:
     layouts, holds = [], []
     for number in (3, 4):
         array = np.zeros((MIB // 4 // number, number), np.float32)
-        encoded = serial.encode(array)
+        encoded = _serialize.encode(array)
         if number == 3:  # its head is longer than others'
-            head, offset, nbytes = serial.encode_array_head(
+            head, offset, nbytes = _serialize.encode_array_head(
                 array.dtype, array.shape, "C", tuple(range(50_000))
             )
-            encoded = serial.Encoded(head, encoded.buffers, [offset], nbytes, [])
+            encoded = _serialize.Encoded(head, encoded.buffers, [offset], nbytes, [])
         oid, hold = new(host)
         holds.append(hold)
         payload = host.store.lease(encoded.nbytes, NODE_SLOT)
@@ -76,7 +76,7 @@ def test_layouts_are_known_of_what_lies_on_disk_too(host: Host) -> None:
     for oid, layout in layouts:
         assert parse_layout(layout_of(host.results, nowhere, oid)) == layout
     text, _hold = new(host)
-    host.results.store_value(text, serial.encode("no array"), False)
+    host.results.store_value(text, _serialize.encode("no array"), False)
     assert layout_of(host.results, nowhere, text) == b""
     waits, _hold = new(host)
     assert layout_of(host.results, nowhere, waits) == b""

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import _engine, _tasks, serial
+from hoplite_mp import _engine, _serialize, _tasks
 from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.groups.group_state import Known
@@ -90,7 +90,7 @@ def ask(call: int) -> GroupCall:
 
 def record() -> bytes:
     """Of call 4, as an engine writes it: the sum of all ranks' parts."""
-    total = serial.encode(np.array([6])).tobytes()
+    total = _serialize.encode(np.array([6])).tobytes()
     head = np.array([4, 0b111], np.uint64).tobytes() + bytes([1, 0, 4, 0])
     head += np.array([1, 64 + len(total), 0], np.uint32).tobytes()
     place = np.array([0, len(total), 64, 0], np.uint32).tobytes()
@@ -138,7 +138,7 @@ def test_nothing_is_reported_before_the_freeze(node: Node) -> None:
     assert (sync.last.call, sync.last.kind, sync.last.op) == (4, "allreduce", "sum")
     assert (sync.last.ranks, sync.last.whole) == ((0, 1, 2), True)
     (piece,) = sync.last.pieces
-    assert piece.payload == serial.encode(np.array([6])).tobytes()
+    assert piece.payload == _serialize.encode(np.array([6])).tobytes()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sync), type=GroupSync) == sync
 
 

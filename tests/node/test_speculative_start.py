@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups.speculative_start import (
     BYTES_MIN,
     decide_speculatively,
@@ -43,7 +43,7 @@ def members(size: int) -> GroupMembers:
 
 
 def part(rank: int, count: int = COUNT, kind: str = "allreduce", op: str = "sum") -> GroupPart:
-    encoded = serial.encode(np.zeros(count, np.float32))
+    encoded = _serialize.encode(np.zeros(count, np.float32))
     layout = payload_layout(memoryview(encoded.tobytes()))
     name = bytes([rank + 1] * 16)
     pieces = (Piece(rank, -1, encoded.nbytes, None, name, layout),)

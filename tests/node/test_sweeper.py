@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _serialize, _tasks
 from hoplite_mp._node.tasks.pools import WorkerInfo
 from hoplite_mp.errors import HopliteTimeoutError, WorkerLostError
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
@@ -44,7 +44,7 @@ def test_a_task_that_ran_too_long_is_not_tried_again(
         return
     assert again == []
     got: Any = owner.view(oid)
-    error = serial.decode_error(memoryview(got), lambda i: None)  # type: ignore[arg-type,return-value]
+    error = _serialize.decode_error(memoryview(got), lambda i: None)  # type: ignore[arg-type,return-value]
     if timed_out:
         assert isinstance(error, HopliteTimeoutError)
         assert "f() ran longer than its timeout of 1.5 s on worker" in str(error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._protocol.peers import TaskEnded
 from hoplite_mp.errors import NodeLostError, StoreFullError, WorkerLostError
 from hoplite_mp.ref import ObjectRef
@@ -55,7 +55,7 @@ def test_a_result_comes_back(network: Network) -> None:
     task = runner.take_task()
     function, _, args, *_ = runner.tasks.task(task)
     assert runner.value(runner.party.hold(function)) == "the function"
-    positional, _ = serial.decode_call(memoryview(args), lambda i: ObjectRef(i), lambda r: r)
+    positional, _ = _serialize.decode_call(memoryview(args), lambda i: ObjectRef(i), lambda r: r)
     assert positional == (1, 2)
     runner.answer(task, "three")
     network.pump()
@@ -467,7 +467,7 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
     assert {runner_of(network, oid) for oid in oids} == {*others}
     for oid in oids:
         runner = runner_of(network, oid)
-        payload = serial.encode("late").tobytes() if outcome == "ready" else None
+        payload = _serialize.encode("late").tobytes() if outcome == "ready" else None
         said = TaskEnded(ids.pack_id(sender.host_id, oid), outcome, payload=payload)
         for other in others:
             if other is not runner:

@@ -9,13 +9,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 
-ROOT = Path(serial.__file__).parents[2]
+ROOT = Path(_serialize.__file__).parents[2]
 
 
 def function_trip(function: Any) -> Any:
-    return serial.decode_function(serial.encode_function(function))
+    return _serialize.decode_function(_serialize.encode_function(function))
 
 
 def run_python(source: str, *args: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp.ref import ObjectRef
 
 
@@ -20,20 +20,20 @@ def a_ref(n: int = 1) -> ObjectRef[Any]:
 
 
 def round_trip(value: Any, **options: Any) -> Any:
-    return load(serial.encode(value), **options)
+    return load(_serialize.encode(value), **options)
 
 
-def load(encoded: serial.Encoded, **options: Any) -> Any:
+def load(encoded: _serialize.Encoded, **options: Any) -> Any:
     payload = encoded.tobytes()
     check_layout(encoded, payload)
-    return serial.decode(memoryview(payload), make_ref=ObjectRef, **options)
+    return _serialize.decode(memoryview(payload), make_ref=ObjectRef, **options)
 
 
-def check_layout(encoded: serial.Encoded, payload: bytes) -> None:
+def check_layout(encoded: _serialize.Encoded, payload: bytes) -> None:
     assert len(payload) == encoded.nbytes
     kind, _, _, n_refs, n_buffers, meta_len = struct.unpack_from("<BBHIII", payload)
-    assert kind == encoded.kind == serial.payload_kind(memoryview(payload))
-    assert serial.read_refs(memoryview(payload)) == [ref._id for ref in encoded.refs]
+    assert kind == encoded.kind == _serialize.payload_kind(memoryview(payload))
+    assert _serialize.read_refs(memoryview(payload)) == [ref._id for ref in encoded.refs]
     table = 16 + 16 * n_refs
     assert table + 16 * n_buffers + meta_len == len(encoded.head)
     listed = list(struct.iter_unpack("<QQ", payload[table : table + 16 * n_buffers]))
@@ -75,7 +75,7 @@ class FakeFuture:
         self.lock = threading.Lock()
 
 
-serial.register_future_type(FakeFuture)
+_serialize.register_future_type(FakeFuture)
 
 
 Point = namedtuple("Point", "x y")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._serialize import ARRAY, PICKLE
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import ARRAY, PICKLE
 from tests.serial.helpers import ML_DTYPES, Boxed, Tagged, array_of, load, round_trip
 
 
@@ -72,7 +72,7 @@ class TestArrays:
     @given(DTYPES, SHAPES, st.sampled_from(["C", "F", "strided", "reversed", "axes"]))
     def test_every_dtype_shape_and_memory_order(self, dtype, shape, how):
         array = rearranged(array_of(dtype, shape), how)
-        encoded = serial.encode(array)
+        encoded = _serialize.encode(array)
         assert encoded.kind == ARRAY
         out = load(encoded)
         assert_same(out, array)
@@ -95,7 +95,7 @@ class TestArrays:
     @given(hnp.array_dtypes(), st.integers(0, 300))
     def test_structured(self, dtype, size):
         array = np.zeros(size, dtype)
-        encoded = serial.encode(array)
+        encoded = _serialize.encode(array)
         assert encoded.kind == PICKLE
         assert_same(load(encoded), array)
         assert not load(encoded).flags.writeable
@@ -136,7 +136,7 @@ class TestArrays:
         assert round_trip(record).label[1] == "1.0"
 
     def test_large_subclass_arrays_are_not_copied_into_the_stream(self):
-        encoded = serial.encode(np.zeros(100_000).view(Tagged))
+        encoded = _serialize.encode(np.zeros(100_000).view(Tagged))
         assert len(encoded.head) < 1000
         assert [b.nbytes for b in encoded.buffers] == [800_000]
 
@@ -177,9 +177,9 @@ class TestArrays:
             (np.arange(1000).view(Tagged), lambda out: out),
             (memoryview(bytes(5000)), lambda out: out),
         ):
-            store = bytearray(serial.encode(value).tobytes())
+            store = bytearray(_serialize.encode(value).tobytes())
             mem = memoryview(store).toreadonly()
-            out = pick(serial.decode(mem, make_ref=ObjectRef))
+            out = pick(_serialize.decode(mem, make_ref=ObjectRef))
             mem.release()
             with pytest.raises(BufferError):
                 store.append(0)
@@ -192,13 +192,13 @@ class TestArrays:
 
     def test_a_writable_memory_is_read_only_all_the_same(self):
         for value in (np.zeros(500), [np.zeros(500)], Boxed(np.zeros(500))):
-            store = bytearray(serial.encode(value).tobytes())
-            out = serial.decode(memoryview(store), make_ref=ObjectRef)
+            store = bytearray(_serialize.encode(value).tobytes())
+            out = _serialize.decode(memoryview(store), make_ref=ObjectRef)
             out = out.array if isinstance(out, Boxed) else out[0] if isinstance(out, list) else out
             assert not out.flags.writeable
 
     def test_buffers_are_the_arrays_own_memory(self):
         array = np.zeros(100_000)
         for value in (array, array.reshape(100, -1).T, (array,), Boxed(array)):
-            (buffer,) = serial.encode(value).buffers
+            (buffer,) = _serialize.encode(value).buffers
             assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))

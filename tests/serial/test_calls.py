@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.ref import ByRef, ObjectRef, by_ref
 from tests.serial.helpers import Boxed, FakeFuture, Point, a_ref, check_layout
@@ -16,11 +16,11 @@ from tests.serial.helpers import Boxed, FakeFuture, Point, a_ref, check_layout
 
 class TestCalls:
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, list[ObjectRef[Any]]]:
-        encoded = serial.encode_call(args, kwargs)
+        encoded = _serialize.encode_call(args, kwargs)
         payload = encoded.tobytes()
         check_layout(encoded, payload)
         assert set(encoded.dependencies) <= set(encoded.refs)
-        got = serial.decode_call(memoryview(payload), ObjectRef, self.resolve)
+        got = _serialize.decode_call(memoryview(payload), ObjectRef, self.resolve)
         return (*got, encoded.dependencies)
 
     def resolve(self, ref: ObjectRef[Any]) -> Any:
@@ -48,7 +48,7 @@ class TestCalls:
         args, _, needs = self.call(boxed, point, frozen, OrderedDict(a=a_ref(1)))
         assert args == (boxed, point, frozen, {"a": a_ref(1)})
         assert needs == []
-        assert serial.encode_call((boxed,), {}).refs == [a_ref(1)]
+        assert _serialize.encode_call((boxed,), {}).refs == [a_ref(1)]
 
     def test_by_ref_hands_refs_over(self):
         shared = [a_ref(1)]
@@ -62,8 +62,8 @@ class TestCalls:
     def test_the_same_ref_is_resolved_once(self):
         seen: list[Any] = []
         for args in ((a_ref(1), a_ref(1)), ([a_ref(1)], {"k": a_ref(1)})):
-            payload = serial.encode_call(args, {}).tobytes()
-            serial.decode_call(memoryview(payload), ObjectRef, seen.append)
+            payload = _serialize.encode_call(args, {}).tobytes()
+            _serialize.decode_call(memoryview(payload), ObjectRef, seen.append)
         assert seen == [a_ref(1)] * 2
 
     def test_arrays_by_value_are_the_tasks_own(self):
@@ -79,8 +79,8 @@ class TestCalls:
         array = np.zeros(3)
         array.flags.writeable = False
         for args in ((a_ref(),), ([a_ref()], np.zeros(1000))):
-            payload = serial.encode_call(args, {}).tobytes()
-            out, _ = serial.decode_call(memoryview(payload), ObjectRef, lambda ref: array)
+            payload = _serialize.encode_call(args, {}).tobytes()
+            out, _ = _serialize.decode_call(memoryview(payload), ObjectRef, lambda ref: array)
             assert (out[0] if out[0] is array else out[0][0]) is array
 
     def test_cycles_and_sharing_survive_the_walk(self):
@@ -94,17 +94,17 @@ class TestCalls:
         assert cycle[0] == a_ref(1)
 
     def test_a_failing_resolve_is_the_readers_to_handle(self):
-        payload = serial.encode_call(([a_ref()],), {}).tobytes()
+        payload = _serialize.encode_call(([a_ref()],), {}).tobytes()
 
         def resolve(ref: ObjectRef[Any]) -> Any:
             raise KeyError(ref.id)
 
         with pytest.raises(KeyError):
-            serial.decode_call(memoryview(payload), ObjectRef, resolve)
+            _serialize.decode_call(memoryview(payload), ObjectRef, resolve)
 
 
 def test_arguments_that_were_lost() -> None:
     """Their host has gone while they were on their way: the error stands where they would."""
-    payload = serial.encode_error(ObjectLostError("they are gone"), "").tobytes()
+    payload = _serialize.encode_error(ObjectLostError("they are gone"), "").tobytes()
     with pytest.raises(ObjectLostError, match="they are gone"):
-        serial.decode_call(memoryview(payload), ObjectRef, lambda ref: None)
+        _serialize.decode_call(memoryview(payload), ObjectRef, lambda ref: None)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._serialize import code, imports
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import code, imports
 from tests.serial.code_helpers import function_trip, run_python
 from tests.serial.helpers import round_trip
 
@@ -117,18 +117,18 @@ class TestByValue:
     def test_arrays_and_refs_beside_code_stay_beside_the_stream(self):
         ref: ObjectRef[int] = ObjectRef(bytes(16))
         array = np.zeros(10_000)
-        encoded = serial.encode([lambda: ref, array])
+        encoded = _serialize.encode([lambda: ref, array])
         assert encoded.refs == [ref]
         assert [b.nbytes for b in encoded.buffers] == [80_000]
-        function, out = serial.decode(memoryview(encoded.tobytes()), make_ref=ObjectRef)
+        function, out = _serialize.decode(memoryview(encoded.tobytes()), make_ref=ObjectRef)
         assert function() == ref
         assert not out.flags.writeable
 
     def test_refs_in_the_closure_of_a_call(self):
         ref: ObjectRef[int] = ObjectRef(bytes(16))
-        encoded = serial.encode_call(([ref], lambda: ref), {})
+        encoded = _serialize.encode_call(([ref], lambda: ref), {})
         assert encoded.dependencies == [ref]
-        (values, function), _ = serial.decode_call(
+        (values, function), _ = _serialize.decode_call(
             memoryview(encoded.tobytes()), ObjectRef, lambda ref: "value"
         )
         assert values == ["value"]
@@ -166,10 +166,10 @@ class TestByValue:
         import byvalue  # type: ignore[import-not-found]
 
         assert round_trip([byvalue.g])[0] is byvalue.g
-        serial.register_pickle_by_value(byvalue)
+        _serialize.register_pickle_by_value(byvalue)
         try:
-            payload = serial.encode([byvalue.g, byvalue.Thing()]).tobytes()
-            data = serial.encode_function(byvalue.g)
+            payload = _serialize.encode([byvalue.g, byvalue.Thing()]).tobytes()
+            data = _serialize.encode_function(byvalue.g)
         finally:
             del code.by_value_modules["byvalue"]
             sys.modules["cloudpickle"].unregister_pickle_by_value(byvalue)
@@ -178,7 +178,7 @@ class TestByValue:
         run_python(
             """
             import sys
-            from hoplite_mp import serial
+            from hoplite_mp import _serialize as serial
             from hoplite_mp.ref import ObjectRef
             mem = memoryview(open(sys.argv[1] + "/payload", "rb").read())
             function, thing = serial.decode(mem, make_ref=ObjectRef)
@@ -190,9 +190,9 @@ class TestByValue:
 
     def test_registering_needs_an_imported_module(self):
         with pytest.raises(TypeError, match="expected a module"):
-            serial.register_pickle_by_value("numpy")  # type: ignore[arg-type]
+            _serialize.register_pickle_by_value("numpy")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"sys\.modules"):
-            serial.register_pickle_by_value(types.ModuleType("never_imported"))
+            _serialize.register_pickle_by_value(types.ModuleType("never_imported"))
 
     def test_what_only_cloudpickle_can_do(self):
         assert list(round_trip([{"a": 1}.keys()])[0]) == ["a"]
@@ -205,7 +205,7 @@ class TestByValue:
             def __call__(self) -> None: ...
 
         def name(function: Any) -> str:
-            return serial.function_name(memoryview(serial.encode_function(function)))
+            return _serialize.function_name(memoryview(_serialize.encode_function(function)))
 
         assert name(importable_function) == "importable_function"
         assert name(Local.method) == "Local.method"
@@ -220,4 +220,4 @@ class TestByValue:
     def test_an_unpicklable_function(self):
         lock = threading.Lock()
         with pytest.raises(TypeError, match=r"cannot pickle the function .*lambda.*lock"):
-            serial.encode_function(lambda: lock)
+            _serialize.encode_function(lambda: lock)

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
+from hoplite_mp._serialize import ERROR
+from hoplite_mp._serialize.errors import WHOLE_BYTES_MAX
+from hoplite_mp._serialize.layout import HAS_SHORT_FORM
 from hoplite_mp.errors import TaskError
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import ERROR
-from hoplite_mp.serial.errors import WHOLE_BYTES_MAX
-from hoplite_mp.serial.layout import HAS_SHORT_FORM
 from tests.serial.helpers import round_trip
 
 
 def error_trip(exc: BaseException, text: str | None = "the text") -> BaseException:
-    encoded = serial.encode_error(exc, text)
+    encoded = _serialize.encode_error(exc, text)
     assert encoded.kind == ERROR
-    return serial.decode_error(memoryview(encoded.tobytes()), ObjectRef)
+    return _serialize.decode_error(memoryview(encoded.tobytes()), ObjectRef)
 
 
 class OddInit(Exception):
@@ -109,7 +109,7 @@ class TestErrors:
         out = error_trip(exc)
         assert type(out) is type(exc)
         assert repr(out) == repr(exc)
-        assert isinstance(out.__cause__, serial.RemoteTraceback)
+        assert isinstance(out.__cause__, _serialize.RemoteTraceback)
         assert str(out.__cause__) == '\n"""\nthe text"""'
 
     def test_odd_constructors(self):
@@ -138,16 +138,16 @@ class TestErrors:
         assert type(error_trip(Sly(1))) is Sly
 
     def test_what_does_not_load_is_a_task_error(self, monkeypatch):
-        payload = serial.encode_error(NoLoad("here"), "the text").tobytes()
+        payload = _serialize.encode_error(NoLoad("here"), "the text").tobytes()
         monkeypatch.setattr(NoLoad, "loads", False)
-        out = serial.decode_error(memoryview(payload), ObjectRef)
+        out = _serialize.decode_error(memoryview(payload), ObjectRef)
         assert type(out) is TaskError
         assert str(out) == "NoLoad: here"
         assert "the text" in str(out.__cause__)
 
     def test_rubbish_is_a_task_error(self):
         for payload in (b"", bytes(8), b"\4" + bytes(20), b"\4" + b"\xff" * 100):
-            assert type(serial.decode_error(memoryview(payload), ObjectRef)) is TaskError
+            assert type(_serialize.decode_error(memoryview(payload), ObjectRef)) is TaskError
 
     def test_the_text_tells_causes_and_contexts(self):
         def fail() -> None:
@@ -166,14 +166,14 @@ class TestErrors:
     def test_a_failure_passed_on_keeps_its_first_traceback(self):
         again = error_trip(error_trip(ValueError(1), "first place"), None)
         assert "first place" in str(again.__cause__)
-        assert type(round_trip(again.__cause__)) is serial.RemoteTraceback
+        assert type(round_trip(again.__cause__)) is _serialize.RemoteTraceback
 
     def test_refs_and_arrays_inside(self):
         ref: ObjectRef[int] = ObjectRef(bytes(16))
-        encoded = serial.encode_error(ValueError(ref, np.zeros(5000)), "")
+        encoded = _serialize.encode_error(ValueError(ref, np.zeros(5000)), "")
         assert encoded.refs == [ref]
         assert len(encoded.buffers) == 1
-        out = serial.decode_error(memoryview(encoded.tobytes()), ObjectRef)
+        out = _serialize.decode_error(memoryview(encoded.tobytes()), ObjectRef)
         assert out.args[0] == ref
         assert out.args[1].shape == (5000,)
 
@@ -187,17 +187,17 @@ class TestErrors:
         assert "\\ud800" in str(out.__cause__)
 
     def test_decode_raises_the_exception(self):
-        payload = serial.encode_error(KeyError("k"), "").tobytes()
+        payload = _serialize.encode_error(KeyError("k"), "").tobytes()
         with pytest.raises(KeyError, match="k"):
-            serial.decode(memoryview(payload), make_ref=ObjectRef)
+            _serialize.decode(memoryview(payload), make_ref=ObjectRef)
 
 
-def sent(encoded: serial.Encoded) -> BaseException:
+def sent(encoded: _serialize.Encoded) -> BaseException:
     """What arrives on another host."""
     assert PAYLOAD_BYTES_MAX >= WHOLE_BYTES_MAX
-    payload = serial.short_error(memoryview(encoded.tobytes()))
+    payload = _serialize.short_error(memoryview(encoded.tobytes()))
     assert len(payload) <= WHOLE_BYTES_MAX
-    return serial.decode_error(memoryview(payload), ObjectRef)
+    return _serialize.decode_error(memoryview(payload), ObjectRef)
 
 
 @pytest.mark.parametrize(
@@ -214,31 +214,35 @@ def sent(encoded: serial.Encoded) -> BaseException:
 def test_a_long_one_keeps_its_type_on_another_host(exc: BaseException) -> None:
     text = "raised here\n" + "line\n" * 50_000
     for encoded in (
-        serial.encode_error(exc, text),
-        serial.encode_short_error(exc, text, 1 << 20),
-        serial.encode_short_error(exc, text, WHOLE_BYTES_MAX),
+        _serialize.encode_error(exc, text),
+        _serialize.encode_short_error(exc, text, 1 << 20),
+        _serialize.encode_short_error(exc, text, WHOLE_BYTES_MAX),
     ):
         found = sent(encoded)
         assert type(found) is type(exc)
         assert found.args[0].startswith("begins")
         assert "raised here" in str(found.__cause__)
-    here = serial.decode_error(memoryview(serial.encode_error(exc, text).tobytes()), ObjectRef)
+    here = _serialize.decode_error(
+        memoryview(_serialize.encode_error(exc, text).tobytes()), ObjectRef
+    )
     assert here.args[0] == exc.args[0]
     assert str(here.__cause__).count("line") == 50_000
 
 
 def test_what_fits_travels_as_it_is() -> None:
-    encoded = serial.encode_error(ValueError("x" * 20_000), "the text")
-    assert serial.short_error(memoryview(encoded.tobytes())) == encoded.tobytes()
+    encoded = _serialize.encode_error(ValueError("x" * 20_000), "the text")
+    assert _serialize.short_error(memoryview(encoded.tobytes())) == encoded.tobytes()
 
 
 @pytest.mark.parametrize("flags", [0, HAS_SHORT_FORM])
 def test_a_long_one_without_a_short_form_keeps_its_words(flags: int) -> None:
     """A payload that another version has written, or that is damaged."""
-    payload = bytearray(serial.encode_error(ValueError("y" * 100_000), "the text").tobytes())
+    payload = bytearray(_serialize.encode_error(ValueError("y" * 100_000), "the text").tobytes())
     payload[1] = flags
     payload[-8:] = b"\xff" * 8
-    found = serial.decode_error(memoryview(serial.short_error(memoryview(payload))), ObjectRef)
+    found = _serialize.decode_error(
+        memoryview(_serialize.short_error(memoryview(payload))), ObjectRef
+    )
     assert type(found) is TaskError
     assert str(found).startswith("ValueError: yyy")
     assert "the text" in str(found.__cause__)
@@ -247,6 +251,6 @@ def test_a_long_one_without_a_short_form_keeps_its_words(flags: int) -> None:
 def test_a_short_form_of_a_class_with_an_odd_name() -> None:
     kind = type("Odd", (ValueError,), {"__module__": __name__})
     kind.__qualname__ = "caf\udce9"
-    encoded = serial.encode_short_error(kind("x" * 100_000), "the text", 1000)
+    encoded = _serialize.encode_short_error(kind("x" * 100_000), "the text", 1000)
     assert encoded.nbytes <= 1000
-    assert "xxx" in str(serial.decode_error(memoryview(encoded.tobytes()), ObjectRef))
+    assert "xxx" in str(_serialize.decode_error(memoryview(encoded.tobytes()), ObjectRef))

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hoplite_mp import serial
-from hoplite_mp.serial.fingerprints import fingerprint
+from hoplite_mp import _serialize
+from hoplite_mp._serialize.fingerprints import fingerprint
 from tests.serial.code_helpers import function_trip
 from tests.serial.helpers import Tagged
 
@@ -201,8 +201,8 @@ def test_functions_that_differ_in_the_order_differ(place: Callable[[Any], Any]) 
     square = GRID[:ROWS, :ROWS]
     one = place(np.ascontiguousarray(square))
     other = place(np.ascontiguousarray(square.T).T)
-    assert serial.digest(serial.encode_function(one)) != serial.digest(
-        serial.encode_function(other)
+    assert _serialize.digest(_serialize.encode_function(one)) != _serialize.digest(
+        _serialize.encode_function(other)
     )
 
 

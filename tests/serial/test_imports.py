@@ -1,4 +1,4 @@
-"""Which modules readers can import: `serial/imports.py`."""
+"""Which modules readers can import: `_serialize/imports.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp.serial import imports
+from hoplite_mp._serialize import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp.ref import ObjectRef
 from tests.serial.code_helpers import run_python
 
@@ -14,7 +14,7 @@ from tests.serial.code_helpers import run_python
 SCRIPT = """
 import dataclasses, enum, functools, sys, typing
 import numpy as np
-from hoplite_mp import serial
+from hoplite_mp import _serialize as serial
 from hoplite_mp.ref import ObjectRef
 
 SCALE = 3
@@ -74,7 +74,7 @@ class TestMain:
             """
             import sys
             import numpy as np
-            from hoplite_mp import serial
+            from hoplite_mp import _serialize as serial
             from hoplite_mp.ref import ObjectRef
 
             mem = memoryview(open(sys.argv[1], "rb").read())
@@ -105,9 +105,11 @@ class TestMain:
             name,
         )
         data = path.read_bytes()
-        assert callable(serial.decode_function(data))
+        assert callable(_serialize.decode_function(data))
         displayed = {"lambda": "<lambda>", "adder": "inner", "bound": "Base.double"}
-        assert serial.function_name(data) == displayed.get(name, name.replace("partial", "scaled"))
+        assert _serialize.function_name(data) == displayed.get(
+            name, name.replace("partial", "scaled")
+        )
 
     def test_exceptions_by_value(self, tmp_path):
         path = tmp_path / "error"
@@ -116,7 +118,7 @@ class TestMain:
             + "open(sys.argv[1], 'wb').write(serial.encode_error(Wrong(7), 'text').tobytes())\n",
             path,
         )
-        exc: Any = serial.decode_error(memoryview(path.read_bytes()), ObjectRef)
+        exc: Any = _serialize.decode_error(memoryview(path.read_bytes()), ObjectRef)
         assert type(exc).__name__ == "Wrong"
         assert exc.code == 7
 
@@ -130,7 +132,7 @@ open(there, "wb").write(serial.encode([Derived(4)]).tobytes())
 Base.count = 99
 subprocess.run([sys.executable, "-c", '''
 import sys
-from hoplite_mp import serial
+from hoplite_mp import _serialize as serial
 from hoplite_mp.ref import ObjectRef
 there, back = sys.argv[1:]
 value = serial.decode(memoryview(open(there, "rb").read()), make_ref=ObjectRef)
@@ -148,7 +150,7 @@ assert type(home) is Derived and home.double() == 101 and Base.count == 99
     def test_an_instance_that_pickles_as_a_name_is_refused(self):
         out = run_python(
             """
-            from hoplite_mp import serial
+            from hoplite_mp import _serialize as serial
             class Missing:
                 def __reduce__(self): return "MISSING"
             MISSING = Missing()
@@ -165,7 +167,7 @@ assert type(home) is Derived and home.double() == 101 and Base.count == 99
             """
             import sys, json, collections, decimal
             import numpy as np
-            from hoplite_mp import serial
+            from hoplite_mp import _serialize as serial
             from hoplite_mp.ref import ObjectRef
             for value in (1, [np.zeros(5000)], {"f": json.dumps, "c": collections.OrderedDict},
                           decimal.Decimal(1), type(None), np.add, np.float32, len, ValueError("x")):

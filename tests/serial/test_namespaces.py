@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._serialize import fingerprints, namespaces
+from hoplite_mp._serialize.fingerprints import TooLarge, fingerprint
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import fingerprints, namespaces
-from hoplite_mp.serial.fingerprints import TooLarge, fingerprint
 from tests.serial.code_helpers import ROOT
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(namespaces, "_received", {})
     monkeypatch.setattr(namespaces, "_by_place", {})
 
-    def read(data: bytes) -> tuple[Any, serial.Carried]:
+    def read(data: bytes) -> tuple[Any, _serialize.Carried]:
         with monkeypatch.context() as patch:
             patch.setattr(namespaces._state, "process", b"elsewher")
-            function, carried = serial.decode_with_carried(data)
+            function, carried = _serialize.decode_with_carried(data)
             carried.check()
             return function, carried
 
@@ -116,19 +116,19 @@ class TestFingerprints:
 class TestWriting:
     def test_only_what_the_sender_has_changed_is_written(self, elsewhere: Any) -> None:
         scope = make(x=0, y=[0])
-        look, _ = elsewhere(serial.encode_function(scope["look"]))
-        other, _ = elsewhere(serial.encode_function(scope["other"]))
+        look, _ = elsewhere(_serialize.encode_function(scope["look"]))
+        other, _ = elsewhere(_serialize.encode_function(scope["other"]))
         assert look.__globals__ is other.__globals__ is not scope
         look.__globals__["x"] = 10
         other().append(1)
-        again, _ = elsewhere(serial.encode_function(scope["both"]))
+        again, _ = elsewhere(_serialize.encode_function(scope["both"]))
         assert again() == (10, 10)
         scope["x"] = 5
-        again, _ = elsewhere(serial.encode_function(scope["look"]))
+        again, _ = elsewhere(_serialize.encode_function(scope["look"]))
         assert again() == look() == 5
         assert other() == [0, 1]
         scope["y"].append(2)
-        elsewhere(serial.encode_function(scope["other"]))
+        elsewhere(_serialize.encode_function(scope["other"]))
         assert other() == [0, 2]
 
     def test_versions_by_turns(self, elsewhere: Any) -> None:
@@ -136,9 +136,9 @@ class TestWriting:
         versions = []
         for x in range(3):
             scope["x"] = x
-            versions.append(elsewhere(serial.encode_function(scope["both"])))
+            versions.append(elsewhere(_serialize.encode_function(scope["both"])))
         del scope["x"]
-        versions.append(elsewhere(serial.encode_function(scope["both"])))
+        versions.append(elsewhere(_serialize.encode_function(scope["both"])))
         for x in (0, 2, 1, 1, 0, 2):
             function, carried = versions[x]
             carried.check()
@@ -150,36 +150,36 @@ class TestWriting:
 
     def test_a_run_takes_refs_back(self, elsewhere: Any) -> None:
         scope = make(x=ObjectRef(bytes(16)), y=1)
-        data = serial.encode_function(scope["look"])
+        data = _serialize.encode_function(scope["look"])
         for _ in range(2):
-            before = serial.begin_run()
+            before = _serialize.begin_run()
             look, _ = elsewhere(data)
             assert look() == scope["x"]
-            serial.end_run(before)
+            _serialize.end_run(before)
             assert "x" not in look.__globals__
-        before = serial.begin_run()
+        before = _serialize.begin_run()
         look, _ = elsewhere(data)
         look.__globals__["x"] = "the run's own"
-        serial.end_run(before)
+        _serialize.end_run(before)
         assert look() == "the run's own"
 
     def test_a_run_inside_a_run_leaves_nothing(self, elsewhere: Any) -> None:
         scope = make(x=0)
-        outer = serial.begin_run()
-        look, _ = elsewhere(serial.encode_function(scope["look"]))
+        outer = _serialize.begin_run()
+        look, _ = elsewhere(_serialize.encode_function(scope["look"]))
         scope["x"] = 1
-        inner = serial.begin_run()
-        assert elsewhere(serial.encode_function(scope["look"]))[0]() == 1
-        serial.end_run(inner)
+        inner = _serialize.begin_run()
+        assert elsewhere(_serialize.encode_function(scope["look"]))[0]() == 1
+        _serialize.end_run(inner)
         assert look() == 0
-        serial.end_run(outer)
+        _serialize.end_run(outer)
         assert look() == 0
 
     def test_what_is_gone_for_long_is_forgotten(
         self, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 3)
-        looks = [elsewhere(serial.encode_function(make(x=x)["look"]))[0] for x in range(10)]
+        looks = [elsewhere(_serialize.encode_function(make(x=x)["look"]))[0] for x in range(10)]
         assert [look() for look in looks] == list(range(10))
         assert len(namespaces._received) == len(namespaces._by_place) == 3
         monkeypatch.setattr(namespaces, "SENDERS_MAX", 3)
@@ -189,21 +189,21 @@ class TestWriting:
         assert list(seen.marks) == [b"7", b"8", b"9"]
 
     def test_at_home_nothing_is_written(self) -> None:
-        function = serial.decode_function(serial.encode_function(lambda: ROOT))
+        function = _serialize.decode_function(_serialize.encode_function(lambda: ROOT))
         assert function.__globals__ is globals()
 
     def test_copies_of_globals_are_globals_of_their_own(self, elsewhere: Any) -> None:
         scope = make(x=1)
-        data = serial.encode_function(scope["look"])
+        data = _serialize.encode_function(scope["look"])
         copy = dict(scope)
         exec("def look(): return x", copy)
-        first, second = elsewhere(data)[0], elsewhere(serial.encode_function(copy["look"]))[0]
+        first, second = elsewhere(data)[0], elsewhere(_serialize.encode_function(copy["look"]))[0]
         assert first.__globals__ is not second.__globals__
         assert first.__globals__ is elsewhere(data)[0].__globals__
 
     def test_a_forked_process_is_another_sender(self) -> None:
         code = (
-            "import os\nfrom hoplite_mp.serial.namespaces import process\n"
+            "import os\nfrom hoplite_mp._serialize.namespaces import process\n"
             "mine = process()\n"
             "if os.fork() == 0: os._exit(process() == mine)\n"
             "print(os.waitstatus_to_exitcode(os.wait()[1]), process() == mine)\n"
@@ -238,7 +238,7 @@ def test_process_name_asked_for_by_many_threads_at_first_is_one() -> None:
 import os, threading, time
 chosen, slowly = os.urandom, lambda n: (time.sleep(0.05), chosen(n))[1]
 os.urandom = slowly
-from hoplite_mp.serial.namespaces import process
+from hoplite_mp._serialize.namespaces import process
 
 def names():
     found, barrier = [], threading.Barrier(4)
@@ -309,9 +309,9 @@ def test_entry_written_by_two_threads_keeps_the_value_of_a_task() -> None:
 
 def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere: Any) -> None:
     scope = make(x=1, y=1)
-    look, carried = elsewhere(serial.encode_function(scope["look"]))
+    look, carried = elsewhere(_serialize.encode_function(scope["look"]))
     scope["x"] = 2
-    late = serial.encode_function(scope["look"])
+    late = _serialize.encode_function(scope["look"])
     original = namespaces.look_at_fresh
 
     def meanwhile() -> None:
@@ -319,7 +319,7 @@ def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere:
         elsewhere(late)
 
     carried.check()
-    elsewhere(serial.encode_function(scope["other"]))
+    elsewhere(_serialize.encode_function(scope["other"]))
     namespaces._state.fresh.append((namespaces.Seen(), 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(namespaces, "look_at_fresh", meanwhile)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from tests.serial.code_helpers import function_trip, run_python
 from tests.serial.helpers import round_trip
 
@@ -33,14 +33,14 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 }
 
 PLACES: dict[str, Callable[[Any], Any]] = {
-    "argument": lambda file: serial.encode_call((1, file), {}),
-    "keyword": lambda file: serial.encode_call((), {"given": file}),
-    "inside": lambda file: serial.encode_call(({"deep": [file]},), {}),
-    "put": serial.encode,
-    "put inside": lambda file: serial.encode([file]),
-    "closure": lambda file: serial.encode_function(lambda: file),
-    "default": lambda file: serial.encode_function(lambda given=file: given),
-    "bound method": lambda file: serial.encode_function(Reader(file).read),
+    "argument": lambda file: _serialize.encode_call((1, file), {}),
+    "keyword": lambda file: _serialize.encode_call((), {"given": file}),
+    "inside": lambda file: _serialize.encode_call(({"deep": [file]},), {}),
+    "put": _serialize.encode,
+    "put inside": lambda file: _serialize.encode([file]),
+    "closure": lambda file: _serialize.encode_function(lambda: file),
+    "default": lambda file: _serialize.encode_function(lambda given=file: given),
+    "bound method": lambda file: _serialize.encode_function(Reader(file).read),
 }
 
 
@@ -81,7 +81,7 @@ def test_an_open_file_is_refused_with_its_name(tmp_path: Path, way: str, place: 
 
 def test_a_global_of_the_main_script() -> None:
     said = run_python("""
-        from hoplite_mp import serial
+        from hoplite_mp import _serialize as serial
         source = open("/dev/null")
         def read():
             return source.read()
@@ -97,16 +97,16 @@ def test_the_text_of_a_compressed_file(tmp_path: Path) -> None:
     path = tmp_path / "lines.gz"
     path.write_bytes(gzip.compress(b"one\n"))
     with gzip.open(path, "rt") as file, pytest.raises(TypeError, match=r"lines\.gz.*open file"):
-        serial.encode(file)
+        _serialize.encode(file)
 
 
 def test_files_without_a_name() -> None:
     ends = os.pipe()
     for end, mode in zip(ends, "rw", strict=True):
         with open(end, mode) as file, pytest.raises(TypeError, match=f"{end} is an open file"):
-            serial.encode(file)
+            _serialize.encode(file)
     with pytest.raises(TypeError, match="without a name is an open file"):
-        serial.encode(io.TextIOWrapper(io.BytesIO(b"text")))
+        _serialize.encode(io.TextIOWrapper(io.BytesIO(b"text")))
 
 
 def test_what_travels_goes_on_to_do_so(tmp_path: Path) -> None:

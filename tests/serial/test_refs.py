@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp.ref import ObjectRef, by_ref, runtime_hooks
 from tests.serial.helpers import Boxed, FakeFuture, a_ref, load, round_trip
 
@@ -16,7 +16,7 @@ from tests.serial.helpers import Boxed, FakeFuture, a_ref, load, round_trip
 class TestRefs:
     def test_stay_refs_in_a_value(self):
         value = {"a": [a_ref(1), (a_ref(2), a_ref(1))], "b": Boxed(a_ref(3))}
-        encoded = serial.encode(value)
+        encoded = _serialize.encode(value)
         assert encoded.refs == [a_ref(1), a_ref(2), a_ref(3)]
         made: list[bytes] = []
 
@@ -24,7 +24,7 @@ class TestRefs:
             made.append(id)
             return ObjectRef(id)
 
-        out = serial.decode(memoryview(encoded.tobytes()), make_ref=make_ref)
+        out = _serialize.decode(memoryview(encoded.tobytes()), make_ref=make_ref)
         assert out == value
         assert sorted(made) == sorted(ref._id for ref in encoded.refs)
         assert out["a"][0] is out["a"][1][1]
@@ -37,7 +37,7 @@ class TestRefs:
         assert round_trip(by_ref([a_ref()])) == [a_ref()]
 
     def test_readings_nest(self):
-        outer = serial.encode(Nested(serial.encode([a_ref(9)]).tobytes(), a_ref(1)))
+        outer = _serialize.encode(Nested(_serialize.encode([a_ref(9)]).tobytes(), a_ref(1)))
         out = load(outer)
         assert out.inner == [a_ref(9)]
         assert out.after == a_ref(1)
@@ -88,5 +88,5 @@ class Nested:
 
 def _read_nested(payload: bytes) -> Nested:
     nested = Nested(payload, None)
-    nested.inner = serial.decode(memoryview(payload), make_ref=ObjectRef)
+    nested.inner = _serialize.decode(memoryview(payload), make_ref=ObjectRef)
     return nested

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
+from hoplite_mp._serialize import BYTES, NUMBER, PICKLE, streams
 from hoplite_mp.ref import ObjectRef
-from hoplite_mp.serial import BYTES, NUMBER, PICKLE, streams
 from tests.serial.helpers import Boxed, Point, a_ref, load, round_trip
 
 PLAIN_VALUES = st.recursive(
@@ -39,13 +39,13 @@ class TestPlainValues:
 
     @pytest.mark.parametrize("value", [0, -(2**63), 2**63 - 1, 1.5, -0.0, 2j, True, False, None])
     def test_numbers_need_no_pickle(self, value):
-        encoded = serial.encode(value)
+        encoded = _serialize.encode(value)
         assert encoded.kind == NUMBER
         assert repr(load(encoded)) == repr(value)
 
     @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
     def test_larger_ints_do(self, value):
-        assert serial.encode(value).kind == PICKLE
+        assert _serialize.encode(value).kind == PICKLE
         assert round_trip(value) == value
 
     @given(
@@ -75,7 +75,7 @@ class TestPlainValues:
 
     def test_bytes_are_their_own_buffer(self):
         data = bytes(100_000)
-        encoded = serial.encode(data)
+        encoded = _serialize.encode(data)
         assert encoded.kind == BYTES
         assert encoded.buffers[0].obj is data
         assert type(load(encoded)) is bytes
@@ -112,7 +112,7 @@ class TestPlainValues:
 
     def test_pickle_buffers_stay_beside_the_stream(self):
         data = bytearray(5000)
-        encoded = serial.encode([pickle.PickleBuffer(data)])
+        encoded = _serialize.encode([pickle.PickleBuffer(data)])
         assert [b.nbytes for b in encoded.buffers] == [5000]
         (out,) = load(encoded)
         assert memoryview(out).readonly
@@ -127,13 +127,13 @@ class TestPlainValues:
 
     def test_payload_may_be_followed_by_anything(self):
         for value in (1, "text", b"bytes", np.arange(3), [np.arange(300)]):
-            payload = serial.encode(value).tobytes() + b"x" * 100
-            out = serial.decode(memoryview(payload), make_ref=ObjectRef)
+            payload = _serialize.encode(value).tobytes() + b"x" * 100
+            out = _serialize.decode(memoryview(payload), make_ref=ObjectRef)
             assert np.array_equal(out, value)
 
     def test_not_a_payload(self):
         with pytest.raises(ValueError, match="no payload: 63"):
-            serial.decode(memoryview(b"\x63" + bytes(63)), make_ref=ObjectRef)
+            _serialize.decode(memoryview(b"\x63" + bytes(63)), make_ref=ObjectRef)
 
 
 class TestOtherLibraries:
@@ -165,7 +165,7 @@ class TestOtherLibraries:
 
     def test_large_blocks_are_not_copied_into_the_stream(self):
         frame = pd.DataFrame(np.zeros((1000, 10)))
-        encoded = serial.encode(frame)
+        encoded = _serialize.encode(frame)
         assert len(encoded.head) < 5000
         assert any(np.shares_memory(np.frombuffer(b, "u1"), frame.values) for b in encoded.buffers)
 
@@ -175,7 +175,7 @@ class TestOtherLibraries:
 
     def test_arrow(self):
         table = pa.table({"x": np.arange(5000), "s": [str(i) for i in range(5000)]})
-        encoded = serial.encode(table)
+        encoded = _serialize.encode(table)
         assert sum(b.nbytes for b in encoded.buffers) > 40_000
         assert load(encoded).equals(table)
         assert round_trip([table], writable=True)[0].equals(table)
@@ -184,27 +184,27 @@ class TestOtherLibraries:
 class TestUnpicklable:
     def test_a_value(self):
         with pytest.raises(TypeError, match=r"cannot pickle value of type 'Boxed'.*lock") as caught:
-            serial.encode(Boxed(threading.Lock()))
+            _serialize.encode(Boxed(threading.Lock()))
         assert isinstance(caught.value.__cause__, TypeError)
 
     def test_an_argument_is_named(self):
         with pytest.raises(TypeError, match=r"argument 1 of type 'Boxed'.*lock"):
-            serial.encode_call((1, Boxed(threading.Lock())), {})
+            _serialize.encode_call((1, Boxed(threading.Lock())), {})
         with pytest.raises(TypeError, match=r"argument key= of type 'list'.*lock"):
-            serial.encode_call((1,), {"key": [a_ref(), threading.Lock()]})
+            _serialize.encode_call((1,), {"key": [a_ref(), threading.Lock()]})
 
     def test_nesting_without_end(self):
         deep: list[Any] = []
         for _ in range(100_000):
             deep = [deep]
         with pytest.raises(TypeError, match="recursion"):
-            serial.encode(deep)
+            _serialize.encode(deep)
         with pytest.raises(TypeError, match="recursion"):
-            serial.encode_call((a_ref(), deep), {})
+            _serialize.encode_call((a_ref(), deep), {})
 
 
 def test_a_plain_value_whose_length_the_head_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "META_BYTES_MAX", 1000)
     for value in ("x" * 2000, ["x"] * 2000, {"a": "x" * 2000}):
-        with pytest.raises(serial.NotPicklable, match="neither arrays nor buffers"):
-            serial.encode(value)
+        with pytest.raises(_serialize.NotPicklable, match="neither arrays nor buffers"):
+            _serialize.encode(value)

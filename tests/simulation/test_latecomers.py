@@ -16,9 +16,9 @@ import pytest
 from hoplite_mp._node.peers.link_estimator import Meter
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._protocol.fields import SHARES
+from hoplite_mp._serialize.contributions import early_shares, section_bounds
 from hoplite_mp._simulation import runs
 from hoplite_mp.config import Config
-from hoplite_mp.contributions import early_shares, section_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, Config, ConfigError, StoreFullError
-from hoplite_mp.client.submitter import last_resort
+from hoplite_mp._client.submitter import last_resort
 from tests.store.helpers import MIB
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def test_a_store_with_no_room_for_its_processes_is_refused() -> None:
 
 
 def test_an_error_without_room_keeps_its_type() -> None:
-    from hoplite_mp import _shm, serial
+    from hoplite_mp import _serialize, _shm
 
     for kind in (StoreFullError, hoplite_mp.HopliteTimeoutError, KeyError):
         encoded = last_resort(kind("much" * 100))
         assert encoded.nbytes <= _shm.INLINE_BYTES_MAX
-        error = serial.decode_error(memoryview(encoded.tobytes()), lambda object_id: None)  # type: ignore[arg-type,return-value]
+        error = _serialize.decode_error(memoryview(encoded.tobytes()), lambda object_id: None)  # type: ignore[arg-type,return-value]
         assert type(error) is (kind if kind is not KeyError else hoplite_mp.HopliteError)

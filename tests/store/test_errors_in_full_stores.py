@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import Config, serial
+from hoplite_mp import Config, _serialize
 from tests.store.helpers import eventually
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ def test_a_death_in_a_full_store_is_told_in_full() -> None:
     ids=lambda error: type(error).__name__ if isinstance(error, Exception) else None,
 )
 def test_cut_to_a_size(error: BaseException, nbytes_max: int) -> None:
-    encoded = serial.encode_short_error(error, "the traceback " * 10_000, nbytes_max)
+    encoded = _serialize.encode_short_error(error, "the traceback " * 10_000, nbytes_max)
     assert encoded.nbytes <= nbytes_max
-    read = serial.decode_error(memoryview(encoded.tobytes()), lambda object_id: None)  # type: ignore[arg-type,return-value]
+    read = _serialize.decode_error(memoryview(encoded.tobytes()), lambda object_id: None)  # type: ignore[arg-type,return-value]
     if nbytes_max >= 1000:
         assert type(read) is type(error)
         assert "the traceback" in str(read.__cause__)

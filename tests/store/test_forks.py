@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client import futures, runtime
+from hoplite_mp._client import futures, runtime
 from tests.store.helpers import (
     checksum,
     client,

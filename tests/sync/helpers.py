@@ -12,7 +12,7 @@ from hoplite_mp.actor import Actor
 from tests.tasks.helpers import eventually, wait_for
 
 if TYPE_CHECKING:
-    from hoplite_mp.sync.handles import Handle
+    from hoplite_mp._sync.handles import Handle
 
 PATIENCE_S = 30
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import ActorLostError, ClosedError
-from hoplite_mp.sync.steps import Read
+from hoplite_mp._sync.sync_async_driver import Read
 from tests.sync.helpers import PATIENCE_S, Actor, waits
 from tests.tasks.helpers import eventually
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.ref import ObjectRef
-from hoplite_mp.sync import serving
-from hoplite_mp.sync.waiting import (
+from hoplite_mp._sync import sync_actors
+from hoplite_mp._sync.waiting import (
     Answer,
     Gathering,
     Item,
@@ -21,6 +20,7 @@ from hoplite_mp.sync.waiting import (
     QueueTable,
     Recursive,
 )
+from hoplite_mp.ref import ObjectRef
 
 PROCESSES = [b"a", b"b", b"c"]
 WHO = st.sampled_from(PROCESSES)
@@ -280,7 +280,7 @@ def test_a_putter_whose_time_ends_with_the_queue_learns_that() -> None:
 
 def test_a_death_that_is_told_during_a_call_that_fails_is_not_overlooked() -> None:
     """The thread that is told it finds the table taken, and leaves it to the one that has it."""
-    lock = serving.Lock.__new__(serving.Lock)
+    lock = sync_actors.Lock.__new__(sync_actors.Lock)
     lock._table = Permits(1, True)
     lock._promises, lock._lives = {}, {b"holder": ObjectRef(bytes(16), None)}
     lock._lock, lock._deaths = threading.Lock(), queue.SimpleQueue()

@@ -9,7 +9,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError
-from hoplite_mp.client import promises
+from hoplite_mp._client import promises
 
 CALLS = {
     hoplite_mp.Queue: "qsize",

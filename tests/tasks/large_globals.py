@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.client import written
+from hoplite_mp._client import dirty_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import Cluster
-    from hoplite_mp.serial import Array
+    from hoplite_mp._serialize import Array
 
 MIB = 1 << 20
-WATCHES = written.available()
+WATCHES = dirty_pages.available()
 
 
 def arrays_of(cluster: Cluster) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.worker.birth import _end_of
+from hoplite_mp._worker.inherited_context import _end_of
 from tests.tasks.helpers import PATIENCE_S, Program
 
 if TYPE_CHECKING:

@@ -322,8 +322,8 @@ def test_modules_that_readers_can_import_travel_by_name(tmp_path: Path) -> None:
         """
         import collections.abc, json.decoder, os.path, xml.etree.ElementTree, numpy.linalg, psutil
         import m_on_path, parts.inner.part
-        from hoplite_mp.serial.code import module_travels
-        import hoplite_mp.client.functions, typing, builtins, _io, cloudpickle, pytest
+        from hoplite_mp._serialize.code import module_travels
+        import hoplite_mp._client.functions, typing, builtins, _io, cloudpickle, pytest
         names = [name for name in list(sys.modules) if not module_travels(name)]
         say(sorted(name for name in names if not name.startswith("six.")))
         """,

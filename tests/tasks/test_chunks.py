@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.client import chunks
-from hoplite_mp.client.chunks import Chunks, Items, rows_of
+from hoplite_mp._client import chunks
+from hoplite_mp._client.chunks import Chunks, Items, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.worker.warming import OBJECTS_MAX
+from hoplite_mp._worker.preimport import OBJECTS_MAX
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:

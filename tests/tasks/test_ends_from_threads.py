@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client import keeping
+from hoplite_mp._client import retain_results
 from tests.tasks.helpers import PATIENCE_S, at_rest, eventually, host_of
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def wait_for(path: str) -> str:
 
 def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sorts out those that were read while the other adds some."""
-    monkeypatch.setattr(keeping, "UNREAD_MIN", 8)
+    monkeypatch.setattr(retain_results, "UNREAD_MIN", 8)
 
     class Settled:
         unread = True
 
-    unread, kept = keeping.Unread(), [[Settled() for _ in range(3000)] for _ in range(2)]
+    unread, kept = retain_results.Unread(), [[Settled() for _ in range(3000)] for _ in range(2)]
 
     def add(futures: list[Any]) -> None:
         for future in futures:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from tests.tasks.helpers import PATIENCE_S, add, eventually, run
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
     """Another thread binds it and binds it back; what was sent does not stand for either state."""
     scope: dict[str, Any] = {"flag": False, "__name__": "a script"}
     exec("def look(): return flag", scope)
-    original = serial.encode_with_aside
+    original = _serialize.encode_with_aside
 
     def toggled(*args: Any) -> Any:
         scope["flag"] = True
@@ -159,7 +159,7 @@ def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
         return encoded
 
     with monkeypatch.context() as patch:
-        patch.setattr(serial, "encode_with_aside", toggled)
+        patch.setattr(_serialize, "encode_with_aside", toggled)
         assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
     assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
 
@@ -172,7 +172,7 @@ def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
     def look() -> bool:
         return state
 
-    original = serial.encode_with_aside
+    original = _serialize.encode_with_aside
 
     def changed(*args: Any) -> Any:
         nonlocal state
@@ -182,7 +182,7 @@ def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
         return encoded
 
     with monkeypatch.context() as patch:
-        patch.setattr(serial, "encode_with_aside", changed)
+        patch.setattr(_serialize, "encode_with_aside", changed)
         assert cluster.submit(look).result(PATIENCE_S) is False
     assert cluster.submit(look).result(PATIENCE_S) is False
 

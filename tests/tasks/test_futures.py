@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client.futures import Future
+from hoplite_mp._client.futures import Future
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, Node, NodeLostError
-from hoplite_mp.client import notebook
+from hoplite_mp._client import notebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

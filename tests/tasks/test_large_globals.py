@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client import written
+from hoplite_mp._client import dirty_pages
 from tests.tasks.helpers import PATIENCE_S, eventually, run
 from tests.tasks.large_globals import MIB, arrays_of, expected, scope_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import Cluster
-    from hoplite_mp.serial import Array
+    from hoplite_mp._serialize import Array
 
 WORKERS, MEMORY = 1, "512MiB"
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -249,7 +249,7 @@ def test_a_script_that_is_run_with_errors_for_warnings() -> None:
 def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
     x = np.zeros(MIB, np.int64)
     _, total = scope_of(x=x)
-    before = len(written._state.watches)
+    before = len(dirty_pages._state.watches)
     with hoplite_mp.Cluster(workers=1) as one, hoplite_mp.Cluster(workers=1) as other:
         for n in range(4):
             x[n * 1000] = 1
@@ -258,8 +258,8 @@ def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
             x[n * 2000] = 2
             assert other.submit(total).result(PATIENCE_S) == expected(x)
             assert one.submit(total).result(PATIENCE_S) == expected(x)
-        assert len(written._state.watches) == before + (2 if kernel == "watched" else 0)
-    assert len(written._state.watches) == before
+        assert len(dirty_pages._state.watches) == before + (2 if kernel == "watched" else 0)
+    assert len(dirty_pages._state.watches) == before
 
 
 def test_scripts_whose_workers_change_their_globals() -> None:

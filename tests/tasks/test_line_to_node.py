@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.client.channel import Channel, seqpacket_pair
+from hoplite_mp._client.channel import Channel, seqpacket_pair
 from hoplite_mp.integrations.joblib_pools import _takes_part
 
 

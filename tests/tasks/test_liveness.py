@@ -16,7 +16,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _tasks
-from hoplite_mp.client import launch
+from hoplite_mp._client import launch
 from tests.tasks.helpers import PATIENCE_S, add, eventually, wait_for
 
 if TYPE_CHECKING:

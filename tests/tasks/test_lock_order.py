@@ -234,7 +234,7 @@ c.shutdown()
 LOST_NODE = """
 import queue
 import signal
-from hoplite_mp.client.launch import NODE_SLOT
+from hoplite_mp._client.launch import NODE_SLOT
 
 c = hoplite_mp.Cluster(workers=2, resources={{"gpu": 2}})
 gpu = c.options(resources={{"gpu": 1}})

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp import serial
-from hoplite_mp.serial import mains
+from hoplite_mp import _serialize
+from hoplite_mp._serialize import mains
 from tests.tasks.test_source_text import script
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[mains._Mains]:
     """As if this process were a worker."""
     fresh = mains._Mains()
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    for module in (mains, serial.namespaces):
+    for module in (mains, _serialize.namespaces):
         monkeypatch.setattr(module, "mains", fresh)
     mains.begin(1)
     yield fresh
@@ -299,31 +299,31 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[mains._Mains]:
 def test_each_audience_has_its_own_main(worker: mains._Mains) -> None:
     first, second = mains.Main("__main__"), mains.Main("__mp_main__")
     worker.turn_to(first)
-    serial.turn_to_audience(2)
+    _serialize.turn_to_audience(2)
     assert sys.modules["__main__"] is worker.empty
     worker.turn_to(second)
     assert sys.modules["__main__"] is sys.modules["__mp_main__"] is second
-    serial.turn_to_audience(1)
+    _serialize.turn_to_audience(1)
     assert sys.modules["__main__"] is first
     assert "__mp_main__" not in sys.modules
     for audience in range(2, mains.AUDIENCES_MAX + 3):
-        serial.turn_to_audience(audience)
+        _serialize.turn_to_audience(audience)
         worker.turn_to(second)
     assert len(worker.of_audience) == mains.AUDIENCES_MAX
-    serial.turn_to_audience(1)
+    _serialize.turn_to_audience(1)
     assert sys.modules["__main__"] is worker.empty
 
 
 def test_nested_run_restores_main(worker: mains._Mains) -> None:
     first, second = mains.Main("__main__"), mains.Main("__main__")
     worker.turn_to(first)
-    outer = serial.begin_run()
-    inner = serial.begin_run()
+    outer = _serialize.begin_run()
+    inner = _serialize.begin_run()
     worker.turn_to(second)
-    serial.end_run(inner)
+    _serialize.end_run(inner)
     assert sys.modules["__main__"] is first
     worker.turn_to(second)
-    serial.end_run(outer)
+    _serialize.end_run(outer)
     assert sys.modules["__main__"] is second  # until another task begins
 
 

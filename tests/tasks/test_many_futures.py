@@ -11,15 +11,15 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, ObjectRef
-from hoplite_mp.client import futures as futures_module
-from hoplite_mp.client.channel import Channel
-from hoplite_mp.client.memory import Memory
+from hoplite_mp._client import futures as futures_module
+from hoplite_mp._client.channel import Channel
+from hoplite_mp._client.memory import Memory
 from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.client.futures import Future
+    from hoplite_mp._client.futures import Future
 
 MANY = 400
 OBJECTS_MAX = 5  # that the garbage collector visits, for each Future that is waited for

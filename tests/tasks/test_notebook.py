@@ -48,7 +48,7 @@ def test_cells_define_what_tasks_run_and_can_be_interrupted() -> None:
 
 SPEAKING = [
     # On a busy machine the lines may take longer than a cell waits for them.
-    "from hoplite_mp.client import printing\nprinting.CELL_WAIT_S = 60.0\n"
+    "from hoplite_mp._client import printing\nprinting.CELL_WAIT_S = 60.0\n"
     "import hoplite_mp, sys\nc = hoplite_mp.Cluster(workers=2)",
     "def speak(i):\n    print('line', i)\n    print('error', i, file=sys.stderr)",
     *(f"c.submit(speak, {i}).result()" for i in range(2, 22)),

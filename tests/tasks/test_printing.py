@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import hoplite_mp
-from hoplite_mp.client import printing
+from hoplite_mp._client import printing
 from tests.tasks.helpers import PATIENCE_S, run
 
 if TYPE_CHECKING:

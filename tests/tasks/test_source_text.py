@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.serial import sources
+from hoplite_mp._serialize import sources
 from tests.tasks.helpers import run
 
 if TYPE_CHECKING:

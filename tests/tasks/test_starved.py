@@ -22,7 +22,7 @@ import hoplite_mp
 from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S
 from hoplite_mp._protocol.local import LanStart, StartStandby
 from hoplite_mp._protocol.secret import Secret
-from hoplite_mp.supervisor import managing
+from hoplite_mp._supervisor import manager_process
 from tests.prefork import preforked
 from tests.tasks.helpers import PATIENCE_S, add, at_rest, eventually, host_of
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LONG_S = 600.0  # no test takes so long, however busy the machine is
 # Who waits for a start of the manager: its supervisor, and the node.
 WAITS = (
-    "hoplite_mp.supervisor.managing.PATIENCE_S",
+    "hoplite_mp._supervisor.manager_process.PATIENCE_S",
     "hoplite_mp._node.manager_link.connection.MANAGER_ABSENT_S",
 )
 LAN = LanStart(
@@ -260,7 +260,7 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
     host: Any = SimpleNamespace(
         start=start, first=[], ending=False, fork=fork, own_descriptors=lambda: []
     )
-    room = managing.Managing(host)
+    room = manager_process.Managing(host)
     ask = StartStandby(1, ["10.0.0.2:7001"], b"", b"")
     full = BlockingIOError(errno.EAGAIN, "no process")
     reader, writer = os.pipe()
@@ -272,7 +272,7 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
         assert (room.pid, len(outcomes), room.due is None) == (0, 1, False)
         room.look()
         assert (room.pid, len(outcomes), room.due is None) == (77, 0, True)
-        monkeypatch.setattr(managing, "PATIENCE_S", -1.0)
+        monkeypatch.setattr(manager_process, "PATIENCE_S", -1.0)
         outcomes.append(full)
         room.restart()
         assert (room.standby, room.due, host.ending) == (None, None, False)
@@ -281,7 +281,7 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
 
 def test_a_supervisor_gives_up_before_its_node_does() -> None:
     """It says why, which a node cannot know."""
-    assert managing.PATIENCE_S + managing.RETRY_MS / 1000 < MANAGER_ABSENT_S
+    assert manager_process.PATIENCE_S + manager_process.RETRY_MS / 1000 < MANAGER_ABSENT_S
 
 
 def test_tasks_for_which_no_worker_can_be_started() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._client.acquire_import import take_over, take_over_all
 from hoplite_mp._protocol.local import Import, Imported
-from hoplite_mp.client.taking import take_over, take_over_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

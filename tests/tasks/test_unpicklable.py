@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from tests.tasks.helpers import PATIENCE_S, run
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def test_error_of_pickling_names_the_place_and_a_remedy(case: str) -> None:
     make, said = PLACES[case]
     value = make(threading.Lock())
     for encode in (
-        serial.encode,
-        serial.encode_function,
-        lambda one: serial.encode_call((one,), {}),
+        _serialize.encode,
+        _serialize.encode_function,
+        lambda one: _serialize.encode_call((one,), {}),
     ):
-        if encode is serial.encode_function and not callable(value):
+        if encode is _serialize.encode_function and not callable(value):
             continue
         with pytest.raises(TypeError) as caught:
             encode(value)
@@ -151,7 +151,7 @@ def test_error_of_pickling_names_the_place_and_a_remedy(case: str) -> None:
 
 def test_value_that_itself_cannot_be_pickled_is_named_once() -> None:
     with pytest.raises(TypeError, match=r"^cannot pickle value of type 'lock': [^:]*$"):
-        serial.encode(threading.Lock())
+        _serialize.encode(threading.Lock())
 
 
 def test_class_of_a_compiled_metaclass_is_refused_with_one_reason() -> None:
@@ -160,7 +160,7 @@ def test_class_of_a_compiled_metaclass_is_refused_with_one_reason() -> None:
 
     for value in (Point, [Point]):
         with pytest.raises(TypeError) as caught:
-            serial.encode(value)
+            _serialize.encode(value)
         text = str(caught.value)
         assert "Point has a metaclass in compiled code, _ctypes.PyCStructType, so it" in text
         assert text.endswith("define it in a module that the workers can import")
@@ -170,9 +170,9 @@ def test_cyclic_and_large_values_are_searched_in_bounded_time() -> None:
     cycle: list[Any] = [1]
     cycle.append({"back": cycle, "lock": threading.Lock()})
     with pytest.raises(TypeError, match="item 'lock' in item 1 is a lock"):
-        serial.encode(cycle)
+        _serialize.encode(cycle)
     with pytest.raises(TypeError, match="cannot pickle"):
-        serial.encode([[0] for _ in range(100_000)] + [threading.Lock()])
+        _serialize.encode([[0] for _ in range(100_000)] + [threading.Lock()])
 
 
 def give_holder() -> Any:

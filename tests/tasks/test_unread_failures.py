@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client import failures
-from hoplite_mp.client.keeping import Unread
+from hoplite_mp._client import failures
+from hoplite_mp._client.retain_results import Unread
 from tests.tasks.helpers import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client.option_checks import UNUSED
+from hoplite_mp._client.option_checks import UNUSED
 from hoplite_mp.executor import Options
 from tests.tasks.helpers import PATIENCE_S
 

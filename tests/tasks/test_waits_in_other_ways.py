@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.client.collector import Collector
+from hoplite_mp._client.collector import Collector
 from tests.tasks.helpers import PATIENCE_S, add
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp.client import written
+from hoplite_mp._client import dirty_pages
 from tests.tasks.helpers import PATIENCE_S
 from tests.tasks.large_globals import MIB, WATCHES, expected, scope_of
 
@@ -62,8 +62,11 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
     base = np.frombuffer(memory, np.int64)
     base[:] = 1
     address = base.__array_interface__["data"][0]
-    read_often, read_once = written.Watch(address, base.nbytes), written.Watch(address, base.nbytes)
-    with written.lock:
+    read_often, read_once = (
+        dirty_pages.Watch(address, base.nbytes),
+        dirty_pages.Watch(address, base.nbytes),
+    )
+    with dirty_pages.lock:
         for watch in (read_often, read_once):
             watch.open()
             watch.look()
@@ -73,7 +76,7 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
             ranges = read_often.look()
             assert (ranges is None) == (kernel == "read in full")
             read_often.settle()
-        assert len(read_once.found) <= written.UNREAD_RANGES_MAX
+        assert len(read_once.found) <= dirty_pages.UNREAD_RANGES_MAX
         assert read_once.look() is None  # anything: nothing of it is forgotten
         read_once.settle()
         assert (read_once.look() is None) == (kernel == "read in full")
@@ -143,8 +146,8 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
     pid = os.fork()
     if pid == 0:  # writes to its own pages; what it asks of the kernel is about its own, too
         x[:] = 5
-        watch = written.Watch(x.ctypes.data, x.nbytes)
-        with written.lock:
+        watch = dirty_pages.Watch(x.ctypes.data, x.nbytes)
+        with dirty_pages.lock:
             watch.open()
             watch.look()
             watch.settle()
@@ -164,7 +167,7 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
 KERNEL_WRITES = """
 import ctypes, mmap, os, socket, sys
 import numpy as np
-from hoplite_mp.client import written
+from hoplite_mp._client import dirty_pages as written
 if sys.argv[1] == "nobody":
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     ctypes.CDLL(None).prctl(4, 1)  # a process that changes its user is not to look at itself
@@ -291,7 +294,7 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
     _, total = scope_of(x=x)
     assert cluster.submit(total).result(PATIENCE_S) == expected(x)
     for name in ("same", "look"):
-        real = getattr(written._pages, name)
+        real = getattr(dirty_pages._pages, name)
 
         def interrupted(*args: Any, real: Any = real) -> Any:
             real(*args)
@@ -299,7 +302,7 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
 
         x[7] += 1
         with monkeypatch.context() as patch:
-            patch.setattr(written._pages, name, interrupted)
+            patch.setattr(dirty_pages._pages, name, interrupted)
             with contextlib.suppress(KeyboardInterrupt):
                 cluster.submit(total)
         assert cluster.submit(total).result(PATIENCE_S) == expected(x)

@@ -22,7 +22,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.resources import Ledger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
@@ -276,7 +276,7 @@ class Spares:
         for identity, spare in self.kept.items():
             if spare.host_id != member.host_id:
                 continue
-            payload = serial.encode((0, spare.what.about, identity)).tobytes()
+            payload = _serialize.encode((0, spare.what.about, identity)).tobytes()
             one = imports.by_object.get(identity)
             if one is None:
                 spare.holds.append(imports.keep(identity))
@@ -378,7 +378,7 @@ class Bringing:
         if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):
             got = client.view(oid)
         if not isinstance(got, int):
-            self.bring([*serial.read_refs(memoryview(got))])
+            self.bring([*_serialize.read_refs(memoryview(got))])
 
     def _one_less(self) -> None:
         self.left -= 1

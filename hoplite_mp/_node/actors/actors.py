@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _serialize, errors, ids
 from hoplite_mp._node.actors.actor_records import (
     ENDED,
     Actor,
@@ -212,7 +212,7 @@ class Actors:
     def _discard(self, opening: Opening) -> None:
         """Gives up an identity that no actor was made for."""
         if opening.identity:
-            self.results.store_value(opening.identity, serial.encode(None), False)
+            self.results.store_value(opening.identity, _serialize.encode(None), False)
             opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
@@ -233,7 +233,7 @@ class Actors:
             self._refuse(opening, wanted)
             return
         pool = opened.number
-        known = serial.encode((pool, wanted.about, self.public(identity)))
+        known = _serialize.encode((pool, wanted.about, self.public(identity)))
         self.results.store_value(identity, known, False)
         name, restarts = wanted.name, wanted.restarts
         actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
@@ -464,7 +464,7 @@ class Actors:
         self.workers.close(actor.pool, actor.killed_unheld)
 
     def end_with(self, actor: Actor, error: BaseException) -> None:
-        self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
+        self._end_with_payload(actor, _serialize.encode_error(error, "").tobytes())
 
     def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
         """Ends the actor; every call raises this error from now on. The pool's state is set before
@@ -482,7 +482,7 @@ class Actors:
 
     def fail_all(self, pool: int, payload: bytes) -> None:
         """Fails all queued calls with that error."""
-        error = serial.Encoded(payload, [], [], len(payload), [])
+        error = _serialize.Encoded(payload, [], [], len(payload), [])
         for oid in self.client.queued_in(pool):
             if self.client.take_over(oid, NODE_SLOT):
                 self.workers.tasks_failed += 1

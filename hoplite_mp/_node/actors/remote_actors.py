@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _serialize, errors, ids
 from hoplite_mp._node.actors.actor_records import Wanted
 from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
@@ -282,7 +282,7 @@ class FarActors:
             if bound.restarts and not bound.moves:
                 why += f", and options(node=) binds it to node h{bound.places[0]}"
             error = errors.ActorLostError(f"the actor has lost its state: {why}")
-            bound.ended = serial.encode_error(error, "").tobytes()
+            bound.ended = _serialize.encode_error(error, "").tobytes()
             self.client.open_pool(pool, POOL_ENDED)
         self.actors.fail_all(pool, bound.ended)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _reduce, serial
+from hoplite_mp import _reduce, _serialize
 from hoplite_mp._node.execution.local_reduce import (
     Execution,
     SourcesGone,
@@ -52,7 +52,7 @@ class ChunkedReduce(Execution):
         self.ask = ask
         self.plan = plan
         self.at = 0  # number of sources that have been folded
-        self.first: serial.ArrayInfo | None = None
+        self.first: _serialize.ArrayInfo | None = None
         # Dtype of the accumulator, if it is not that of the result.
         self.wide: np.dtype[Any] | None = None
         self.accumulator = 0  # offset of its block in the store, if it has one of its own
@@ -85,7 +85,7 @@ class ChunkedReduce(Execution):
                 return False
         return bool(self.views)
 
-    def _begin(self, first: serial.ArrayInfo) -> bool:
+    def _begin(self, first: _serialize.ArrayInfo) -> bool:
         """Allocates the result, and an accumulator if the kernel needs one that is wider than the
         result; False if there is no room now."""
         name = first.dtype_name
@@ -142,10 +142,10 @@ class ChunkedReduce(Execution):
         if self.done:
             self._finish(kernel, sources[0].dtype)
 
-    def _flat(self, view: memoryview, info: serial.ArrayInfo) -> Array:
+    def _flat(self, view: memoryview, info: _serialize.ArrayInfo) -> Array:
         """A source's elements in the memory order of the result."""
         name = info.dtype_name
-        dtype = np.dtype(np.uint16) if name == "bfloat16" else serial.named_dtype(name)
+        dtype = np.dtype(np.uint16) if name == "bfloat16" else _serialize.named_dtype(name)
         array: Array = np.frombuffer(view, dtype, prod(info.shape), info.offset)
         if info.order == self.order:
             return array

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
 from hoplite_mp._node.collectives.endings import finish, placed
 from hoplite_mp._node.execution.local_reduce import Execution, PlanError, SourcesGone, prepare
@@ -415,7 +415,7 @@ class Operations:
             if self.plan_executor is not None:
                 placed(self.plan_executor, operation.ask, message)
             for oid in operation.ask.results:
-                self.results.store_value(oid, serial.encode(None), False)
+                self.results.store_value(oid, _serialize.encode(None), False)
         else:
             assert self.plan_executor is not None
             finish(self.plan_executor, operation.ask, operation.layout, blocks, message)
@@ -451,7 +451,7 @@ class Operations:
         self.end(operation)
         return True
 
-    def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:
+    def _error(self, operation: Operation, message: OperationFailed) -> _serialize.Encoded:
         index = message.cause_index
         source = None
         if index is not None:
@@ -471,7 +471,7 @@ class Operations:
         else:
             error = ReduceError(message.message)
             error.source = source  # type: ignore[attr-defined]  # the reader fetches the cause
-        return serial.encode_error(error, "")
+        return _serialize.encode_error(error, "")
 
     def end(self, operation: Operation) -> None:
         self.operations.pop(operation.number, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.io.os_info import hostname
 from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 from hoplite_mp._protocol.local import Reply
@@ -224,7 +224,7 @@ class Waits:
             if isinstance(got, int):
                 return []
             mem = memoryview(got)
-        return (serial.read_dependencies(mem) or serial.read_refs(mem)) if mem else []
+        return (_serialize.read_dependencies(mem) or _serialize.read_refs(mem)) if mem else []
 
     def _queued(self, oid: int) -> dict[str, Any]:
         found = self._task(oid, self.tasks.submitted_ns(oid))

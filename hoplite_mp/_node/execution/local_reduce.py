@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _reduce, serial
+from hoplite_mp import _reduce, _serialize
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 from hoplite_mp.ref import ObjectRef
 
@@ -59,7 +59,7 @@ class Execution:
         self.results = results
         self.op = op
         self.views = views
-        self.infos: list[serial.ArrayInfo] = []
+        self.infos: list[_serialize.ArrayInfo] = []
         self.parts: list[tuple[int, int]] = []  # element range of each slice
         self.blocks: list[tuple[int, int]] = []  # payload, bytes
         self.targets: list[int] = []  # store offsets of each slice's bytes
@@ -84,12 +84,12 @@ class Execution:
 
     def _with_numpy(self) -> None:
         arrays = [
-            serial.decode(view, make_ref=lambda object_id: None)  # type: ignore[arg-type,return-value]
+            _serialize.decode(view, make_ref=lambda object_id: None)  # type: ignore[arg-type,return-value]
             for view in self.views
         ]
         total = fold(self.op, [np.asarray(array) for array in arrays])
         # The fold of a single source returns it unchanged, perhaps not in the result's dtype.
-        dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
+        dtype = _serialize.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
         flat = np.asarray(total, dtype).ravel("F" if self.order == "F" else "C")
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
             raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
@@ -140,10 +140,10 @@ def check(
     index: int,
     view: memoryview,
     first_index: int,
-    first: serial.ArrayInfo | None,
-) -> serial.ArrayInfo:
+    first: _serialize.ArrayInfo | None,
+) -> _serialize.ArrayInfo:
     """Describes a source's array; PlanError if it is no array, or unlike the first source."""
-    info = serial.describe_array(view)
+    info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))
     if first is not None and (info.shape, info.dtype_name) != (first.shape, first.dtype_name):
@@ -158,9 +158,9 @@ def check(
 
 def check_alike(
     index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
-) -> serial.ArrayInfo:
+) -> _serialize.ArrayInfo:
     """As `check`, where the plan alone says which shape and dtype the source must have."""
-    info = serial.describe_array(view)
+    info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, ObjectRef(object_id)))
     if (info.shape, info.dtype_name) != (shape, dtype_name):
@@ -193,7 +193,7 @@ def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Exec
     row = prod(first.shape[1:]) if first.shape else 1
     begin = 0
     for shape in shapes:
-        head, offset, nbytes = serial.encode_array_head(dtype, shape, order, plan.members)
+        head, offset, nbytes = _serialize.encode_array_head(dtype, shape, order, plan.members)
         payload = execution.results.lease(nbytes)
         if payload is None:
             execution.drop()

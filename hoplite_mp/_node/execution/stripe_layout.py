@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hoplite_mp import _engine, serial
+from hoplite_mp import _engine, _serialize
 from hoplite_mp._node.execution.local_reduce import PlanError, slices_of
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
 from hoplite_mp._planner.program import RESULT, Cell, Program, finisher, members_in
@@ -31,9 +31,9 @@ def result_head(
 ) -> tuple[bytes, bytes, int]:
     """(head, layout, bytes) of a result, for a node that does not compute it."""
     shape, name = parse_layout(layout)
-    dtype = serial.named_dtype(result_dtype(op, name))
+    dtype = _serialize.named_dtype(result_dtype(op, name))
     own = slices_of(shape, results)[index]
-    head, _, nbytes = serial.encode_array_head(dtype, own, "C", contributors)
+    head, _, nbytes = _serialize.encode_array_head(dtype, own, "C", contributors)
     return head, payload_layout(memoryview(head)), nbytes
 
 
@@ -76,8 +76,8 @@ class StripeLayout:
         """(head of the payload, offset of the elements, bytes in all) of result `index`."""
         known = self._heads.get(index)
         if known is None:
-            dtype = serial.named_dtype(self.result_name)
-            known = serial.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
+            dtype = _serialize.named_dtype(self.result_name)
+            known = _serialize.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
             self._heads[index] = known
         return known
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
 from hoplite_mp._planner import cost
@@ -25,7 +25,7 @@ from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
-from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
+from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
@@ -434,13 +434,13 @@ def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
 def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
     """The payload of the left fold of arrays that have the same shape and dtype."""
     arrays = [
-        np.asarray(serial.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
+        np.asarray(_serialize.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
     ]
-    name = serial.dtype_name(arrays[0].dtype)
+    name = _serialize.dtype_name(arrays[0].dtype)
     assert name is not None
-    out = np.empty(arrays[0].shape, serial.named_dtype(result_dtype(op, name)))
+    out = np.empty(arrays[0].shape, _serialize.named_dtype(result_dtype(op, name)))
     reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], out, 1)
-    return serial.encode(out).tobytes()
+    return _serialize.encode(out).tobytes()
 
 
 def _no_ref(object_id: bytes) -> ObjectRef[Any]:

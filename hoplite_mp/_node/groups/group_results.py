@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.groups.group_decisions import combine
 from hoplite_mp._node.groups.repeated_plans import member_of
@@ -23,7 +23,7 @@ from hoplite_mp._node.store.growing_block import BLOCK, StreamingSource
 from hoplite_mp._protocol.fields import FOLDING, shorten
 from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_large
 from hoplite_mp._protocol.messages import Distribute
-from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
+from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.ref import ObjectRef
@@ -208,7 +208,7 @@ class GroupResults:
         refs: list[bytes] = []
         if copies and part is not None and not failure:
             for payload, nbytes in part.blocks.values():
-                refs += serial.read_refs(self.client.memory(payload, nbytes))
+                refs += _serialize.read_refs(self.client.memory(payload, nbytes))
         if not refs:
             done(failure, error)
             return
@@ -313,13 +313,13 @@ class GroupResults:
             text = f"the result of call {message.call} cannot be made here: {error!r}"
             failed = error_kind(error), shorten(text)
         mask = mask_of(message.ranks)
-        encoded = serial.encode((mask, *failed, data))
+        encoded = _serialize.encode((mask, *failed, data))
         oid, hold = self._new()
         self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
         self.results.untaken.pop(oid, None)
         return oid, [hold, *holds, *encoded.refs]
 
-    def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
+    def _no_room(self, mask: int, message: GroupCommit) -> _serialize.Encoded:
         """What members here read if not even the result's refs fit into the store."""
         failed = message.error or "full", message.message or self.store.full_message()
         return shortened((mask, *failed, None), 2)

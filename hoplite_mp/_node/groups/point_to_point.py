@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.groups.mailbox import Box, End, Letter
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peer_hosts import Probe
@@ -233,7 +233,7 @@ class PointToPoint:
         got = self.client.view(oid)
         if isinstance(got, int):
             raise ValueError("the message is not there any more")
-        return serial.read_refs(memoryview(got))
+        return _serialize.read_refs(memoryview(got))
 
     def _group_of(self, slot: int, generation: int, rank: int) -> Between | None:
         """The group; None if that client is no longer its member of that rank."""
@@ -368,7 +368,7 @@ class PointToPoint:
         """A hold on a small message, stored as an object of this host; None if there is no room."""
         oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
-        encoded = serial.Encoded(payload, [], [], len(payload), [])
+        encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         self.results.store_value(oid, encoded, False)
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 

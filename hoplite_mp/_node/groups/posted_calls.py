@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.groups.group_state import Posted
 from hoplite_mp._node.groups.repeated_plans import with_own_objects
 
@@ -123,14 +123,14 @@ class PostedCalls:
     # -- what members give -----------------------------------------------------------------------
 
     def _head_of(self, part: GroupPart) -> bytes | None:
-        """The payload's head (serial.py), up to the elements, of the one array that a member gives,
-        or b"" if it gives nothing. None: it gives something else."""
+        """The payload's head (_serialize.py), up to the elements, of the one array that a member
+        gives, or b"" if it gives nothing. None: it gives something else."""
         if not part.pieces:
             return b""
         source = self.streaming_sources.get(part.pieces[0].object)
         if len(part.pieces) > 1 or source is None or not part.pieces[0].layout:
             return None
-        info = serial.describe_array(self.client.memory(source.payload, source.nbytes))
+        info = _serialize.describe_array(self.client.memory(source.payload, source.nbytes))
         return None if info is None else bytes(self.client.memory(source.payload, info.offset))
 
     def _part_if_expected(self, posted: Posted, ask: GroupCall) -> GroupPart | None:

@@ -17,7 +17,7 @@ from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND,
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
 from hoplite_mp._protocol.local import GroupCall
-from hoplite_mp.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
+from hoplite_mp._serialize.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

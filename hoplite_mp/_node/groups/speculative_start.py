@@ -22,7 +22,7 @@ from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
 from hoplite_mp._protocol.fields import NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupPart, Piece
 from hoplite_mp._protocol.messages import ExecuteReduce
-from hoplite_mp.contributions import early_shares
+from hoplite_mp._serialize.contributions import early_shares
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from hoplite_mp._client.channel import PACKET_BYTES_MAX
+from hoplite_mp._client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp._protocol.local import Reply, Request
-from hoplite_mp.client.channel import PACKET_BYTES_MAX
-from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

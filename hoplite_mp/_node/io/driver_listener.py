@@ -17,10 +17,10 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
+from hoplite_mp._client.channel import dump, seqpacket_pair
 from hoplite_mp._node.io.listeners import open_door
 from hoplite_mp._protocol.local import Attached, NotAttached
 from hoplite_mp._transport.rendezvous import Meeting, peer_of
-from hoplite_mp.client.channel import dump, seqpacket_pair
 
 if TYPE_CHECKING:
     from hoplite_mp._node.ports import AttachedDrivers, Loop

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp.client.channel import seqpacket_pair
+from hoplite_mp._client.channel import seqpacket_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._node.objects.array_layouts import layout_of
 from hoplite_mp.headers import FLAG_REFS, KIND_TASK, NODE_SLOT, STATE, VALUELESS
 
@@ -163,7 +163,7 @@ class Lineage:
         if not got:
             return []
         mem = memoryview(got)
-        return serial.read_dependencies(mem) if read else serial.read_refs(mem)
+        return _serialize.read_dependencies(mem) if read else _serialize.read_refs(mem)
 
     # -- what is dropped -----------------------------------------------------------------------
 

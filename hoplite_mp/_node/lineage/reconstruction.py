@@ -15,11 +15,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _serialize, _tasks
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._client.submitter import FLAG_HERE
 from hoplite_mp._node.tasks.hints import CLOSED
 from hoplite_mp._protocol.peers import MakeAgain
-from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
 
@@ -326,7 +326,7 @@ class Reconstruction:
         if self.runs.get(run.target) is run:
             name = f"the result of {self.client.task_name(run.target)}(), which was made again"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
-            self._settle(run, serial.encode_error(error, "").tobytes())
+            self._settle(run, _serialize.encode_error(error, "").tobytes())
 
     def _done(self, run: _Run) -> None:
         oid = run.target
@@ -337,9 +337,9 @@ class Reconstruction:
         if self._is_kept(run):
             return
         mem = memoryview(got)
-        error = serial.payload_kind(mem) == serial.ERROR
+        error = _serialize.payload_kind(mem) == _serialize.ERROR
         # A submitter takes over the refs in a result only once, and does that for the first run.
-        if not error and serial.read_refs(mem):
+        if not error and _serialize.read_refs(mem):
             self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
             return
         if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._protocol.fields import LAYOUT_BYTES_MAX
 from hoplite_mp.headers import AWAY
 from hoplite_mp.reduction import has_kernel
@@ -31,7 +31,7 @@ HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 def payload_layout(payload: memoryview) -> bytes:
     """The layout of an array or number; b"" for other objects, and if the text is too long."""
-    info = serial.describe_array(payload)
+    info = _serialize.describe_array(payload)
     if info is None:
         return b""
     text = f"shape {info.shape}{_BETWEEN}{info.dtype_name}".encode()
@@ -50,7 +50,7 @@ def layout_words(layout: bytes) -> str:
     """A layout as errors show it, with the dtype's name in NumPy, as errors of one host have it."""
     try:
         shape, name = parse_layout(layout)
-        return f"shape {shape}{_BETWEEN}{serial.named_dtype(name)}"
+        return f"shape {shape}{_BETWEEN}{_serialize.named_dtype(name)}"
     except (ImportError, ValueError):  # ml_dtypes is missing here, or another host sent nonsense
         return layout.decode(errors="replace")
 

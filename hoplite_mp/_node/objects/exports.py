@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
 from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, LetGo
 from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
@@ -250,7 +250,7 @@ class Exports:
         got = self.client.view(oid)
         if isinstance(got, int):
             if is_cancelled(self.client, oid, got):
-                error = serial.encode_error(CancelledError(), "").tobytes()
+                error = _serialize.encode_error(CancelledError(), "").tobytes()
                 return Described(object_id, number, "failed", len(error), error)
             if got not in AWAY:
                 return Described(object_id, number, "gone")
@@ -266,8 +266,8 @@ class Exports:
             )
         mem = memoryview(got)
         holders = self._holders(oid)
-        if serial.payload_kind(mem) == serial.ERROR:
-            error = serial.short_error(mem)
+        if _serialize.payload_kind(mem) == _serialize.ERROR:
+            error = _serialize.short_error(mem)
             return Described(object_id, number, "failed", len(error), error, holders)
         payload = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
         layout = payload_layout(mem)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _serialize, ids
 from hoplite_mp._protocol.peers import Acquire, Drop, Release
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
@@ -281,7 +281,7 @@ class Imports:
     def store(self, one: Import, payload: bytes, failed: bool) -> bool:
         """Writes the value into a CLAIMED header. False: there is no room for it now. An error that
         has no room is replaced by a short one."""
-        encoded = serial.Encoded(payload, [], [], len(payload), [])
+        encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_room(one.oid, encoded, False)
         lost = ObjectLostError("its error found no room here")
@@ -292,7 +292,7 @@ class Imports:
         """The value will never be known here; readers get an ObjectLostError."""
         if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
-            self.store(one, serial.encode_error(error, "").tobytes(), True)
+            self.store(one, _serialize.encode_error(error, "").tobytes(), True)
         elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:
             self.results.tasks.settle(one.oid)  # a process here has deleted it
         self.answer(one)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import serial
+from hoplite_mp import _serialize
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._node.store.engine_buffer import EngineBuffer
 from hoplite_mp.errors import ObjectLostError, StoreFullError
@@ -333,7 +333,7 @@ class RemoteObjects:
 
     def fail(self, oid: int, error: BaseException) -> None:
         """The object is lost for good; readers raise this error."""
-        self.replace(oid, serial.encode_error(error, "").tobytes())
+        self.replace(oid, _serialize.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
         """Makes this payload, a value or an error, the object's content."""
@@ -347,7 +347,7 @@ class RemoteObjects:
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
-            failed = serial.payload_kind(mem) == serial.ERROR
+            failed = _serialize.payload_kind(mem) == _serialize.ERROR
             if not self.client.restore(oid, payload, mem.nbytes, failed):
                 self.store.free(payload)
         _close(remote)

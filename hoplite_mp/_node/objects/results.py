@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, _tasks, ids, serial
+from hoplite_mp import _serialize, _shm, _tasks, ids
 from hoplite_mp.headers import AWAY, CANCELLED, NODE_SLOT
 from hoplite_mp.ref import ObjectRef
 
@@ -80,7 +80,7 @@ class Results:
         be: the object is deleted, or an error has taken its value's place."""
         if isinstance(got, int):
             return got not in AWAY
-        return serial.payload_kind(memoryview(got)) == serial.ERROR
+        return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
 
     def lease(self, nbytes: int, failed: bool = False, *, spare: bool = False) -> int | None:
         """Leases a block. `failed`: for an error, for which some room is reserved. spare: see
@@ -92,10 +92,10 @@ class Results:
     def store_value(
         self,
         oid: int,
-        encoded: serial.Encoded,
+        encoded: _serialize.Encoded,
         failed: bool,
         error: BaseException | None = None,
-        instead: Callable[[], serial.Encoded] | None = None,
+        instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
         """Stores a small payload (None, or an error). Without room for it, a short form of the
         error is stored. `error`: the error itself, if it is known. `instead`: a value that fits
@@ -105,10 +105,10 @@ class Results:
         if instead is not None:
             self.store_value(oid, instead(), False)
             return
-        brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
+        brief = _serialize.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
         self.store_value(oid, brief, True)
 
-    def store_if_room(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
+    def store_if_room(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
         """Writes a payload and finishes the header. False: there is no room, and the header is
         unchanged."""
         refs = bool(encoded.refs)
@@ -144,11 +144,11 @@ class Results:
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
         """Fails the header. `text`: the traceback of the cause, if that was raised in a worker."""
-        self.store_value(oid, serial.encode_error(error, text), True, error)
+        self.store_value(oid, _serialize.encode_error(error, text), True, error)
 
     def replace_spilled(self, oid: int, error: BaseException) -> None:
         """Makes the error the content of a spilled object, whose bytes are lost."""
-        data = serial.encode_error(error, "").tobytes()
+        data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
         if payload is None:  # no room even for that, so readers find a deleted object instead
             self.client.delete(oid)
@@ -157,22 +157,22 @@ class Results:
         if not self.client.restore(oid, payload, len(data), True):
             self.store.free(payload)
 
-    def raw_error(self, oid: int) -> serial.Encoded | None:
+    def raw_error(self, oid: int) -> _serialize.Encoded | None:
         """The error payload of a failed source; None: it is not here, too large, or no error."""
         state = self.client.state(oid)
         if state in CANCELLED:
-            return serial.encode_error(CancelledError(), "")
+            return _serialize.encode_error(CancelledError(), "")
         got = self.client.view(oid)
         if isinstance(got, int) or len(got) > ERROR_BYTES_MAX:
             return None
         data = bytes(memoryview(got))
-        if serial.payload_kind(memoryview(data)) != serial.ERROR:
+        if _serialize.payload_kind(memoryview(data)) != _serialize.ERROR:
             return None
         refs: list[ObjectRef[Any]] = [
             ObjectRef(object_id, self.hold(object_id))
-            for object_id in serial.read_refs(memoryview(data))
+            for object_id in _serialize.read_refs(memoryview(data))
         ]
-        return serial.Encoded(data, [], [], len(data), refs)
+        return _serialize.Encoded(data, [], [], len(data), refs)
 
     def poll(self) -> None:
         """Releases the refs in results whose owners have taken holds of their own."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp._client.channel import PACKET_BYTES_MAX
 from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._node.io.processes import Processes
@@ -36,7 +37,6 @@ from hoplite_mp._protocol.local import (
     Start,
 )
 from hoplite_mp._transport.stream import TcpStream
-from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.headers import NODE_SLOT
 

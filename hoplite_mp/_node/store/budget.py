@@ -14,8 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
+from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._node.io.os_info import file_bytes, resident_bytes
-from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.headers import FLAG_INLINE, NODE_SLOT, STATE
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes

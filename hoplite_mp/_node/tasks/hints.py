@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp._client.submitter import FLAG_HERE
 from hoplite_mp.headers import UNCLAIMED
 
 if TYPE_CHECKING:

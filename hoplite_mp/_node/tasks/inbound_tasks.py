@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _tasks, errors, serial
+from hoplite_mp import _serialize, _tasks, errors
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, TaskEnded
@@ -135,7 +135,7 @@ class Guests:
         )
         named = [message.function]
         if message.args:
-            named += serial.read_refs(memoryview(message.args))
+            named += _serialize.read_refs(memoryview(message.args))
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
         try:
@@ -188,7 +188,7 @@ class Guests:
             self._refused(guest)
             kind = errors.ActorLostError if closed else errors.WorkerLostError
             short = kind("the actor was closed" if closed else "its pool has been closed")
-            payload = serial.encode_error(short, "").tobytes()
+            payload = _serialize.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return
         try:
@@ -238,7 +238,7 @@ class Guests:
             self.results.store_error(guest.oid, error)  # `completed` will report it to the sender
             return
         self._forget(guest)
-        payload = serial.encode_error(error, "").tobytes()
+        payload = _serialize.encode_error(error, "").tobytes()
         self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
 
     def _refused(self, guest: Guest) -> None:
@@ -265,7 +265,7 @@ class Guests:
                 return
             mem = memoryview(got)
         remote_objects = self.imports.remote_objects
-        for object_id in dict.fromkeys(serial.read_dependencies(mem) if mem else ()):
+        for object_id in dict.fromkeys(_serialize.read_dependencies(mem) if mem else ()):
             one = self.imports.by_object.get(object_id)
             if one is not None and one.oid in remote_objects:
                 remote_objects.want(one.oid, _nothing)  # without room the worker asks for it later
@@ -301,10 +301,10 @@ class Guests:
                 return TaskEnded(guest.task, "ready", nbytes, refs, None, layout)
             return TaskEnded(guest.task, "cancelled")
         mem = memoryview(got)
-        refs = bool(serial.read_refs(mem))
-        if serial.payload_kind(mem) == serial.ERROR:
-            payload = serial.short_error(mem)
-            refs = bool(serial.read_refs(memoryview(payload)))
+        refs = bool(_serialize.read_refs(mem))
+        if _serialize.payload_kind(mem) == _serialize.ERROR:
+            payload = _serialize.short_error(mem)
+            refs = bool(_serialize.read_refs(memoryview(payload)))
             return TaskEnded(guest.task, "failed", len(payload), refs, payload)
         small = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
         return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))

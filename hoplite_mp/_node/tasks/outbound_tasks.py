@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _tasks, errors, ids, serial
+from hoplite_mp import _serialize, _tasks, errors, ids
 from hoplite_mp._node.tasks.runners import (
     AHEAD_TASKS,
     COMMON_POOL,
@@ -327,9 +327,9 @@ class Delegation:
         _, args_oid, args, *_ = self.tasks.task(oid)
         if args_oid:
             got = self.client.view(args_oid)
-            refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+            refs = [] if isinstance(got, int) else _serialize.read_refs(memoryview(got))
         else:
-            refs = serial.read_refs(memoryview(args))
+            refs = _serialize.read_refs(memoryview(args))
         found: dict[int, int] = {}
         for ref in refs:
             host_id, oid = ids.unpack_id(ref)
@@ -371,7 +371,7 @@ class Delegation:
         elif message.payload is None:
             self._elsewhere(oid, peer, message)
         elif message.refs:
-            refs = serial.read_refs(memoryview(message.payload))
+            refs = _serialize.read_refs(memoryview(message.payload))
             self._ask(refs, lambda holds: self._store(oid, peer, message, holds))
         else:
             self._store(oid, peer, message, [])
@@ -407,7 +407,7 @@ class Delegation:
             self.send(peer, Release(message.task, 0))
 
         got = self.client.view(oid) if message.refs else 0
-        refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        refs = [] if isinstance(got, int) else _serialize.read_refs(memoryview(got))
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
@@ -426,7 +426,7 @@ class Delegation:
         self._take_back(oid)
         if message.refs:
             self.send(peer, Release(message.task, 0))
-        encoded = serial.Encoded(payload, [], [], len(payload), holds)
+        encoded = _serialize.Encoded(payload, [], [], len(payload), holds)
         full = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
         self.results.store_value(oid, encoded, message.outcome == "failed", full)
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
+from hoplite_mp._client.submitter import FLAG_HERE
 from hoplite_mp._planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import ResourcesFreed
-from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import errors, serial
+from hoplite_mp import _serialize, errors
+from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._node.io.os_info import signal_name
 from hoplite_mp._protocol.local import LINE_LOST
-from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.headers import (
     FLAG_REFS,
@@ -102,7 +102,7 @@ class Sweeper:
                 return []
             got = data
         mem = memoryview(got)
-        headers = [oid for one in serial.read_refs(mem) for oid in self.results.headers(one)]
+        headers = [oid for one in _serialize.read_refs(mem) for oid in self.results.headers(one)]
         return [self.client.hold(oid) for oid in headers]
 
     def _settle(

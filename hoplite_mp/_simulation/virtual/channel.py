@@ -1,8 +1,8 @@
 """A simulated process's line to the node of its host.
 
-Why it exists: client code sends requests to its node over a `Channel` (client/channel.py). Here the
-timeline carries the packets. Each message is encoded and decoded, as if it went through a socket.
-It must never know: what is asked.
+Why it exists: client code sends requests to its node over a `Channel` (_client/channel.py). Here
+the timeline carries the packets. Each message is encoded and decoded, as if it went through a
+socket. It must never know: what is asked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _There:
 
 
 class VirtualChannel:
-    """Has the interface of client/channel.py."""
+    """Has the interface of _client/channel.py."""
 
     def __init__(self, node: Node, slot: int, processes: Processes, first: int = 0) -> None:
         self.node = node

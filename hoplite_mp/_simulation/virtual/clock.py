@@ -14,18 +14,18 @@ import time
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hoplite_mp import _shm, _tasks, clock
+from hoplite_mp._client import runtime as client
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.tasks import sweeper
 from hoplite_mp._simulation.virtual.loop import EPOCH_S
-from hoplite_mp.client import runtime as client
+from hoplite_mp._worker import actor, checkpoints
 from hoplite_mp.store import limits
-from hoplite_mp.worker import actor, checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._simulation.virtual.processes import Processes
-    from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["virtual_time"]
 
@@ -37,7 +37,7 @@ ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors say how much is in
 
 
 class Stacks:
-    """Replaces `_stack` in client/runtime.py: the open clusters of the process that is running."""
+    """Replaces `_stack` in _client/runtime.py: the open clusters of the process that is running."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes

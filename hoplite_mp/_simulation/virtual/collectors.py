@@ -1,7 +1,7 @@
 """Collector threads of simulated processes.
 
 Why it exists: a process that ships has a second thread, which processes completions while nobody
-waits for them (client/collector.py). Without it a program that waits for something else never
+waits for them (_client/collector.py). Without it a program that waits for something else never
 learns that a call has ended: dependencies do not advance, and the lock of a dead process is never
 free again. In a run that thread is a process of its own with the same pid, which gets the baton as
 any other.
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.client.collector import Collector
+from hoplite_mp._client.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._client.submitter import Submitter
     from hoplite_mp._simulation.virtual.processes import Process, Processes
-    from hoplite_mp.client.submitter import Submitter
 
 __all__ = ["VirtualCollector"]
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node import Lan
@@ -39,10 +40,9 @@ from hoplite_mp._simulation.virtual.host_ports import (
 )
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp._transport.addresses import Address
-from hoplite_mp.client.runtime import Runtime
+from hoplite_mp._worker.main import prepare
+from hoplite_mp._worker.task_loop import Worker
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
-from hoplite_mp.worker.main import prepare
-from hoplite_mp.worker.task_loop import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ LEAVE_S = 0.001  # between the end of a program's line and its process's end
 
 
 class _Mute:
-    """Discards what a worker prints; see worker/voice.py."""
+    """Discards what a worker prints; see _worker/output_routing.py."""
 
     def turn_to(self, audience: int) -> None: ...
 

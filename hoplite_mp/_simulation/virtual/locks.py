@@ -23,7 +23,7 @@ __all__ = ["VirtualLock", "virtual_locks"]
 
 # Modules of simulated processes whose locks both threads take.
 CLIENT = (
-    "hoplite_mp.client.", "hoplite_mp.sync.", "hoplite_mp.worker.", "hoplite_mp.being_member",
+    "hoplite_mp._client.", "hoplite_mp._sync.", "hoplite_mp._worker.", "hoplite_mp.being_member",
     "hoplite_mp.cluster", "hoplite_mp.inbox", "hoplite_mp.messaging", "hoplite_mp.pools",
 )  # fmt: skip
 

@@ -20,9 +20,9 @@ import numpy as np
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import WrongBytes
 from hoplite_mp._simulation.workloads.programs import HANGS_S
+from hoplite_mp._sync.locks import Lock
+from hoplite_mp._sync.queues import Queue
 from hoplite_mp.errors import HopliteTimeoutError
-from hoplite_mp.sync.locks import Lock
-from hoplite_mp.sync.queues import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,8 +43,8 @@ from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp
 
+from hoplite_mp._serialize.tensors import memory_of
 from hoplite_mp.integrations.ray.reducing import cluster_here
-from hoplite_mp.serial.tensors import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from hoplite_mp.serial.tensors import memory_of
+from hoplite_mp._serialize.tensors import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,350 @@
+"""Actors as one process sees them: opening, finding, calling.
+
+Why it exists: a handle is a ref to the actor's identity, plus what is known of its class. This file
+asks the node for identities, and turns calls into tasks of the actor's own pool, which the
+submitter keeps in order.
+It must never know: what a handle looks like to a user, how a process is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hoplite_mp import _locks, _serialize, errors, ids
+from hoplite_mp._client.acquire_import import take_over
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._protocol.actors import (
+    ActorRestarts,
+    BindActor,
+    EndActor,
+    FindActor,
+    OpenActor,
+)
+from hoplite_mp._protocol.local import POOL_LEAVING, LeavingNodes
+from hoplite_mp._protocol.peer_actors import ABOUT_BYTES_MAX
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.ports import Membership
+    from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
+
+__all__ = ["About", "ActorSetup", "Actors"]
+
+POOL_CLOSING = 2
+# Default retries of a call: none, because the first try may have changed the actor's state.
+RETRIES = 0
+
+
+class About(NamedTuple):
+    """What every handle of an actor knows."""
+
+    class_name: str
+    name: str
+    methods: frozenset[str]
+    retries: int
+    timeout: float | None
+    copy: bool
+    restarts: int
+    places: tuple[int, ...]  # numbers of the nodes that it may run on; empty: any
+    checkpoint: int  # its state is saved after this many calls; 0: never
+    asyncs: frozenset[str] = frozenset()  # methods that are `async def`
+    streams: frozenset[str] = frozenset()  # methods that yield
+    concurrency: int = 1
+    buffersize: int | None = None
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """What is pickled: equal bytes for equal handles, in every process, because the order of a
+        set of names differs from process to process."""
+        return tuple(
+            tuple(sorted(value)) if isinstance(value, frozenset) else value for value in self
+        )
+
+    @classmethod
+    def of(cls, plain: tuple[Any, ...]) -> About:
+        """What `plain` was made from."""
+        one = cls(*plain)
+        return one._replace(
+            methods=frozenset(one.methods),
+            asyncs=frozenset(one.asyncs),
+            streams=frozenset(one.streams),
+        )
+
+
+class ActorSetup(NamedTuple):
+    """What an actor's process makes its object from, each time that it starts."""
+
+    constructor: bytes
+    arguments: ObjectRef[Any]
+    copy: bool
+    checkpoint: int
+    concurrency: int = 1
+    again: bytes = b""  # pickled exception types after which a call is retried
+
+
+class CallNumber(NamedTuple):
+    """Identifies a call of an actor with checkpoints, so that a repeated call is recognised."""
+
+    caller: bytes  # the calling process
+    turn: int  # number among that process's calls of such actors
+    seen: int  # the caller has the results of all its calls with a smaller `turn` than this
+
+
+class Actors:
+    """The actors that one process knows."""
+
+    def __init__(self, runtime: Membership) -> None:
+        self._runtime = runtime
+        self._pools: dict[int, int] = {}  # local id of an identity -> its pool
+        # Reentrant, because pickling arguments may call actors.
+        self._lock = _locks.rlock("actors.numbered_calls")
+        # Local ids of the identities of the newest actors that this process has made, except
+        # detached ones.
+        self._opened: dict[int, None] = {}
+        self._caller = os.urandom(CALLER_BYTES)
+        # Numbers calls of actors with checkpoints. A number is never reused, even if its entry in
+        # `_unseen` is dropped.
+        self._turns = itertools.count(1)
+        # Local id of an identity -> its calls whose results may not have arrived yet: number of the
+        # call -> local id of the task (0: not submitted yet).
+        self._unseen: dict[int, dict[int, int]] = {}
+
+    # -- identities ----------------------------------------------------------------------------
+
+    def open(
+        self,
+        cls: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        about: About,
+        get_if_exists: bool,
+        detached: bool,
+        nodes: Iterator[int],
+        env: Environment = (),
+        again: tuple[type[Exception], ...] = (),
+        demand: Demand = (),
+    ) -> tuple[ObjectRef[Any], About]:
+        """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
+        `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
+        actor of that name if there is one, with what its own handles know. Raises NodeLostError if
+        the node is gone or all are leaving, and ValueError if the class has too many methods."""
+        memory = self._runtime.memory
+        memory.check()
+        known_of = pickle.dumps(about.plain, 5)
+        if len(known_of) > ABOUT_BYTES_MAX:
+            raise ValueError(
+                f"{title(about)} has {len(about.methods)} methods: what a handle knows of them "
+                f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
+                "actor from a class with fewer methods, such as one that calls the others by name"
+            )
+        arguments = memory.put_encoded(_serialize.encode_call(args, kwargs, memory.keep, False))
+        setup = memory.put(
+            ActorSetup(
+                _serialize.encode_function(cls, memory.keep and memory.keep()),
+                arguments,
+                about.copy,
+                about.checkpoint,
+                about.concurrency,
+                _serialize.encode_function(again) if again else b"",  # type: ignore[arg-type]
+            )
+        )
+        ask = functools.partial(
+            OpenActor,
+            memory.local_id(setup),
+            known_of,
+            about.class_name,
+            about.name,
+            about.restarts,
+            get_if_exists,
+            detached,
+            places=about.places,
+            env=env,
+            demand=demand,
+        )
+        # Only the node itself knows how much of its resources is in use. So each candidate is asked
+        # whether there is room now; if no node has room, the actor waits on the first.
+        asked = list(nodes) if demand else []
+        tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
+        candidates = iter(tried) if demand else ((one, False) for one in nodes)
+        node, only_now = next(candidates)
+        while True:
+            try:
+                hold = take_over(memory, ask(node=node, only_now=only_now), int)
+            except errors.NodeLostError:
+                if not only_now and node not in self._runtime.channel.call(LeavingNodes()).value:
+                    raise
+                another = next(candidates, None)
+                if another is None:
+                    raise
+                node, only_now = another
+                continue
+            known = None if hold is None else self._known(hold)
+            if known is not None:
+                if not detached:
+                    self._opened[hold.oid] = None
+                    if len(self._opened) > OPENED_KNOWN_MAX:
+                        del self._opened[next(iter(self._opened))]
+                return known
+            # Reached with get_if_exists, when the actor that had the name has just ended or could
+            # not start.
+
+    def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
+        """The living actor of that name, or None."""
+        self._runtime.memory.check()
+        hold = take_over(self._runtime.memory, FindActor(name), int)
+        return None if hold is None else self._known(hold)
+
+    def _known(self, hold: Any) -> tuple[ObjectRef[Any], About] | None:
+        """A ref to the identity on which `hold` is a hold, and what the actor's handles know. None
+        if the actor that claimed the name could not start."""
+        said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
+        if said is None:
+            return None
+        _, about, identity = said
+        return ObjectRef(identity, hold), About.of(pickle.loads(about))
+
+    def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
+        """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the
+        actor as long as anybody holds the identity."""
+        memory = self._runtime.memory
+        oid = memory.local_id(identity)
+        pool = self._pools.get(oid)
+        if pool is None:
+            pool = memory.read(oid, FOREVER_NS, False)[0]
+            if ids.unpack_id(identity._id)[0] != memory.client.host_id:
+                bind = BindActor(oid, pool, about.restarts, about.retries, about.places)
+                pool = int(self._runtime.channel.call(bind).value)
+                self._runtime.submitter.queues.opened(pool)
+            if len(self._pools) > POOLS_KNOWN_MAX:
+                self._pools.clear()
+            self._pools[oid] = pool
+        return pool
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        identity: ObjectRef[Any],
+        about: About,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        copy: bool,
+        name: str,
+        flags: int = 0,
+    ) -> Future[Any]:
+        """Submits a call; it runs after all earlier calls of this process."""
+        runtime = self._runtime
+        runtime.memory.check()
+        pool = self.pool_of(identity, about)
+        submitter, tasks = runtime.submitter, runtime.tasks
+        submitter.queues.order(pool)
+        submitter.collector.start()
+        why = _REFUSED.get(tasks.pool_state(pool))
+        refusal = None if why is None else errors.ActorLostError(f"{title(about)} {why}")
+        future: Future[Any] = submitter.submit(
+            function,
+            args,
+            kwargs,
+            pool,
+            about.retries,
+            timeout,
+            copy,
+            name,
+            identity,
+            refusal,
+            flags,
+        )
+        return future
+
+    def submit_numbered(
+        self,
+        identity: ObjectRef[Any],
+        about: About,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        copy: bool,
+        name: str,
+        flags: int = 0,
+    ) -> Future[Any]:
+        """Submits a call of an actor with checkpoints."""
+        runtime = self._runtime
+        runtime.memory.check()
+        oid = runtime.memory.local_id(identity)
+        with self._lock:  # numbers must grow in the order of the calls
+            if oid not in self._unseen and len(self._unseen) > POOLS_KNOWN_MAX:
+                self._unseen = {one: calls for one, calls in self._unseen.items() if calls}
+            open_ = self._unseen.setdefault(oid, {})
+            number = next(self._turns)
+            while open_:
+                first = next(iter(open_))
+                if not (open_[first] and runtime.tasks.done(open_[first])):
+                    break
+                del open_[first]
+            open_[number] = 0
+            try:
+                call = CallNumber(self._caller, number, next(iter(open_)))
+                future = self.submit(
+                    identity, about, function, (call, *args), kwargs, timeout, copy, name, flags
+                )
+            except BaseException:
+                del open_[number]
+                raise
+            open_[number] = future._oid
+        return future
+
+    def handle_dropped(self) -> None:
+        """Called when a handle is dropped: lets the collector soon process calls that have ended,
+        because each of them holds the actor until then. Takes no lock, because the garbage
+        collector may call this anywhere."""
+        if self._runtime.submitter.pending:
+            self._runtime.submitter.collector.notice()
+
+    def end(self, identity: ObjectRef[Any], kill: bool) -> None:
+        memory = self._runtime.memory
+        memory.check()
+        self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
+
+    def kill_unheld(self) -> None:
+        """Called when this driver leaves by an exception: the actors that it has made
+        are killed as soon as nobody holds them any more."""
+        if not self._runtime.client.usable:
+            return
+        for oid in self._opened:
+            # The node may be gone, and its actors with it.
+            with contextlib.suppress(errors.HopliteError):
+                self._runtime.channel.tell(EndActor(oid, True, True))
+
+    def restarts(self, identity: ObjectRef[Any]) -> int:
+        memory = self._runtime.memory
+        memory.check()
+        return int(self._runtime.channel.call(ActorRestarts(memory.local_id(identity))).value)
+
+
+POOLS_KNOWN_MAX = 4096
+_REFUSED = {
+    POOL_CLOSING: "was closed",
+    POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
+}
+CALLER_BYTES = 8
+# How many actors are killed when the `with` of the driver that made them is left by an exception;
+# those made earlier end after their present call. 100 bytes each.
+OPENED_KNOWN_MAX = 4096
+
+
+def title(about: About) -> str:
+    """The actor's name as it appears in errors."""
+    name, kind = about.name, about.class_name
+    return f"actor {name!r} ({kind})" if name else f"actor {kind}"

@@ -1,0 +1,335 @@
+"""Large arrays that functions carry along are stored as objects of their own, each value once.
+
+Why it exists: a function sent by value brings its globals, closure and defaults to every worker,
+and what is large among them is usually an array. The array is put like any other object and the
+function refers to it; as long as the array is unchanged nothing is copied or sent again. To detect
+a change, the stored copy is compared with the array itself: only the pages that were written if the
+kernel can tell which these are, otherwise the whole array. So no digest is needed, which could
+collide.
+It must never know: functions, tasks, how a stream names objects beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _pages, _shm
+from hoplite_mp._client import dirty_pages
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.memory import Memory, format_bytes
+from hoplite_mp._serialize import is_bytes_alone, raw_bytes
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import STATE
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from hoplite_mp._serialize import Array
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Carried", "Copy", "Kept", "Look", "Part"]
+
+# An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
+# found unchanged at so many checks without a watch is watched again.
+REWRITTEN_LOOKS = 3
+NAMED_MAX = 1000  # how many global variables are warned about
+SAME_LOOKS_MAX = 8  # how many copies of the same size a new array is compared with
+
+_log = logging.getLogger("hoplite_mp")
+_numbers = itertools.count(1)
+
+
+class Copy:
+    """A value that an array had: an object with its bytes, and a mark that no other value has."""
+
+    __slots__ = ("__weakref__", "mark", "nbytes", "ref")
+
+    def __init__(self, ref: ObjectRef[Any], nbytes: int) -> None:
+        self.ref = ref
+        self.nbytes = nbytes
+        self.mark = b"copy %d" % next(_numbers)
+
+
+class Kept:
+    """What is known of the array at one place in memory; lives as long as a function that was sent
+    with it. It has no reference to an array that can be written to, not even a weak one, because
+    numpy refuses to resize an array that is referred to. It needs none, because the memory is
+    watched and compared, not the array object."""
+
+    __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
+
+    def __init__(self, place: Any, watch: dirty_pages.Watch | None, gone: list[Any]) -> None:
+        self.place = place  # address, shape, strides, dtype and class
+        self.watch = watch
+        self.gone = gone
+        self.number = next(_numbers)
+        self.copy: Copy | None = None
+        # At how many checks the opposite choice, to watch or not, would have been cheaper.
+        self.looks = 0
+        # A weak reference to the array if nobody can write to its memory.
+        self.frozen: weakref.ref[Array] | None = None
+
+    def __del__(self) -> None:
+        if self.watch is not None:
+            # `_forget` closes the watch, because the garbage collector may run this anywhere, for
+            # example in the middle of a look.
+            self.gone.append(self.watch)
+
+
+class Carried:
+    """The stored copies of one process's arrays."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size in bytes, the newest last
+        self._gone: list[dirty_pages.Watch] = []
+        self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
+        # (id of a module, name) -> the module, the id of the variable's value, its arrays.
+        self._bound: dict[tuple[int, str], tuple[weakref.ref[ModuleType], int, list[Kept]]] = {}
+        self.nbytes_min = memory.config.carried_array_bytes_min
+        self._named: set[tuple[str, str]] = set()
+        self.bytes_compared = 0  # bytes that were read to find changes
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        """The copy that equals the array now, and the array's Kept. Each array has a Kept of its
+        own, and gets a new one when its address, shape, strides or dtype has changed."""
+        with dirty_pages.lock:
+            self._forget()
+            kept = self._kept_of(array)
+            now = kept.copy
+            if now is not None and kept.frozen is not None:
+                return now, kept
+            watch = kept.watch
+            # `look` write-protects the pages before they are read here, so the next look finds a
+            # write that happens meanwhile.
+            ranges = None if watch is None else watch.look()
+            if now is None or (ranges != [] and self._differs(array, now, ranges)):
+                now = kept.copy = self._same(array) or self._put(array)
+            elif watch is not None and not watch.watched:
+                self._calm(kept, watch)
+            if watch is not None:
+                watch.settle()
+                if ranges:
+                    self._hectic(kept, watch, ranges)
+            return now, kept
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """Warns, once for each global variable, what it costs that functions carry its array."""
+        key = module, name
+        if key in self._named or len(self._named) >= NAMED_MAX:
+            return
+        self._named.add(key)
+        _log.warning(
+            "the global array %s of %s (%s) travels with the functions that use it: each worker "
+            "takes a copy, and another one when it has changed. To share it without copies, give "
+            "ref = c.put(%s) to submit as an argument.",
+            name, module, format_bytes(array.nbytes), name,
+        )  # fmt: skip
+
+    def _kept_of(self, array: Array) -> Kept:
+        key = id(array)
+        kept = self._kept.get(key)
+        address, readonly = array.__array_interface__["data"]
+        place = address, array.shape, array.strides, array.dtype, type(array)
+        known = kept is not None and kept.place == place
+        if known and kept and (kept.frozen is None or kept.frozen() is array):
+            return kept
+        flags = array.flags
+        contiguous = flags.c_contiguous or flags.f_contiguous
+        watch = dirty_pages.Watch(address, array.nbytes) if contiguous else None
+        kept = self._kept[key] = Kept(place, watch, self._gone)
+        if readonly and _immutable(array):
+            kept.frozen = weakref.ref(array)
+        elif watch is not None:
+            watch.open()
+        return kept
+
+    def hold(self, fn: Any, kept: list[Kept]) -> None:
+        """Keeps what is known of a function's arrays as long as the function lives."""
+        key, users = id(fn), self._users
+        if kept:
+            with contextlib.suppress(TypeError):  # the function cannot be referred to weakly
+                users[key] = weakref.ref(fn, lambda _: users.pop(key, None)), kept
+        else:
+            users.pop(key, None)
+
+    def bound(self, module: ModuleType, name: str, value: Any, kept: list[Kept]) -> None:
+        """Keeps the marks of the arrays of a module's variable as long as the variable has this
+        value. Otherwise the same array would get a new mark after the last function that was sent
+        with it is gone, and would overwrite values that tasks have set."""
+        if not kept and not self._bound:
+            return
+        with dirty_pages.lock:
+            for (key, other), (ref, number, _) in list(self._bound.items()):
+                found = ref()
+                if found is None or id(found.__dict__.get(other)) != number:
+                    del self._bound[key, other]
+            if kept:
+                self._bound[id(module), name] = weakref.ref(module), id(value), kept
+            else:
+                self._bound.pop((id(module), name), None)
+
+    def _forget(self) -> None:
+        while self._gone:
+            self._gone.pop().close()
+
+    def close(self) -> None:
+        """At the end of the cluster: removes all write protection."""
+        with dirty_pages.lock:
+            self._forget()
+            for kept in list(self._kept.values()):
+                if kept.watch is not None:
+                    kept.watch.close()
+            self._kept.clear()
+            self._users.clear()
+            self._bound.clear()
+
+    # -- watch an array or compare all of it? -----------------------------------------------------
+
+    def _hectic(self, kept: Kept, watch: dirty_pages.Watch, ranges: dirty_pages.Ranges) -> None:
+        """Stops watching an array that is mostly rewritten between submits: the first write to each
+        protected page costs a fault, so comparing all of it is cheaper."""
+        much = sum(high - low for low, high in ranges) > watch.nbytes // 2
+        kept.looks = kept.looks + 1 if much else 0
+        if kept.looks >= REWRITTEN_LOOKS:
+            kept.looks = 0
+            watch.close()
+
+    def _calm(self, kept: Kept, watch: dirty_pages.Watch) -> None:
+        kept.looks += 1
+        if kept.looks >= REWRITTEN_LOOKS:
+            kept.looks = 0
+            watch.open()
+            watch.doubt = True
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def _stored(self, copy: Copy) -> Array | None:
+        """The copy's bytes; None if they are gone."""
+        try:
+            stored: Array = self._memory.read(self._memory.local_id(copy.ref), FOREVER_NS, False)
+        except ObjectLostError:
+            return None
+        return stored
+
+    def _differs(self, array: Array, copy: Copy, ranges: dirty_pages.Ranges | None) -> bool:
+        stored = self._stored(copy)
+        if stored is None:
+            return True
+        flat = _flat(array)
+        at, there = _address(flat), _address(stored)
+        for low, high in [(0, copy.nbytes)] if ranges is None else ranges:
+            self.bytes_compared += high - low
+            if not _pages.same(at + low, there + low, high - low):
+                return True
+        return False
+
+    def _same(self, array: Array) -> Copy | None:
+        """An existing copy that has the same bytes by chance, or None."""
+        copies = self._copies.get(array.nbytes, [])
+        for ref in copies[: -SAME_LOOKS_MAX - 1 : -1]:
+            copy = ref()
+            if copy is None:
+                continue
+            ready = self._memory.client.state(self._memory.local_id(copy.ref)) == STATE["SEALED"]
+            if ready and not self._differs(array, copy, None):
+                return copy
+        return None
+
+    def _put(self, array: Array) -> Copy:
+        copy = Copy(self._memory.put(_flat(array)), array.nbytes)
+        copies = [ref for ref in self._copies.get(array.nbytes, []) if ref() is not None]
+        self._copies[array.nbytes] = [*copies, weakref.ref(copy)]
+        if len(self._copies) > len(self._kept) + SAME_LOOKS_MAX:
+            for nbytes, refs in list(self._copies.items()):
+                if all(ref() is None for ref in refs):
+                    del self._copies[nbytes]
+        return copy
+
+
+class Look:
+    """One pass over everything that a function carries. Each array is compared only once, however
+    often it occurs, so the function is pickled with the same copies that its comparison found."""
+
+    def __init__(self, carried: Carried) -> None:
+        self._carried = carried
+        self._seen: dict[int, tuple[Copy, Kept]] = {}
+        self.nbytes_min = carried.nbytes_min
+        # The globals and closures of the function, as they were compared: see serial.Keep.
+        self.snapshot: dict[tuple[int, str], Any] = {}
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The caller holds these as long as the same arrays may be checked again."""
+        return [kept for _, kept in self._seen.values()]
+
+    def used_by(self, fn: Any) -> None:
+        """Keeps what is known of all arrays checked so far as long as this function lives."""
+        self._carried.hold(fn, self.kept)
+
+    def part(self) -> Part:
+        """For the arrays of one global variable."""
+        return Part(self)
+
+    def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
+        """The variable has this value, with these arrays."""
+        self._carried.bound(module, name, value, part.kept)
+
+    def keeps(self, array: Array) -> bool:
+        """Is this array stored as an object of its own?"""
+        return array.nbytes >= self.nbytes_min and is_bytes_alone(array)
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """The array is a global variable of this process; its user is warned once about the
+        cost."""
+        self._carried.named(module, name, array)
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        seen = self._seen.get(id(array))
+        if seen is None:
+            seen = self._seen[id(array)] = self._carried.copy_of(array)
+        return seen
+
+
+class Part:
+    """The arrays of one global variable within a Look."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self.nbytes_min = look.nbytes_min
+        self.kept: list[Kept] = []
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        found = self._look.copy_of(array)
+        self.kept.append(found[1])
+        return found
+
+
+def _flat(array: Array) -> Array:
+    """The array's bytes in memory order; a copy if the array is not contiguous."""
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.array(array, order="C", copy=True, subok=False)
+    return np.frombuffer(raw_bytes(array).raw(), np.uint8)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _immutable(array: Array) -> bool:
+    """Is the memory that of bytes or of a stored value, which nobody can write to?"""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return type(base) in (bytes, _shm.View)

@@ -1,0 +1,204 @@
+"""A client's line to its node: one request, one reply, from any thread.
+
+Why it exists: a few things cannot be answered from shared memory. Each message is one packet, so an
+interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
+recognised by their number. Before each request the Channel checks that its descriptor is still its
+socket, because user code may have closed it and opened a file of its own under the same number.
+
+Calls are made one at a time, under a lock, under which no other lock is taken. Messages without a
+reply are sent without that lock, so they never wait for a call of another thread.
+It must never know: what is asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import _locks, errors
+from hoplite_mp._client.descriptors import Watched, close_socket, lift_socket
+from hoplite_mp._protocol.local import Ask, Reply, Request
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.interruptions import is_interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Channel"]
+
+PACKET_BYTES_MAX = 1 << 20
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the other end is closed
+TOO_LARGE = (
+    f"at most {PACKET_BYTES_MAX} bytes fit into one, fewer if the system's net.core.wmem_max is "
+    "small; pass fewer options, names or refs at once"
+)
+TAKEN_AWAY = (
+    "this process has closed the file descriptor over which it speaks to the node of its host "
+    "(os.closerange?), so it does not take part in the cluster any more"
+)
+
+
+INSIDE = (
+    "a finalizer or a signal handler asked the node for something while its thread was in the "
+    "middle of another question: do it later, in a thread say"
+)
+
+
+class Channel:
+    """Requests to the node over a SEQPACKET socketpair."""
+
+    def __init__(self, sock: socket.socket, first: int = 0) -> None:
+        """first: requests are numbered from here on, so that their numbers differ from those of an
+        earlier client in the same slot."""
+        self._sock = lift_socket(sock)
+        self.line = Watched(self._sock.fileno())
+        # Returns why there is no node at the other end any more, if that is known.
+        self.why_gone: Callable[[], BaseException | None] = lambda: None
+        # Called when the descriptor is no longer the channel's socket.
+        self.taken_away: Callable[[], None] = lambda: None
+        self._closed = False
+        # Held by the one call that is under way. An RLock, because an RLock knows which thread
+        # holds it (see `check_not_inside`). No thread takes it twice.
+        self._lock = _locks.rlock("client.channel")
+        self._number = first
+        # Number of the last reply that this process has read. Each call carries it, so that the
+        # node takes back what it gave in a later reply that was never read (Ctrl-C).
+        self._seen = [first]
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        # Allocated once, because each new buffer of this size would be mapped and unmapped again.
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
+
+    def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
+        """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
+        same step that sends the request, so that no signal handler can raise in between.
+
+        Takes no lock, so the caller may hold any lock. Messages of one thread arrive in their
+        order."""
+        _locks.sends("client.channel")
+        try:
+            self._look()
+            packet = self._packet_of(Request(0, 0, ask))
+            if sent is None:
+                self._sock.send(packet)
+            else:  # handlers run between steps of Python, and this is one of C
+                sent.extend(map(self._sock.send, (packet,)))
+        except OSError as error:
+            if is_interruption(error):  # TimeoutError, say
+                raise
+            raise self._lost(error) from error
+
+    def call(
+        self,
+        ask: Ask,
+        take: Callable[..., Any] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Any:
+        """Sends a request and returns its Reply; `descriptors` are passed along. ValueError says
+        why the node has refused; NodeLostError: the request concerns another node, which is gone.
+
+        `take(value, number, seen)` makes an object that owns what the node gave, and records in the
+        same step that the reply was seen; otherwise Ctrl-C between the two steps would leave it
+        without an owner. `call` then returns that object instead of the Reply. `take` must not take
+        a lock, because other threads wait for the end of this call.
+        """
+        self.check_not_inside()
+        _locks.waits("a reply of the node")
+        try:
+            with self._lock:
+                self._look()
+                self._number += 1
+                number = self._number
+                packet = self._packet_of(Request(number, self._seen[0], ask))
+                if descriptors:
+                    socket.send_fds(self._sock, [packet], descriptors)
+                else:
+                    self._sock.send(packet)
+                while True:
+                    nbytes = self._sock.recv_into(self._packet)
+                    if not nbytes:
+                        raise ConnectionResetError(errno.ECONNRESET, "it has ended")
+                    reply = self._decoder.decode(self._packet[:nbytes])
+                    if take is not None and reply.number == number and not reply.error:
+                        taken = take(reply.value, number, self._seen)
+                        return taken
+                    self._seen[0] = reply.number
+                    if reply.number == number:
+                        break
+        except OSError as error:
+            if is_interruption(error):  # TimeoutError, say
+                raise
+            raise self._lost(error) from error
+        if reply.error and not reply.full:
+            raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
+        return reply
+
+    def _packet_of(self, request: Request) -> bytes:
+        packet = self._encoder.encode(request)
+        if len(packet) > PACKET_BYTES_MAX:
+            raise ValueError(f"a request of {len(packet)} bytes to the node: {TOO_LARGE}")
+        return packet
+
+    def check_not_inside(self) -> None:
+        """RuntimeError in a finalizer or a signal handler that has interrupted a call of its own
+        thread, because it would wait for that call for ever."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(INSIDE)
+
+    def _look(self) -> None:
+        if not self.line.there() and not self._closed:
+            self.taken_away()
+            raise OSError(errno.EBADF, TAKEN_AWAY)
+
+    def _lost(self, error: OSError) -> BaseException:
+        """The error of a call that has failed in the socket; called without the lock."""
+        if self._closed:
+            return ClosedError("the cluster is closed")
+        if isinstance(error, errors.NodeLostError):
+            return error
+        if error.errno == errno.EMSGSIZE:
+            return ValueError(f"a request to the node: {TOO_LARGE}")
+        if not self.line.there():
+            self.taken_away()
+            return errors.NodeLostError(TAKEN_AWAY)
+        if error.errno not in GONE:
+            return errors.NodeLostError(f"the node of this host does not answer: {error}")
+        return self.why_gone() or errors.NodeLostError("the node of this host has ended")
+
+    def close(self) -> None:
+        """Ends the line, even if a forked child has the socket, too. A call that another thread is
+        making ends with an error."""
+        self._closed = True
+        self.why_gone = lambda: None
+        close_socket(self._sock, self.line)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a node at the other end. A node that has just been killed closes its end
+        before the thread that watches the node has noticed."""
+        if self._closed or not self.line.there():
+            return False
+        poll = select.poll()
+        poll.register(self._sock, 0)  # only that the other end is closed, which is always reported
+        return not poll.poll(0)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """A pair of connected sockets with room for large packets."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4 * PACKET_BYTES_MAX)
+    return pair
+
+
+def dump(message: Any) -> bytes:
+    """Any message of protocol.local as bytes."""
+    return msgspec.msgpack.encode(message)

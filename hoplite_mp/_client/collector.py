@@ -1,0 +1,196 @@
+"""The collector: a thread that processes completions when no call waits for them.
+
+Why it exists: a result is processed by the thread that waits for it or submits next. Callbacks, the
+standard library's waiters and dependencies between tasks have no such thread, so the collector runs
+for them; otherwise it sleeps. It calls all callbacks of Futures: a thread that waits for a result
+may hold a user's lock, and a callback may need the same lock. It survives errors of callbacks and a
+full store. The threads that wake it may be interrupted anywhere (Ctrl-C), so
+nothing here is a Condition, an Event or a Thread of the standard library, whose inner locks an
+interrupt can leave locked for ever.
+It must never know: what processing a result means.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from hoplite_mp import _locks, clock
+from hoplite_mp._client.threads import starting_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._client.ports import Submitting
+
+__all__ = ["Collector"]
+
+STOP_PATIENCE_S = 1.0
+AWAY = -1  # in place of a thread's ident: no thread is to be started
+_log = logging.getLogger("hoplite_mp")
+
+
+class Collector:
+    """One thread of a process, started when it is first needed."""
+
+    def __init__(self, submitter: Submitting) -> None:
+        self._submitter = submitter
+        self._armed = 0
+        self._tell: Callable[[int], None] | None = None
+        self._look_again = False
+        self._resting = False  # it sleeps until somebody wakes it
+        self._closed = False
+        # Reentrant, because the garbage collector may run inside and get here again.
+        self._lock = _locks.rlock("client.collector")
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = 0  # its ident; 0: not started
+
+    def arm(self) -> None:
+        """A waiter of the standard library exists from now on, so completions must be looked
+        for."""
+        with self._lock:
+            self._armed += 1
+            if self._armed == 1 and self._tell is not None:
+                self._tell(1)
+        self.start()
+        self.notice()
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._armed -= 1
+            if not self._armed and self._tell is not None:
+                self._tell(-1)
+
+    def tell_armed(self, tell: Callable[[int], None]) -> None:
+        """From now on, calls tell(1) when the first waiter of the standard library begins (a
+        callback, `concurrent.futures.wait`, `asyncio.wrap_future`; an `await` of a Future is none),
+        and tell(-1) when the last one ends."""
+        with self._lock:
+            if self._tell is None and self._armed:
+                tell(1)
+            self._tell = tell
+
+    def look_again(self) -> None:
+        """Called when completions were taken but perhaps not processed: makes the thread check
+        everything that is pending."""
+        self._look_again = True
+        self.start()
+        self.notice()
+
+    def start(self) -> None:
+        """Starts the thread if it does not run."""
+        if not self._thread:
+            with self._lock:
+                if not self._thread and not self._closed:
+                    with starting_thread("looks for completions"):
+                        self._thread = _thread.start_new_thread(self._run, ())
+
+    def stay_away(self) -> None:
+        """No thread is ever started, because the code that runs this process processes completions
+        itself."""
+        self._thread = AWAY
+        self._ended.put(None)
+
+    def notice(self) -> None:
+        """Wakes the thread from a sleep without a deadline, because from now on it must look for
+        completions from time to time."""
+        if self._woken.empty():
+            self._woken.put(None)
+
+    def look_soon(self) -> None:
+        """Makes sure that completions for which nobody waits are processed within
+        drain_interval_s."""
+        self.start()
+        if self._resting:
+            self.notice()
+
+    def wake(self) -> None:
+        """Wakes the thread in any case, because there is something new to wait for."""
+        self.notice()
+        self._submitter.tasks.wake(self._submitter.client.slot)
+
+    @property
+    def _serves(self) -> bool:
+        """Is the thread running, and will it go on?"""
+        memory = self._submitter.memory
+        return self._thread > 0 and not self._closed and memory.lost is None
+
+    @property
+    def _is_here(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def call_back(self) -> None:
+        """Makes the thread call the callbacks of Futures that have ended. Without a thread they are
+        called here; the thread that ends the cluster calls those that are left."""
+        if not self._serves:
+            self._submitter.call_back()
+        elif not self._is_here:
+            self.wake()
+
+    def stop(self) -> None:
+        """Ends the thread. Unless the caller is that thread, waits until it has ended, but at most
+        STOP_PATIENCE_S, because it may be busy in a callback."""
+        self._closed = True
+        if self._thread and self._thread != threading.get_ident():
+            self.wake()
+            with contextlib.suppress(queue.Empty):
+                self._ended.put(self._ended.get(timeout=STOP_PATIENCE_S))  # also for later calls
+
+    def _run(self) -> None:
+        try:
+            self._turns()
+        finally:
+            self._ended.put(None)
+
+    def _sleep(self, seconds: float | None) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._woken.get(timeout=seconds)
+
+    def _turns(self) -> None:
+        memory = self._submitter.memory
+        # Once the node is gone, the thread that notices it fails what is pending
+        # (_client/fail_pending.py).
+        while not self._closed and memory.client.usable and memory.lost is None:
+            try:
+                self._turn()
+            except BaseException:  # a callback may raise SystemExit, say; others must not suffer
+                if not self._closed:
+                    _log.exception("in the collector thread")
+                    self._look_again = True
+                    clock.sleep(self._submitter.memory.config.drain_interval_s)
+
+    def _turn(self) -> None:
+        submitter = self._submitter
+        tasks, memory = submitter.tasks, submitter.memory
+        seen = tasks.event()
+        submitter.drain()
+        submitter.call_back()
+        if submitter.client.news():
+            memory.collect()
+        submitter.look_at_others()
+        interval = memory.config.drain_interval_s
+        if self._look_again:
+            self._look_again = False
+            submitter.look_at_all()
+            submitter.call_back()
+            if self._look_again:  # something cannot be processed now
+                self._sleep(interval)
+                return
+        if self._armed or submitter.wants_news:
+            tasks.wait_event(seen, clock.monotonic_ns() + int(interval * 1e9), False)
+            return
+        # Set before the check: a thread that adds something from here on either is seen by the
+        # check, or sees the flag and wakes this thread.
+        self._resting = True
+        # Futures have ended since the call above if the garbage collector has cancelled them.
+        if submitter.pending or memory.inner or submitter.ended_futures:
+            self._resting = False
+            self._sleep(interval)
+        else:
+            self._sleep(None)
+            self._resting = False

@@ -1,0 +1,380 @@
+"""Futures and refs in the order in which they become done, for threads and event loops.
+
+Why it exists: `map`, `as_completed` and progress bars want the next of many items that is done, and
+must not check all of them each time. So each item is watched; when it is done its number is put
+into a queue, from which the items are taken in that order.
+It must never know: what callers do with the items.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import queue
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hoplite_mp import _locks, _tasks, clock
+from hoplite_mp._client.deadlines import check_timeout, deadline_ns
+from hoplite_mp._client.done_callbacks import Watch, begin
+from hoplite_mp._client.futures import Future
+from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from hoplite_mp._client.awaiting import Inbox
+    from hoplite_mp._client.ports import Submitting
+
+__all__ = ["Completions", "as_completed"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound="concurrent.futures.Future[Any] | ObjectRef[Any]")
+_NOTHING: Any = object()
+_NUDGE = -1  # in the queue instead of a number: no item, but waiters must check again
+SLICE_S = 0.5  # how often a wait checks whether this process still has its cluster
+
+
+class Completions(Generic[T]):
+    """What `as_completed` returns: an iterator for `for` and for `async for`.
+
+    It ends when everything that was added has been given out. Several threads and tasks may take
+    from it; each item goes to one of them.
+    """
+
+    def __init__(self, items: Any, timeout: float | None = None) -> None:
+        check_timeout(timeout)
+        self._deadline = None if timeout is None else clock.monotonic() + timeout
+        self._numbers = itertools.count()
+        self._items: dict[int, T] = {}  # not given out yet, by number
+        self._known: dict[T, int] = {}
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ahead: deque[int] = deque()  # taken out of the queue, not given out yet
+        self._added = 0
+        self._lock = _locks.lock("client.completions")
+        self._submitters: dict[Submitting, None] = {}
+        self._others = False  # are there Futures of another library?
+        self._sleeping = 0  # threads that sleep on the event word
+        self._loops: dict[asyncio.Future[None], Inbox] = {}
+        self.add(items)
+
+    def add(self, more: Any) -> None:
+        """Adds further ones; from any thread, also while another one iterates.
+
+        Parameters
+        ----------
+        more : Future, ObjectRef, or an iterable of them
+            One that is there already, and has not been given out yet, is left out.
+
+        Examples
+        --------
+        >>> running = hoplite_mp.as_completed([c.submit(abs, -1)])
+        >>> running.add(c.submit(abs, -2))
+        >>> sorted(future.result() for future in running)
+        [1, 2]
+        """
+        if isinstance(more, (concurrent.futures.Future, ObjectRef)):
+            more = (more,)
+        elif not isinstance(more, Iterable) or isinstance(more, (str, bytes)):
+            raise _not_one(more)
+        more = list(more)
+        for item in more:
+            if not isinstance(item, (concurrent.futures.Future, ObjectRef)):
+                raise _not_one(item)
+        for item in more:
+            with self._lock:
+                if item in self._known:
+                    continue
+                number = self._known[item] = next(self._numbers)
+                self._items[number] = item
+                self._added += 1
+            try:
+                self._watch(item, number)
+            except BaseException:
+                with self._lock:
+                    self._items.pop(number, None)
+                    self._known.pop(item, None)
+                raise
+
+    def _watch(self, item: Any, number: int) -> None:
+        if isinstance(item, Future):
+            if item._state != "PENDING":
+                self._ended.put(number)  # also if its cluster has ended meanwhile
+                self._wake(None)
+                return
+            submitter, oid = item._submitter, item._oid
+        elif isinstance(item, ObjectRef):
+            submitter = runtime_of(item).submitter
+            oid = submitter.memory.local_id(item)
+        else:
+            self._others = True
+            weak = weakref.ref(self)
+            item.add_done_callback(functools.partial(_tell, weak, number, None))
+            return
+        submitter.memory.check()
+        self._submitters[submitter] = None
+        # The watch has only a weak reference to this object, which may be dropped before everything
+        # is done.
+        begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
+
+    def _wake(self, submitter: Submitting | None) -> None:
+        """Wakes everyone that waits for these items: at once, or if there is a submitter, when that
+        wakes all waiters that it has notified (`wake_told`)."""
+        told: deque[Any] = deque() if submitter is None else submitter.told
+        if self._sleeping:
+            for one in list(self._submitters):
+                told.append(functools.partial(one.tasks.wake, one.client.slot))
+        for waiter, inbox in self._loops.copy().items():
+            inbox.put(waiter, told)
+        while submitter is None and told:
+            told.popleft()()
+
+    def _take(self) -> Any:
+        """The next item that is done, or _NOTHING."""
+        while True:
+            if not self._ahead and self._ended.empty():
+                return _NOTHING
+            try:
+                number = self._ahead.popleft() if self._ahead else self._ended.get_nowait()
+            except (queue.Empty, IndexError):  # another thread has taken it
+                return _NOTHING
+            with self._lock:
+                item = self._items.pop(number, _NOTHING)
+                if item is _NOTHING:
+                    continue
+                self._known.pop(item, None)
+                last = not self._items
+            if last:  # wake the other waiters, because nothing is left to wait for
+                self._ended.put(_NUDGE)
+                self._wake(None)
+            return item
+
+    def take(self) -> T | None:
+        """The next item that is known to be done, without waiting; None if there is none."""
+        item = self._take()
+        return None if item is _NOTHING else item
+
+    def __iter__(self) -> Completions[T]:
+        return self
+
+    def __next__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._items:
+                raise StopIteration
+            self._wait()
+        return item  # type: ignore[no-any-return]
+
+    def __aiter__(self) -> Completions[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._items:
+                raise StopAsyncIteration
+            await self._wait_in_loop()
+        return item  # type: ignore[no-any-return]
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Processes completions. True if an item can be taken now, or nothing is left to wait
+        for."""
+        for submitter in list(self._submitters):
+            if submitter.client.usable:
+                submitter.drain()
+                submitter.look_at_others()
+        return not self._ended.empty() or not self._items
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline; HopliteTimeoutError after it."""
+        if self._deadline is None:
+            return None
+        left = self._deadline - clock.monotonic()
+        if left <= 0:
+            raise HopliteTimeoutError(f"{len(self._items)} (of {self._added}) futures unfinished")
+        return left
+
+    def _wait(self) -> None:
+        """Waits until there may be something in the queue."""
+        submitters = list(self._submitters)
+        with self._own_waits(submitters, False):
+            self._wait_for_news(submitters)
+
+    def _own_waits(
+        self, submitters: list[Submitting], awaits: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds a wait in an actor. RuntimeError if the wait is for later calls of the same
+        actor."""
+        with contextlib.ExitStack() as stack:
+            for submitter in submitters:
+                if submitter.waiting.own_calls is not None:
+                    oids = self._oids(submitter)
+                    stack.enter_context(submitter.waiting.own_waits(oids, awaits))
+            return stack.pop_all()
+
+    def _wait_for_news(self, submitters: list[Submitting]) -> None:
+        if self._look():
+            return
+        if self._others or len(submitters) != 1:
+            self._wait_counted(submitters)
+            return
+        (submitter,) = submitters
+        tasks, waiting = submitter.tasks, submitter.waiting
+        counted, blocked = waiting.run_in_place is None, False
+        with self._lock:
+            self._sleeping += 1
+        try:
+            while True:
+                seen = tasks.event()
+                if self._look():
+                    return
+                submitter.memory.check()
+                left = self._left()
+                until = deadline_ns(left)
+                if not counted:
+                    until = min(until, clock.monotonic_ns() + BLOCKED_AFTER_NS)
+                if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
+                    self._wait_in_queue()  # the thread that ends the cluster notifies everybody
+                    return
+                if not counted and clock.monotonic_ns() >= until:
+                    counted = blocked = True
+                    waiting.count_blocked(1)
+        finally:
+            with self._lock:
+                self._sleeping -= 1
+            if blocked:
+                waiting.count_blocked(-1)
+
+    def _wait_counted(self, submitters: list[Submitting]) -> None:
+        """`_wait_in_queue`, in which a worker counts as blocked."""
+        of_workers = [one.waiting for one in submitters if one.waiting.run_in_place is not None]
+        for waiting in of_workers:
+            waiting.count_blocked(1)
+        try:
+            self._wait_in_queue()
+        finally:
+            for waiting in of_workers:
+                waiting.count_blocked(-1)
+
+    def _wait_in_queue(self) -> None:
+        """Waits until something is put into the queue, at most SLICE_S. For items of several
+        clusters or of the standard library, which no single event word announces."""
+        left = self._left()
+        with contextlib.suppress(queue.Empty):
+            self._ahead.append(
+                self._ended.get(timeout=SLICE_S if left is None else min(left, SLICE_S))
+            )
+            return
+        # Nothing has come for a while. In a forked child nothing ever would.
+        if self._submitters and not any(one.client.usable for one in self._submitters):
+            next(iter(self._submitters)).memory.check()
+
+    async def _wait_in_loop(self) -> None:
+        from hoplite_mp._client.awaiting import counted, inbox_here
+
+        if self._look():
+            return
+        submitters = list(self._submitters)
+        for submitter in submitters:
+            submitter.memory.check()
+        left = self._left()
+        inbox = inbox_here()
+        waiter: asyncio.Future[None] = inbox.loop.create_future()
+        self._loops[waiter] = inbox
+        handle = None if left is None else inbox.loop.call_later(left, inbox.hand_over, waiter)
+        try:
+            if self._look():  # an item came before the waiter was registered
+                return
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._own_waits(submitters, True))
+                for submitter in submitters:
+                    stack.enter_context(counted(submitter.waiting))
+                await waiter
+        finally:
+            if handle is not None:
+                handle.cancel()
+            del self._loops[waiter]
+
+    def _oids(self, submitter: Submitting) -> list[int]:
+        """The local ids of what is waited for, as far as that cluster has it."""
+        items = list(self._items.values())
+        oids = [
+            one._oid for one in items if isinstance(one, Future) and one._submitter is submitter
+        ]
+        if len(self._submitters) == 1:
+            oids += [submitter.memory.local_id(one) for one in items if isinstance(one, ObjectRef)]
+        return oids
+
+
+class _Awaited(Watch):
+    """The watch on one item."""
+
+    __slots__ = ("completions", "number", "submitter")
+
+    def __init__(
+        self, oid: int, completions: weakref.ref[Completions[Any]], number: int, by: Submitting
+    ) -> None:
+        self.oid = oid
+        self.completions = completions
+        self.number = number
+        self.submitter = by
+
+    def tell(self) -> None:
+        _tell(self.completions, self.number, self.submitter)
+
+
+def _tell(
+    weak: weakref.ref[Completions[Any]], number: int, submitter: Submitting | None, *_: Any
+) -> None:
+    """Called when this item is done, in any thread."""
+    completions = weak()
+    if completions is not None:
+        completions._ended.put(number)
+        completions._wake(submitter)
+
+
+def _not_one(given: Any) -> TypeError:
+    return TypeError(
+        f"expected a Future or a ref, or an iterable of them, not {type(given).__name__}"
+    )
+
+
+def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Completions[F]:
+    """Yields Futures and refs as they are done, ready or failed.
+
+    Parameters
+    ----------
+    futs : Future, ObjectRef, or an iterable of them
+        What to wait for; Futures of other executors, too. One that is given twice is yielded once.
+    timeout : float, optional
+        Seconds from this call. Default: no limit.
+
+    Returns
+    -------
+    iterator
+        For `for` and `async for`. `.add(more)` adds further ones while it runs, from any thread.
+
+    Raises
+    ------
+    HopliteTimeoutError
+        From the iterator: some are not done in time.
+    TypeError
+        Something else than a Future or a ref.
+
+    Examples
+    --------
+    >>> futures = [c.submit(pow, n, 2) for n in range(4)]
+    >>> sorted(future.result() for future in hoplite_mp.as_completed(futures))
+    [0, 1, 4, 9]
+    """
+    return Completions(futs, timeout)
+
+
+as_completed.__module__ = "hoplite_mp"  # as users import it

@@ -1,0 +1,161 @@
+"""Resources that a process asks for: which demands are valid, and which nodes can meet them.
+
+Why it exists: a demand that no node can ever meet is an error at the call, and workers and actors
+that need resources are placed on nodes that have them. The node of this host knows which resources
+each node has; its answer is cached until the cluster's nodes change.
+It must never know: who holds what, when a task begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._client.calls import current_call
+from hoplite_mp._client.pool_placement import spread
+from hoplite_mp._client.priorities import checked_priority
+from hoplite_mp._planner.resources import Demand, amounts_of, demand_words
+from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp._client.ports import Membership
+
+__all__ = ["Demands", "check_demands", "refuse_demands"]
+
+KNOWN_MAX = 256  # how many different demands are cached
+
+
+def check_demands(changes: dict[str, Any]) -> None:
+    """Checks the options priority= and resources=, and replaces them by numbers and units.
+    ValueError, TypeError."""
+    if "priority" in changes:
+        changes["priority"] = checked_priority(changes["priority"])
+    if changes.get("resources") is not None:
+        changes["resources"] = amounts_of(changes["resources"]) or None
+
+
+def refuse_demands(changes: dict[str, Any]) -> None:
+    """Refuses resources= for a view of an executor."""
+    if changes.get("resources") is not None:
+        raise ValueError(
+            "resources= of an executor belong to its workers, each for life: give them where it is "
+            "made, with c.options(resources=...).executor(n)"
+        )
+
+
+class Demands:
+    """What one process knows about where resources are."""
+
+    def __init__(self, runtime: Membership) -> None:
+        self._runtime = runtime
+        self._known: dict[Demand, list[tuple[int, int, int, int]]] = {}
+        self._version = -1
+
+    def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
+        """(node, workers, how many such demands the node can meet at the same time, how many more
+        it can meet now) in order of joining, but this host first."""
+        self._runtime.memory.check()
+        found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
+        own = self._runtime.tasks.node_number
+        found.sort(key=lambda place: place[0] != own)
+        return found
+
+    def common_workers(self) -> int:
+        """The number of workers of the common pool, over all nodes."""
+        return sum(workers for _, workers, *_ in self._places(()))
+
+    def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
+        """Those of the named nodes on which a task with that demand can run; None if no nodes are
+        named and it can run on some node. ValueError: it can run on none."""
+        version = self._runtime.submitter.queues.ranked.resources_version
+        if version != self._version or len(self._known) > KNOWN_MAX:
+            self._known, self._version = {}, version
+        known = self._known.get(demand)
+        if known is None:
+            known = self._known[demand] = self._places(demand)
+        able = [
+            number
+            for number, workers, fits, _ in known
+            if fits and workers and (nodes is None or number in nodes)
+        ]
+        if not able:
+            idle = [number for number, workers, fits, _ in known if fits and not workers]
+            self._refuse(demand, nodes, idle)
+        return None if nodes is None else able
+
+    def _refuse(
+        self, demand: Demand, nodes: Sequence[int] | None, idle: Sequence[int] = ()
+    ) -> None:
+        where = "no node of this cluster"
+        if nodes is not None:
+            where = f"none of the nodes {', '.join(f'h{number}' for number in nodes)}"
+        why = ""
+        if idle:
+            names = ", ".join(f"h{number}" for number in idle)
+            why = f" and workers for everybody's tasks (without workers: {names})"
+        raise ValueError(
+            f"{where} has {demand_words(demand)}{why}: say what a host has with "
+            "Cluster(resources=), or with --resources of `hoplite-mp up` and `join`"
+        )
+
+    def places_for_workers(
+        self, demand: Demand, count: int, numbers: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """(node, workers) for `count` processes with that demand each: spread over the named nodes;
+        if none are named, as many on each node as fit, this host first. ValueError: they do not all
+        fit."""
+        fits = {number: times for number, _, times, _ in self._places(demand)}
+        able = [one for one in numbers or fits if fits.get(one)]
+        if not able:
+            self._refuse(demand, numbers or None)
+        room = sum(fits[one] for one in able)
+        if room < count:
+            raise ValueError(
+                f"{count} processes with {demand_words(demand)} each: there is enough for {room}"
+                + (" on the nodes that are named" if numbers else "")
+            )
+        if numbers:
+            return spread(count, [(one, 1) for one in able], fits)
+        places = []
+        for one in able:
+            here = min(count, fits[one])
+            count -= here
+            places.append((one, here))
+        return [place for place in places if place[1]]
+
+    def most_workers(self, demand: Demand, count: int, numbers: Sequence[int]) -> int:
+        """As many workers as fit, at least one and at most `count`."""
+        fits = [
+            times for number, _, times, _ in self._places(demand) if number in (numbers or [number])
+        ]
+        return max(1, min(count, sum(fits)))
+
+    def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
+        """Candidate nodes for an actor: first those that can meet the demand now, then the others
+        that have the resources. Named nodes take turns at being first. ValueError: no node has
+        them."""
+        known = [
+            (number, now)
+            for number, _, times, now in self._places(demand)
+            if times and (not nodes or number in nodes)
+        ]
+        if not known:
+            self._refuse(demand, nodes or None)
+        able = [number for number, now in known if now]
+        others = [number for number, now in known if not now]
+        return _turned(able, turn) + _turned(others, turn) if nodes else able + others
+
+    def assigned(self) -> dict[str, list[int]]:
+        """The indices of the resources that were assigned to the task that runs here, or to this
+        process for its whole life."""
+        call = current_call.get()
+        oid = self._runtime.running if call is None else call.oid
+        found = self._runtime.channel.call(AssignedAsked(oid)).value
+        return {name: list(indices) for name, indices in found.items()}
+
+
+def _turned(numbers: list[int], turn: int) -> list[int]:
+    """The list, rotated so that the number at index `turn` (modulo its length) is first."""
+    first = turn % len(numbers) if numbers else 0
+    return numbers[first:] + numbers[:first]

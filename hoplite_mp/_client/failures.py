@@ -1,0 +1,156 @@
+"""Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
+of nested tasks are reported when the worker of the submitting task ends.
+
+A program that drops a Future, or never asks for its result, would otherwise not notice that the
+task has failed. Reading is `result`, `exception`, `await`, `get`, or the use as an argument. A
+Future that is alive when the cluster ends can still be read, so its failure is reported when the
+program ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
+
+from hoplite_mp import _serialize
+from hoplite_mp.headers import NODE_SLOT, STATE
+
+if TYPE_CHECKING:
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp._client.pending import Pending, Settles
+
+__all__ = ["Failures"]
+
+TRACEBACKS_MAX = 3  # in the report
+# Failures whose payloads are kept. Higher: the report has tracebacks even if the program has read
+# many earlier failures; each payload costs up to 80 KiB.
+PAYLOADS_MAX = 64
+FAILURES_MAX = 100_000  # beyond so many the report says "more than"; each costs about 200 bytes
+NAMES_MAX = 10  # names of tasks in the report
+# Ended clusters whose failures can still be read. Beyond so many the earliest reports at once.
+# Higher: more memory in a program that opens many clusters and keeps failed Futures.
+CLUSTERS_MAX = 16
+
+_log = logging.getLogger("hoplite_mp")
+
+
+# The task's name, its payload or nothing, and its Future.
+Failure: TypeAlias = "tuple[str, bytes, weakref.ref[Settles]]"
+
+
+class Failures:
+    """The unread failures of one process's tasks. Any thread may call any method."""
+
+    def __init__(
+        self, client: _shm.Client, tasks: _tasks.Tasks, pending: dict[int, Pending]
+    ) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._pending = pending
+        self._found: dict[int, Failure] = {}  # by the task's id
+        self._payloads = 0
+        self._more = False
+        self.closed = False  # later failures are caused by the end of the cluster
+
+    def note(self, future: Settles) -> None:
+        """The task of this Future has failed."""
+        if self.closed or _was_read(future):
+            return
+        if len(self._found) >= FAILURES_MAX:
+            self._more = True
+            return
+        oid, payload = future._oid, b""
+        if self._client.closing and self._tasks.claimant(oid) == NODE_SLOT:
+            return  # its worker was killed at the end of the cluster, for example
+        if self._payloads < PAYLOADS_MAX and self._client.state(oid) == STATE["FAILED"]:
+            got = self._client.view(oid)
+            if not isinstance(got, int):
+                payload = _serialize.short_error(memoryview(got))
+                self._payloads += 1
+        self._found[oid] = self._tasks.name(oid), payload, weakref.ref(future)
+        if _was_read(future):  # by another thread, meanwhile
+            self._forget(oid)
+
+    def _forget(self, oid: int) -> None:
+        found = self._found.pop(oid, None)
+        if found is not None and found[1]:
+            self._payloads -= 1
+
+    def read(self, oid: int) -> None:
+        """Some code has read the result of that task, or will: its failure is not reported."""
+        self._forget(oid)
+        pending = self._pending.get(oid)
+        if pending is not None and pending.future is not None:
+            pending.future._reports = False
+        self._forget(oid)  # `note` may have run between the two steps
+
+    def report(self) -> None:
+        """At the end of the cluster: logs the failures that can no longer be read. The others are
+        logged when the program ends."""
+        self.closed = True
+        gone = {oid: one for oid, one in list(self._found.items()) if one[2]() is None}
+        for oid in gone:
+            self._forget(oid)
+        _log_failures(list(gone.values()), self._more)
+        _later[:] = [found for found in (*_later, self._found) if found]  # without those read since
+        while len(_later) > CLUSTERS_MAX:
+            _log_failures(list(_later.pop(0).values()), False)
+
+    def report_all(self) -> None:
+        """At the end of a worker: logs all failures, because its Futures end with it."""
+        for pending in self._pending.copy().values():  # done, and not processed yet
+            future = pending.future
+            if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:
+                self.note(future)
+        self.closed = True
+        found, self._found = self._found, {}
+        _log_failures(list(found.values()), self._more)
+
+
+def _was_read(future: Settles) -> bool:
+    return not future._reports
+
+
+_later: list[dict[int, Failure]] = []  # of clusters that have ended
+
+
+def _log_failures(found: list[Failure], more: bool) -> None:
+    if not found:
+        return
+    count = f"more than {len(found)}" if more else str(len(found))
+    tasks, errors = ("tasks", "errors") if len(found) > 1 else ("task", "error")
+    lines = [f"{count} {tasks} failed, and the program has not read the {errors}:"]
+    counts: dict[str, int] = {}
+    shown = 0
+    for name, payload, _ in found:
+        if shown < TRACEBACKS_MAX and (text := _text(payload)):
+            lines.append(f"{name}() {text}")
+            shown += 1
+        else:
+            counts[name] = counts.get(name, 0) + 1
+    others = [f"{name}() ({count})" for name, count in counts.items()]
+    if others:
+        dots = ", ..." if len(others) > NAMES_MAX else ""
+        lines.append(f"others: {', '.join(others[:NAMES_MAX])}{dots}")
+    _log.warning("%s", "\n".join(lines))
+
+
+def _text(payload: bytes) -> str:
+    with contextlib.suppress(Exception):  # the bytes are no error, for example
+        return _serialize.error_text(memoryview(payload)) if payload else ""
+    return ""
+
+
+@atexit.register
+def _report_rest() -> None:
+    """Runs after the clusters that are still open have been ended, because it is registered
+    first."""
+    for found in _later:
+        _log_failures(list(found.values()), False)
+
+
+os.register_at_fork(after_in_child=_later.clear)

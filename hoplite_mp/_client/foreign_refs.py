@@ -1,0 +1,89 @@
+"""Refs that another engine carries as bytes: before pickling one, the node must hold the object.
+
+Why it exists: an object must be acquired for the process that loads the ref before the process that
+pickled it releases it. The engine may keep the bytes for long and load them late, often or never,
+while the process that pickled the ref may drop it at once, or end. So before the bytes are handed
+out, the node of this host takes a lease on the object for Config.foreign_hold_s (leases: Gray and
+Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do that.
+It must never know: which engine that is, how long the node holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import clock
+from hoplite_mp._protocol.foreign import HoldForeign
+from hoplite_mp.errors import HopliteError, ObjectLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["ForeignRefs", "held_too_short"]
+
+# How many objects' last pickling is remembered. Higher: fewer round trips for processes that pickle
+# the same many refs repeatedly. Lower: less memory, some 200 bytes each.
+REMEMBERED_MAX = 10_000
+
+
+class ForeignRefs:
+    """The leases that one process has asked its node for."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        node: Callable[[], int],
+        passes_on: bool = False,
+        now: Callable[[], float] = clock.monotonic,
+    ) -> None:
+        """node: returns the number of this host's node. passes_on: this process loads refs only to
+        pass them on, so loading a ref to an object that is gone raises nothing here; the processes
+        that receive it get the error."""
+        self.passes_on = passes_on
+        self._memory = memory
+        self._node = node
+        self._now = now
+        # Object -> (when it was last held, for how long).
+        self._held: dict[int, tuple[float, float]] = {}
+
+    def hold_for(self, ref: ObjectRef[Any]) -> tuple[int, float] | None:
+        """(number of the node that holds the object from now on, for how many seconds). None if the
+        object, or this process's cluster, is gone; then the process that loads the ref gets the
+        error."""
+        memory = self._memory
+        # In a cluster that has ended, pickling a ref is no error; loading it is one.
+        with contextlib.suppress(HopliteError):
+            oid = memory.local_id(ref)
+            begun = self._now()
+            told, seconds = self._held.get(oid, (begun, 0.0))
+            if begun - told < seconds / 2:
+                # The node still holds it, and will read this request before the lease is over, so
+                # there is no need to wait for a reply.
+                memory.channel.tell(HoldForeign(oid))
+            else:
+                seconds = float(memory.channel.call(HoldForeign(oid)).value)
+            if seconds:
+                self._remember(oid, begun, seconds)
+                return self._node(), seconds
+        return None
+
+    def _remember(self, oid: int, told: float, seconds: float) -> None:
+        held = self._held
+        held.pop(oid, None)  # dict order must be the order of holding
+        while len(held) >= REMEMBERED_MAX:
+            with contextlib.suppress(KeyError):  # another thread has removed it
+                del held[next(iter(held))]
+        held[oid] = told, seconds
+
+
+def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLostError:
+    """The error for a process that loads a ref too late."""
+    return ObjectLostError(
+        f"{ref} is gone: node h{node} held it for {seconds:g} s after it was pickled "
+        "(Config.foreign_hold_s), unless that node has left before, and nobody else held it when "
+        "it was loaded. Keep a ref to it until it has been loaded, or raise foreign_hold_s"
+    )

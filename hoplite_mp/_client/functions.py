@@ -1,0 +1,359 @@
+"""Functions on their way to workers: each is sent once, as long as it does not change.
+
+Why it exists: a function that readers can import is sent as a name. A function that is sent by
+value carries its defaults, its closure and the globals that it uses, and if those change between
+two calls it must be pickled again. Pickling takes ten times as long as the rest of a submit, so
+what the function carries is compared first, and bytes that have not changed are not sent again.
+It must never know: tasks, workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+import weakref
+from operator import is_
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.captured_arrays import Carried as Arrays
+from hoplite_mp._client.captured_arrays import Kept, Look
+from hoplite_mp._client.chunks import rows_of
+from hoplite_mp._client.function_kind import flags_of, is_async
+from hoplite_mp._serialize import code
+from hoplite_mp._serialize.out_of_band import UNBOUND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._serialize.out_of_band import Snapshot
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "Tried"]
+
+_BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
+_IMMUTABLE = {
+    int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType,
+}  # fmt: skip
+# In place of what a task must hold for its function: nothing, but the function's object is to be
+# freed soon after the task is done.
+NOTHING = object()
+# Function -> what was last sent for it: (the object; what the function carried, or None if a change
+# of that could go unnoticed; the digest of the bytes; what is known of its large arrays).
+Known = weakref.WeakKeyDictionary[
+    Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
+]
+# Exceptions after which a task is tried again, as after the death of its worker.
+Exceptions: TypeAlias = tuple[type[Exception], ...]
+# One list for each argument, all of the same length.
+Columns: TypeAlias = "Sequence[list[Any]]"
+FORMS_MAX = 64  # how many (chunked, exceptions, catches) have tables of their own
+
+
+class Functions:
+    """The functions that one process has sent."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._known: Known = weakref.WeakKeyDictionary()
+        # Tables for functions that are Chunked or Tried.
+        self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
+        self._arrays = arrays = Arrays(memory)
+        memory.keep = lambda: Look(arrays)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def close(self) -> None:
+        """At the end of the cluster."""
+        self._arrays.close()
+
+    def _table(self, chunked: bool, again: Exceptions, catches: bool) -> Known:
+        if not chunked and not again:
+            return self._known
+        if len(self._in_form) > FORMS_MAX:
+            self._in_form.clear()
+        return self._in_form.setdefault((chunked, again, catches), weakref.WeakKeyDictionary())
+
+    def send(
+        self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
+    ) -> tuple[ObjectRef[Any], Any]:
+        """Stores the function, unless the same bytes are stored already. Returns a ref to them, and
+        what the task must hold until it is done: the function and what it carries if that includes
+        refs, which perhaps nobody else holds; otherwise NOTHING, so that objects to which the
+        function is bound are freed when their owner drops them. None instead of either: the
+        function's object need not be freed soon after the task. `chunked`: the function is sent as
+        a Chunked, which takes columns of arguments. `catches`: the Chunked catches exceptions of
+        items. `again`: the task is tried again after these exceptions."""
+        kind = type(fn)
+        if kind is Fixed:
+            sent: tuple[ObjectRef[Any], Any] | None = fn.sent
+            if sent is None:
+                sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
+            return sent
+        form = chunked, again, catches
+        known = self._table(*form).get(fn) if kind in _BY_IDENTITY else None
+        by_name = code.by_name  # the current list; a registration starts a new one
+        if known is not None and known[1] is by_name:
+            return known[0], None
+        look = Look(self._arrays)
+        if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
+            sending = _in_form(fn, *form)
+            encoded, beside, refs = _serialize.encode_with_aside(sending, look)
+            ref = self._put(encoded, beside)
+            look.used_by(fn)
+            return ref, fn if refs else NOTHING
+        if known is not None:
+            ref, before, *_ = known
+            now, constant = _carried(fn, look)
+            if constant and before and _same(now, before):
+                return ref, None
+        if (known is None or known[1] == []) and code.importable(fn):
+            now, constant = by_name, True
+        else:
+            now, constant = _carried(fn, look, look.snapshot)
+        encoded, beside, refs = _serialize.encode_with_aside(_in_form(fn, *form), look)
+        digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
+        if known is None or known[2] != digest:
+            ref = self._put(encoded, beside)
+        table = self._table(*form)
+        if constant and now is not by_name:
+            # Another thread may have changed a closure since. The function was then sent in a state
+            # that no comparison has seen, so the entry must not stand for any state.
+            constant = _same(now, _carried(fn, look)[0])
+        if constant:
+            table[fn] = ref, now, digest, look.kept
+            return ref, None if now is by_name else NOTHING
+        table[fn] = ref, None, digest, look.kept
+        return ref, (fn, now) if refs else NOTHING
+
+    def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
+        """Puts the function together with refs to the objects beside it, which therefore live as
+        long as it does."""
+        return self._memory.put((encoded, beside) if beside else encoded)
+
+
+class Fixed:
+    """A function for one call that makes many tasks: it is sent once, with what it carries when the
+    first task is made. `catches`: see `Chunked`."""
+
+    def __init__(
+        self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
+    ) -> None:
+        self.fn = fn
+        self.chunked = chunked
+        self.again = again
+        self.catches = catches
+        self.sent: tuple[ObjectRef[Any], Any] | None = None
+        self.flags = flags_of(fn)
+        self.__name__ = getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
+    if chunked:
+        return Chunked(fn, again, catches)
+    return Tried(fn, again) if again else fn
+
+
+class Tried:
+    """Wraps a function whose task is tried again after some exceptions, as after the death of its
+    worker. It is unpickled as a Tried, from which the worker reads `again`."""
+
+    def __init__(self, fn: Any, again: Exceptions) -> None:
+        self.fn = fn
+        self.again = again
+        self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __reduce__(self) -> Any:
+        return Tried, (self.fn, self.again)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+class Raised:
+    """Stands in a chunk's results for an exception of one item. text: its traceback."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        self.error = error
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return Raised, (_serialize.portable_error(self.error), self.text)
+
+
+class Caught(list[Any]):
+    """The results of a chunk, in which exceptions of items are Raised."""
+
+
+class Chunked:
+    """Wraps a function so that it takes columns of arguments and makes one call for each row.
+    catches: an item that raises does not end the chunk; its result is a Raised."""
+
+    def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
+        self.fn = fn
+        self.again = again  # only an item that raises one of these is tried again
+        self.catches = catches
+        self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __reduce__(self) -> Any:
+        return Chunked, (self.fn, self.again, self.catches)
+
+    def __call__(self, *columns: list[Any]) -> Any:
+        fn = self.fn
+        if is_async(fn):
+            return self._one_by_one(columns)
+        if len(columns) == 1:  # not map(), which would mistake a StopIteration for its own end
+            return [fn(item) for item in columns[0]]
+        return [fn(*args) for args in rows_of(columns)]
+
+    async def _one_by_one(self, columns: Columns) -> list[Any]:
+        return [await self.fn(*args) for args in rows_of(columns)]
+
+    def prepared(self, tries: Tries) -> Any:
+        """Returns a function to be called in place of this object, if items may be tried again or
+        may raise."""
+        each = self._each_in_loop if is_async(self.fn) else self._each
+        return functools.partial(each, tries)
+
+    def _no_results(self) -> list[Any]:
+        return Caught() if self.catches else []
+
+    def _each(self, tries: Tries, *columns: list[Any]) -> list[Any]:
+        results = self._no_results()
+        for index, args in enumerate(rows_of(columns)):
+            try:
+                results.append(self._try(tries, index, args))
+            except BaseException as error:
+                if not self.catches or (_is_kind(error, KeyboardInterrupt) and tries.cancelled()):
+                    raise
+                results.append(tries.raised(error))
+        return results
+
+    def _try(self, tries: Tries, index: int, args: tuple[Any, ...]) -> Any:
+        failures = 0
+        while True:
+            try:
+                return self.fn(*args)
+            except self.again:
+                failures += 1
+                if not tries.may(failures):
+                    raise
+            args = tries.args(index)
+
+    async def _each_in_loop(self, tries: Tries, *columns: list[Any]) -> list[Any]:
+        from asyncio import CancelledError, current_task
+
+        own: Any = current_task()
+        results = self._no_results()
+        for index, args in enumerate(rows_of(columns)):
+            try:
+                results.append(await self._try_in_loop(tries, index, args))
+            except BaseException as error:
+                if not self.catches or (_is_kind(error, CancelledError) and own.cancelling()):
+                    raise
+                results.append(tries.raised(error))
+        return results
+
+    async def _try_in_loop(self, tries: Tries, index: int, args: tuple[Any, ...]) -> Any:
+        failures = 0
+        while True:
+            try:
+                return await self.fn(*args)
+            except self.again:
+                failures += 1
+                if not tries.may(failures):
+                    raise
+            args = tries.args(index)
+
+
+class Tries(Protocol):
+    """The decisions of a worker about the items of a chunk."""
+
+    def may(self, failures: int) -> bool:
+        """May an item that has failed so often be tried again?"""
+
+    def args(self, index: int) -> tuple[Any, ...]:
+        """The arguments of an item as they were sent, because the item may have changed them."""
+
+    def raised(self, error: BaseException) -> Raised:
+        """The result of an item that has raised."""
+
+    def cancelled(self) -> bool:
+        """Was the chunk cancelled, or a task that waits for it in this process?"""
+
+
+def _is_kind(error: BaseException, kind: type[BaseException]) -> bool:
+    return issubclass(type(error), kind)
+
+
+def _same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
+    """The values that travel with a function, and whether comparing them would reveal every change.
+    The globals and closures are recorded in `snapshot`."""
+    if type(fn) is not types.FunctionType:
+        return [], False
+    found: list[Any] = []
+    constant = True
+    seen, ahead = {fn}, [fn]
+    while ahead:
+        function = ahead.pop()
+        constant = constant and not function.__dict__
+        found.append(function.__code__)
+        for value in _values(function, snapshot):
+            kind = type(value)
+            if kind is types.FunctionType:
+                found.append(weakref.ref(value))  # a function always gives the same weakref object
+                if value not in seen and not code.importable(value):
+                    seen.add(value)
+                    ahead.append(value)
+            elif (
+                value is UNBOUND
+                or kind in _IMMUTABLE
+                or (isinstance(value, type) and code.importable(value))
+            ):
+                found.append(value)
+            elif isinstance(value, np.ndarray) and look.keeps(value):
+                found += look.copy_of(value)
+            elif kind is types.ModuleType:
+                found += value, code.by_name  # a registration may change how it travels
+                if snapshot is not None:  # otherwise the earlier state counts, which was constant
+                    constant = constant and code.module_travels(value.__name__)
+            else:
+                found.append(value)
+                constant = False
+    return found, constant
+
+
+def _contents(cell: types.CellType) -> Iterator[Any]:
+    """Yields the cell's contents; nothing if it is empty."""
+    with contextlib.suppress(ValueError):
+        yield cell.cell_contents
+
+
+def _values(function: types.FunctionType, snapshot: Snapshot | None) -> Iterator[Any]:
+    """Yields the defaults, the closure's values, and the globals that the code names."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        value = next(_contents(cell), UNBOUND)
+        if snapshot is not None:
+            value = snapshot.setdefault((id(cell), ""), value)
+        yield value
+    scope = function.__globals__
+    codes = [function.__code__]
+    while codes:
+        one = codes.pop()
+        for name in one.co_names:
+            value = scope.get(name, UNBOUND)
+            if snapshot is not None:
+                value = snapshot.setdefault((id(scope), name), value)
+            yield value
+        codes += [const for const in one.co_consts if type(const) is types.CodeType]

@@ -1,0 +1,443 @@
+"""Starts a host (shared memory, sockets, the supervisor) and ends it.
+
+Why it exists: the driver creates the control memory itself, so it can submit before any other
+process runs. The supervisor receives everything as descriptors and values; no name is created
+anywhere.
+It must never know: what the supervisor starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp import _serialize, _shm, clock, errors, ids
+from hoplite_mp._client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp._client.descriptors import (
+    Watched,
+    close_socket,
+    fill_standard_descriptors,
+    inherited_or_null,
+    lift,
+    lift_socket,
+)
+from hoplite_mp._client.inherited_context import birth_here, share_authkey
+from hoplite_mp._client.pool_placement import WORKERS_MAX
+from hoplite_mp._client.printing import Printer
+from hoplite_mp._client.runtime import Runtime
+from hoplite_mp._client.store_size import store_size
+from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
+from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.secret import encode_secret
+from hoplite_mp.config import SPAN_BYTES_MIN
+from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
+from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
+from hoplite_mp.store.limits import cpu_count, processes_left
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.network import Network
+    from hoplite_mp.config import Config
+
+__all__ = ["Host"]
+
+PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
+SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
+# Descriptors in the process that starts a host: for each worker both ends of its line and of its
+# two output pipes; and all others, including those for a network.
+DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
+PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
+THREADS_HERE = 2  # of the process that starts a host: for what workers print, and for completions
+BOOT_FILE = os.path.join("supervisor", "boot.py")
+READ_BYTES = 1 << 16
+READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
+_log = logging.getLogger("hoplite_mp")
+
+
+class Host:
+    """The processes of one host, as seen by the driver that started them."""
+
+    attached = False  # true if the node is another process's child
+    standby: tuple[str, ...] = ()  # addresses of the cluster's standby
+    holds_standby = ""  # the standby's address, if it is on this host
+
+    def __init__(
+        self,
+        workers: int | None,
+        memory: int | None,
+        config: Config,
+        network: Network | None = None,
+    ) -> None:
+        cores = cpu_count()
+        self.workers = min(cores, WORKERS_MAX) if workers is None else workers
+        limit, length = store_size(memory or config.memory_bytes)
+        config = _with_spans_that_fit(config, limit, self.workers)
+        _check_descriptors(self.workers)
+        _check_processes(self.workers)
+        _check_spill_dir(config)
+        self.limit = limit
+        fill_standard_descriptors()
+        control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
+        store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
+        event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        host_id = ids.random_host_id()
+        _shm.create(
+            control_fd,
+            store_fd,
+            host_id,
+            length,
+            cores,
+            config.spin_us_max,
+            config.small_object_bytes_max,
+            config.span_bytes,
+        )
+        self.supervisor, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        rpc, rpc_end = seqpacket_pair()
+        self.output, output_end = socket.socketpair()
+        ends = (supervisor_end, rpc_end, output_end)
+        birth = birth_here()
+        start = Start(
+            sys_path=[],
+            control_fd=control_fd,
+            store_fd=store_fd,
+            event_fd=event_fd,
+            supervisor_fd=supervisor_end.fileno(),
+            rpc_fd=rpc_end.fileno(),
+            output_fd=output_end.fileno(),
+            driver_pid=os.getpid(),
+            workers=self.workers,
+            cores=cores,
+            memory_bytes=limit,
+            config=dataclasses.asdict(config),
+            host_id=host_id,
+            birth=birth,
+            lan=None if network is None else network.start(host_id),
+        )
+        sockets = [] if network is None else network.descriptors
+        self.process = _execute(
+            start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
+        )
+        share_authkey(birth)
+        if network is not None:
+            network.close()
+        for end in ends:
+            end.close()
+        self.supervisor, self.output = lift_socket(self.supervisor), lift_socket(self.output)
+        event_fd = lift(event_fd)
+        self.runtime = Runtime(
+            control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver", hidden=True
+        )  # until its Cluster is complete
+        # The node starts by leasing exactly this span to the driver, so the driver need not ask for
+        # it.
+        self.runtime.client.add_span(config.span_bytes)
+        for fd in (control_fd, store_fd):
+            os.close(fd)
+        self._event = Watched(event_fd)
+        self._line = Watched(self.supervisor.fileno())
+        self._config = config
+        self._joined = network.address if network is not None and network.manager else ""
+        try:
+            self._watch()
+        except BaseException:
+            self._kill()
+            self.process.wait()
+            raise
+
+    def _watch(self) -> None:
+        """Starts a thread that reads the node's output; where that ends, the node has ended."""
+        self._output_line = Watched(self.output.fileno())
+        self.lost = False
+        self.ended = threading.Event()
+        self._knows = threading.Event()  # set when the reason for the node's end is known
+        memory = self.runtime.memory
+        memory.await_lost = self._await_lost
+        self.runtime.channel.why_gone = memory.node_gone
+        self._ending = False
+        channel = self.runtime.channel  # the thread must keep the channel alive, but not this host
+        self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
+        self._printer.follow_cells()
+        self.runtime.memory.print_lines = self._print_lines
+        self._reader = threading.Thread(
+            target=self._read_output, name="hoplite_mp output", daemon=True
+        )
+        with starting_thread("prints what workers print"):
+            self._reader.start()
+
+    def _print_lines(self, timeout: float | None) -> None:
+        """Returns when all lines that workers have printed so far are written, or at the
+        timeout."""
+        if self._reader is not threading.current_thread():  # in a callback of a Future
+            self._printer.wait(timeout)
+
+    def _read_output(self) -> None:
+        """Prints the workers' lines until the node's end."""
+        try:
+            self._forward_output()
+        except Exception:
+            _log.exception("what the workers print cannot be read")
+        finally:
+            try:
+                self._printer.end()
+            finally:
+                self._node_ended()
+
+    def _forward_output(self) -> None:
+        self.output.settimeout(self._config.start_timeout_s)
+        decoder = msgspec.msgpack.Decoder(tuple[int, str, bytes])
+        data = bytearray()
+        while True:
+            try:
+                piece = self.output.recv(READ_BYTES)
+            except TimeoutError:
+                self.output.settimeout(None)
+                if not self.runtime.tasks.pid(NODE_SLOT):
+                    waited = self._config.start_timeout_s
+                    _log.error("the host did not start within %g s (start_timeout_s)", waited)
+                    # The process has not been reaped, so its pid is still ours.
+                    os.kill(self.process.pid, signal.SIGKILL)
+                continue
+            except OSError:
+                piece = b""
+            if not piece:
+                return
+            data += piece
+            while len(data) >= 4:
+                size = int.from_bytes(data[:4], "little")
+                if len(data) < 4 + size:
+                    break
+                self._printer.take(*decoder.decode(bytes(data[4 : 4 + size])))
+                del data[: 4 + size]
+
+    def _node_ended(self) -> None:
+        """Fails everything that is pending. Called by the thread that reads the output, so it also
+        runs if `end()` was interrupted half way."""
+        runtime = self.runtime
+        try:
+            if self._ending:
+                error: HopliteError = ClosedError("the cluster was closed before this was done")
+            else:
+                self.lost = True
+                error = self._why_lost()
+            if runtime.memory.lost is None:
+                runtime.memory.lost = error
+            self._knows.set()
+            runtime.tasks.lose()
+            if self._ending:  # the thread that ends the cluster calls the callbacks
+                runtime.submitter.fail_pending(error)
+            else:
+                runtime.submitter.abandon(error)
+        finally:
+            self._knows.set()
+            self.ended.set()
+
+    def _await_lost(self) -> None:
+        """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
+        block that thread, so the wait is bounded; after it the error gives no reason."""
+        if self._reader is not threading.current_thread():
+            self._knows.wait(2 * READER_PATIENCE_S)
+
+    @property
+    def removed(self) -> bool:
+        """Has `remove_node` made this host's node leave its cluster?"""
+        return self.runtime.client.removed
+
+    def _why_removed(self) -> HopliteError:
+        error = errors.NodeLostError(
+            f"node {self.runtime.node_name}, through which this process took part in the cluster "
+            f"at {self._joined}, was removed from it by remove_node(); open "
+            f"Cluster(address={self._joined!r}) again to go on"
+        )
+        _log.info("%s", error)
+        return error
+
+    def _why_lost(self) -> HopliteError:
+        if self.removed:
+            return self._why_removed()
+        code = clock.wait_for_process(self.process, READER_PATIENCE_S)
+        if self._joined and code == GIVEN_UP:
+            _log.error("the cluster has given up this host")
+            return ManagerLostError(
+                f"the cluster at {self._joined} has given up this host, because its heartbeats did "
+                "not arrive in time (Config.silence_s); open Cluster(address=...) again to go on"
+            )
+        if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
+            error = ManagerLostError(f"the cluster at {self._joined} has ended")
+            _log.info("%s", error)
+            return error
+        if code == GIVEN_UP:
+            _log.error("the manager of this host has stepped down: too few others were heard")
+            return ManagerLostError("the manager of this host has stepped down")
+        _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+        return errors.NodeLostError("the node of this host has ended")
+
+    def end(self) -> None:
+        """Ends all processes and waits until they are gone."""
+        self._ending = True
+        client = self.runtime.client
+        if client.usable:
+            client.set_closing()
+            self.runtime.tasks.wake_pool_all()
+        try:
+            with contextlib.suppress(OSError):
+                # If user code has closed the line, the supervisor notices it and ends everything.
+                if self._line.there():
+                    self.supervisor.send(dump(Shutdown()))
+            self._wait_gone()
+        finally:  # also after Ctrl-C: closes all lines, on which the processes end by themselves
+            with contextlib.suppress(OSError):
+                if self.output.fileno() >= 0 and self._output_line.there():
+                    self.output.shutdown(socket.SHUT_RDWR)
+            self._join_reader()
+            close_socket(self.output, self._output_line)
+            close_socket(self.supervisor, self._line)
+            self.runtime.close()
+            client.give_back_all()
+            self._event.close()
+
+    @property
+    def given_up(self) -> bool:
+        """After `end`: has the cluster given up this host, although it lives?"""
+        return self.process.returncode == GIVEN_UP
+
+    @property
+    def node_died(self) -> bool:
+        """After `end`: was the node killed, or has it failed?"""
+        return self.process.returncode == NODE_DIED
+
+    def _join_reader(self) -> None:
+        if self._reader is not threading.current_thread():
+            self._reader.join(READER_PATIENCE_S)
+
+    def _wait_gone(self) -> None:
+        try:
+            if clock.wait_for_process(self.process, self._config.shutdown_timeout_s) is None:
+                self._kill()  # its children die with it (PDEATHSIG)
+                self.process.wait()
+        except BaseException:  # after Ctrl-C nobody waits for the processes again
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+
+
+def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
+    """Every process that puts needs a span of its own. In a small store spans are halved, down to a
+    minimum, until half of the store is left for large objects and for workers that stand in for
+    blocked ones. ConfigError if not even the smallest spans fit."""
+    processes = workers + PROCESSES_BESIDE
+    span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
+    while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
+        span //= 2
+    if processes * span > limit:
+        raise ConfigError(
+            f"memory={limit} is too small for {workers} workers: each of {processes} processes "
+            f"needs {span} bytes for its small objects, together {processes * span}. Raise "
+            "memory=, ask for fewer workers, or lower small_object_bytes_max"
+        )
+    return dataclasses.replace(config, span_bytes=span)
+
+
+def _check_spill_dir(config: Config) -> None:
+    """ConfigError if the given directory cannot be written. The directory is not created."""
+    where = config.spill_dir
+    if where is None or config.spill_bytes_max == 0:
+        return
+    if not os.path.isdir(where):
+        raise ConfigError(f"spill_dir={where!r} is no directory of this host: make it first")
+    if not os.access(where, os.W_OK | os.X_OK):
+        raise ConfigError(f"spill_dir={where!r} cannot be written by this process")
+
+
+def _check_descriptors(workers: int) -> None:
+    """ConfigError if this process may not open as many descriptors as the start needs. Descriptors
+    that are missing later only cause a delay, so they are not counted."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"workers={workers} needs about {needed} descriptors, and a process may open {hard} "
+            "here: raise the hard limit (ulimit -Hn), or ask for fewer workers"
+        )
+
+
+def _check_processes(workers: int) -> None:
+    """ConfigError if this user may not start as many processes and threads as the start needs."""
+    needed = PROCESSES_BESIDE_WORKERS + THREADS_HERE + workers
+    left, which = processes_left()
+    if left < needed:
+        raise ConfigError(
+            f"workers={workers} needs {needed} more processes and threads, and {left} are allowed "
+            f"here ({which}): raise the limit, or ask for fewer workers"
+        )
+
+
+def interpreter() -> str:
+    """The path of an interpreter like this one. ConfigError if none is known, as in a program that
+    embeds Python."""
+    if sys.executable:
+        return sys.executable
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    found = os.path.join(sys.exec_prefix, "bin", version)
+    if os.access(found, os.X_OK):
+        return found
+    raise ConfigError(
+        f"sys.executable={sys.executable!r}, and there is no {found}: set sys.executable to the "
+        "path of a Python interpreter that has this program's packages, before a cluster opens"
+    )
+
+
+def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
+    import json
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
+    # Absolute, because the program and its tasks may change their working directories.
+    path = [p if os.path.isabs(p) else os.path.abspath(p) for p in sys.path if isinstance(p, str)]
+    path += [] if root in path else [root]
+    _serialize.set_readers_path(path)
+    start = msgspec.structs.replace(start, sys_path=[])
+    body = msgspec.msgpack.encode(start, enc_hook=encode_secret)
+    listed = json.dumps(path).encode()
+    info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
+    os.write(info, len(listed).to_bytes(8, "little") + listed + body)
+    os.lseek(info, 0, os.SEEK_SET)
+    # Like processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    try:
+        return run_boot([interpreter(), *flags, boot, str(info)], [*fds, info])
+    finally:
+        os.close(info)
+
+
+def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+    """Executes that command; the new process has those descriptors under the same numbers. Ctrl-C
+    is blocked in it until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            command,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=inherited_or_null(1),
+            stderr=inherited_or_null(2),
+        )
+    except BlockingIOError as error:  # EAGAIN of fork
+        raise ConfigError(
+            "no process can be started: every process that this user may have is in use; raise "
+            "the limit (ulimit -u, or that of the control group)"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

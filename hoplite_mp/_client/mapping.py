@@ -1,0 +1,327 @@
+"""The results of `map`, one after the other, while further tasks are sent.
+
+Why it exists: `map` is an iterator over Futures that are made as it advances, for threads and for
+event loops. Whatever ends it, tasks that have not begun are cancelled, and no Future is held longer
+than needed.
+It must never know: where tasks run, how they are made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hoplite_mp import _serialize, clock
+from hoplite_mp._client.completions import Completions
+from hoplite_mp._client.functions import Raised
+from hoplite_mp.errors import HopliteTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterator
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.memory import Memory
+
+__all__ = ["Results", "Run"]
+
+T = TypeVar("T")
+
+
+class Run:
+    """One call of map: the Futures in progress, and those that are still to be made."""
+
+    def __init__(
+        self,
+        futures: Iterator[tuple[Future[Any], int]],
+        ahead_max: int | None,
+        timeout: float | None,
+        deadline: float | None,
+        ordered: bool,
+        executor: object,
+        bar: Any,
+        catches: bool,
+        chunked: bool,
+    ) -> None:
+        """futures: each with the number of its items. timeout: in seconds, as the user gave it;
+        deadline: what it means. executor: kept alive. bar: a tqdm bar, or None. catches: exceptions
+        of items are results. chunked: the result of a Future is a list, of its items' results."""
+        self._more = futures
+        self._timeout = timeout
+        self._deadline = deadline
+        self._executor = executor
+        self._bar = bar
+        self._ordered = ordered
+        self.catches = catches
+        self.chunked = chunked
+        self._sizes: dict[Future[Any], int] = {}  # if it catches: Future -> number of its items
+        # If ordered: Futures in order, the next one first.
+        self._ahead: deque[Future[Any]] = deque()
+        # If completions are followed: Futures that are not known to be done -> number of items.
+        self._under_way: dict[Future[Any], int] = {}
+        self._ends: Completions[Future[Any]] | None = None
+        try:
+            if bar is not None or not ordered:
+                self._ends = Completions([], self.left())
+            self._send(ahead_max)
+        except BaseException:  # an argument that cannot be pickled, or Ctrl-C
+            self.end()
+            raise
+
+    def left(self) -> float | None:
+        """Seconds until the deadline."""
+        return None if self._deadline is None else max(0.0, self._deadline - clock.monotonic())
+
+    def _send(self, count: int | None) -> None:
+        for future, items in itertools.islice(self._more, count):
+            if self._ordered:
+                self._ahead.append(future)
+            if self.catches:
+                self._sizes[future] = items
+            if self._ends is not None:
+                self._under_way[future] = items
+                self._ends.add(future)
+
+    def __bool__(self) -> bool:
+        """Are any Futures in progress?"""
+        return bool(self._ahead or self._under_way)
+
+    def next(self) -> Future[Any]:
+        """The next Future. It is done if completions are followed; otherwise it need not be."""
+        if self._ends is None:
+            return self._ahead.popleft()
+        try:
+            while self._ordered:
+                self._catch_up()
+                if self._ahead[0] not in self._under_way:
+                    return self._ahead.popleft()
+                self._ended(next(self._ends))
+            return self._ended(next(self._ends))
+        except HopliteTimeoutError:
+            raise self.late() from None
+
+    async def next_in_loop(self) -> Future[Any]:
+        """The next Future, once it is done. Cancelling this call loses nothing."""
+        if self._ends is None:
+            from hoplite_mp._client.awaiting import ended
+
+            future = self._ahead[0]
+            if not await ended(future._submitter, future._oid, self.left()):
+                raise self.late()
+            return self._ahead.popleft()
+        try:
+            while self._ordered:
+                self._catch_up()
+                if self._ahead[0] not in self._under_way:
+                    return self._ahead.popleft()
+                self._ended(await anext(self._ends))
+            return self._ended(await anext(self._ends))
+        except HopliteTimeoutError:
+            raise self.late() from None
+
+    def _catch_up(self) -> None:
+        """Updates the bar with what is done by now."""
+        assert self._ends is not None
+        while (future := self._ends.take()) is not None:
+            self._ended(future)
+
+    def _ended(self, future: Future[Any]) -> Future[Any]:
+        items = self._under_way.pop(future)
+        if self._bar is not None:
+            self._bar.update(items)
+        return future
+
+    def result(self, future: Future[Any], result: Any) -> Any:
+        """The result of a Future that has succeeded, in which exceptions of items are in place."""
+        if self.catches:
+            del self._sizes[future]
+            if self.chunked:
+                memory = future._submitter.memory
+                return [_of_item(memory, one) for one in result]
+        return result
+
+    def instead(self, future: Future[Any], error: BaseException) -> Any:
+        """The result of a Future that has failed; raises the error unless it is the task's own, and
+        this map returns exceptions."""
+        own = future._error
+        if not self.catches or own is None:
+            raise error
+        if error is not own and _serialize.cause_of(error) is not own:  # may wrap it
+            raise error
+        _serialize.drop_traceback(own)
+        count = self._sizes.pop(future)
+        return [own] * count if self.chunked else own
+
+    def late(self) -> HopliteTimeoutError:
+        """The error if the next result is not ready in time."""
+        within = f"within the {self._timeout:g} s of map()"
+        if self._ordered:
+            return HopliteTimeoutError(f"the next result was not ready {within}")
+        count = len(self._under_way)
+        return HopliteTimeoutError(f"none of {count} results under way was ready {within}")
+
+    def go_on(self) -> None:
+        """Sends another task, because a result has been read."""
+        self._send(1)
+
+    def end(self) -> None:
+        """Cancels tasks that have not begun."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+        for future in (*self._ahead, *self._under_way):
+            future._seen()  # nobody will read the failure of a running task
+            future.cancel()
+        self._ahead.clear()
+        self._under_way.clear()
+        self._sizes.clear()
+
+
+def _of_item(memory: Memory, result: Any) -> Any:
+    if type(result) is not Raised:
+        return result
+    return memory.to_raise(_serialize.with_text(result.error, result.text))
+
+
+class Results(Generic[T]):
+    """What `map` returns: an iterator over the results, for `for` and for `async for`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._results = results = _results_of(run)
+        # Drives the iterator over the present chunk, and ends it when cleared (see `_poppers`).
+        self._turns: list[list[int]] = []
+        self._iterator: Iterator[T] = results
+        if run.chunked:
+            self._iterator = itertools.chain.from_iterable(_poppers(results, self._turns))
+
+    def __iter__(self) -> Iterator[T]:
+        return self._iterator  # implemented in C, so it is faster than our __next__
+
+    def __next__(self) -> T:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """Cancels tasks that have not begun."""
+        self._results.close()
+        for turns in self._turns:
+            turns.clear()
+        self._run.end()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return _InLoop(self._run)
+
+
+def _results_of(run: Run) -> Generator[Any, None, None]:
+    """Yields results; whatever ends the generator, tasks that have not begun are cancelled."""
+    try:
+        while run:
+            future = run.next()
+            try:
+                result = [_read(future, run)]
+                # So that the submitter drops the Future, and with it the result.
+                future._submitter.drain()
+            finally:
+                future.cancel()  # has no effect once the task is done
+                del future
+            run.go_on()
+            yield result.pop()  # from here on only the reader holds it
+    finally:
+        run.end()
+
+
+def _read(future: Future[Any], run: Run) -> Any:
+    try:
+        return run.result(future, future.result(run.left()))
+    except HopliteTimeoutError as error:
+        if future.done():  # it is the task's own error
+            return run.instead(future, error)
+        raise run.late() from None
+    except BaseException as error:
+        if run.catches:
+            return run.instead(future, error)
+        raise
+
+
+def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
+    """As PEP 479 does with StopIteration: a task must not end the `async for` loop in silence."""
+    made = RuntimeError("a task of map() raised StopAsyncIteration")
+    made.__cause__ = error
+    return made
+
+
+def _poppers(
+    results: Generator[list[Any], None, None], turns: list[list[int]]
+) -> Generator[Iterator[Any], None, None]:
+    """Yields for each chunk an iterator that removes items from the chunk as it gives them out, so
+    nothing here holds an item that the reader was given. No Python code runs for an item; the
+    iterator ends when the list in `turns` is used up or cleared."""
+    for chunk in results:
+        chunk.reverse()
+        turns[:] = [[-1] * len(chunk)]
+        yield map(chunk.pop, turns[0])
+
+
+class _InLoop(Generic[T]):
+    """The results in an event loop. Not an asynchronous generator, which a loop would have to
+    close."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._chunk: list[T] = []  # reversed: its last item is the next one
+        self._future: Future[Any] | None = None  # a Future that is done and not read yet
+        self._busy = False
+
+    def __aiter__(self) -> _InLoop[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        import asyncio
+
+        if self._busy:
+            raise RuntimeError("another task is waiting for the next result of this map() already")
+        self._busy = True
+        try:
+            while not self._chunk:
+                await self._read()
+            return self._chunk.pop()
+        except asyncio.CancelledError:
+            if self._future is not None and self._future.cancelled():
+                self._end()
+            raise  # unless the task was cancelled, only this step was, and it may be repeated
+        except BaseException:  # the end, or a task's error
+            self._end()
+            raise
+        finally:
+            self._busy = False
+
+    async def _read(self) -> None:
+        from hoplite_mp._client.awaiting import result_of
+
+        run = self._run
+        if self._future is None:
+            if not run:
+                raise StopAsyncIteration
+            self._future = await run.next_in_loop()
+        try:
+            result = run.result(self._future, await result_of(self._future))
+        except StopAsyncIteration as error:
+            result = run.instead(self._future, _not_an_end(error))
+        except BaseException as error:
+            if not run.catches:
+                raise
+            result = run.instead(self._future, error)
+        self._future = None
+        self._chunk = result[::-1] if run.chunked else [result]
+        run.go_on()
+
+    def _end(self) -> None:
+        self._future = None
+        self._run.end()
+
+    async def aclose(self) -> None:
+        """Cancels tasks that have not begun."""
+        self._end()
+
+    def __del__(self) -> None:
+        self._run.end()

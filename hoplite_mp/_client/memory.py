@@ -1,0 +1,613 @@
+"""One process's access to the store: put, get, and arrays made in place.
+
+Why it exists: put and get are serialisation, at most one copy, and a few words of shared memory;
+this file joins the three. Small objects involve no other process; the node is asked for big blocks,
+spilled objects and new spans.
+It must never know: tasks, futures, plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+from collections.abc import Callable, Container, Iterable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize, _shm, clock, errors, ids
+from hoplite_mp._client.acquire_import import take_over
+from hoplite_mp._client.array_flags import checked_order, freeze
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.page_map import POPULATE_BYTES_MIN, Mapped
+from hoplite_mp._protocol.local import (
+    ON_ITS_WAY,
+    DropForeign,
+    GiveSpans,
+    Import,
+    Lease,
+    LeaseSpan,
+    Reply,
+    Restore,
+)
+from hoplite_mp._serialize.contributions import shortened
+from hoplite_mp.errors import (
+    ClosedError,
+    HopliteError,
+    HopliteTimeoutError,
+    ObjectLostError,
+    ReduceError,
+    StoreFullError,
+    TaskError,
+)
+from hoplite_mp.headers import CANCELLED, PENDING, STATE, is_cancelled
+from hoplite_mp.interruptions import is_interruption
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.channel import Channel
+    from hoplite_mp.config import Config
+
+__all__ = [
+    "FORKED",
+    "Memory",
+    "format_bytes",
+    "whole",
+]
+
+PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
+PREFIX_SMALL = 256
+SPILLING_LOOK_S = 0.001
+SIZE_BYTES_MAX = 1 << 62
+FORKED = (
+    "this process was forked from the one that opened this cluster, and cannot use it: open a "
+    "Cluster in this process"
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WaitOne = Callable[[int, int], None]
+
+
+def whole(value: Any) -> int | None:
+    """An integer of any kind (numpy's, a 0-d array) as int; None for anything else, and for
+    bool."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            break
+        nbytes /= 1024
+    return f"{nbytes:.0f} {unit}" if nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
+
+
+class Memory:
+    """The store as one process sees it."""
+
+    def __init__(self, client: _shm.Client, channel: Channel, config: Config) -> None:
+        self.client = client
+        self.channel = channel
+        self.config = config
+        self.wait_one: WaitOne = lambda oid, deadline: None
+        self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
+        # For large arrays that functions carry along.
+        self.keep: Callable[[], _serialize.Keep] | None = None
+        self.drain: Callable[[], None] = lambda: None  # drops what finished tasks have held
+        self.pending: Container[int] = ()  # results of this process that were not processed yet
+        self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
+        # Called when the failure of a task is read, or may be read by another process.
+        self.failure_read: Callable[[int], None] = lambda oid: None
+        self.lost: BaseException | None = None  # why nothing that is pending will ever be done
+        # Waits until the thread that watches the node has set `lost`, or knows that it never will.
+        self.await_lost: Callable[[], None] = _nothing
+        # The value of `client.printed` up to which lines were printed; the function that prints.
+        self.printed = client.printed
+        self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
+        self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
+        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
+        # Do tasks that raised SystemExit and the like fail with that exception, not a TaskError?
+        self.raises_exits = False
+        self.mapped = Mapped(client)
+        # Payloads of blocks that hold results of Groups' calls, which their owner may write.
+        self.results: set[int] = set()
+
+    # -- refs ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ClosedError after close, and in a forked child."""
+        if not self.client.usable:
+            raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
+
+    def check_lost(self) -> None:
+        """As check(); if the node is gone, raises the error that says why."""
+        if self.lost is not None or not self.client.usable:
+            self.check()
+            raise self.lost_again()
+
+    def lost_again(self) -> BaseException:
+        """A copy of the error that says why everything pending has failed, so that each raise has a
+        traceback of its own."""
+        assert self.lost is not None
+        return type(self.lost)(*self.lost.args)
+
+    def show_printed(self, deadline: int) -> None:
+        """Prints the output of workers so far, before a result is returned by that deadline. To be
+        called if `client.printed` has changed. Does nothing in an event loop, which it would
+        block."""
+        seen = self.client.printed
+        if self.print_lines is not None:
+            loops: Any = sys.modules.get("asyncio.events")
+            if loops is not None and loops._get_running_loop() is not None:
+                return
+            left = None if deadline == FOREVER_NS else (deadline - clock.monotonic_ns()) / 1e9
+            self.print_lines(left)
+        self.printed = seen  # only now, because other threads must wait for these lines, too
+
+    def node_gone(self) -> BaseException:
+        """The error of a call that has found that the node has ended."""
+        self.check()
+        self.await_lost()
+        if self.lost is not None:
+            return self.lost_again()
+        return errors.NodeLostError("the node of this host has ended")
+
+    def public_id(self, oid: int) -> bytes:
+        return ids.pack_id(self.client.host_id, oid)
+
+    def _named(self, oid: int) -> ObjectRef[Any]:
+        """The object as its ref is shown in messages."""
+        return ObjectRef(self.public_id(oid))
+
+    def local_id(self, ref: ObjectRef[Any]) -> int:
+        host_id, oid = ids.unpack_whole(ref._id)
+        if host_id != self.client.host_id:
+            return self._local_id_of_foreign(ref)
+        return oid
+
+    def _local_id_of_foreign(self, ref: ObjectRef[Any]) -> int:
+        """The local id of another host's object, valid as long as the ref's hold exists."""
+        hold: Any = ref._hold
+        if type(hold) is not _shm.Hold or hold.host_id != self.client.host_id:
+            raise ObjectLostError(
+                f"{ref} is gone, or belongs to another cluster or to one that has ended"
+            )
+        return hold.oid
+
+    def own_ref(self, oid: int) -> ObjectRef[Any]:
+        """A ref that takes over the hold of `client.new`."""
+        return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
+
+    def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
+        """A ref with a hold of its own; without a hold if the object is gone."""
+        host_id, oid = ids.unpack_id(object_id)
+        hold = None
+        if host_id == self.client.host_id:
+            if self.client.usable:
+                hold = self.client.hold(oid)
+        elif self.client.usable:
+            hold = self._import(object_id)
+        return ObjectRef(object_id, hold)
+
+    def _import(self, object_id: bytes) -> Any:
+        """A hold on another host's object; None if it is gone, or there are no other hosts."""
+        return take_over(self, Import([object_id]), lambda oids: oids[0])
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """Stores a value; returns a ref to the sealed object."""
+        self.check()
+        if self.client.news():
+            self.collect()
+        if type(value) is np.ndarray:
+            block = self.block_to_publish(value)
+            if block is not None:
+                return self._publish_block(value, block)
+        return self.put_encoded(_serialize.encode(value, self.keep))
+
+    def put_encoded(self, encoded: _serialize.Encoded, held: bool = False) -> ObjectRef[Any]:
+        """`held`: the caller holds the refs inside the object as long as it may be read."""
+        refs = bool(encoded.refs)
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            hold = self.client.put_inline(
+                encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            hold = self.client.put(self.write(encoded), encoded.nbytes, refs)
+        oid = hold.oid
+        if refs and not held:
+            self.inner[oid] = list(encoded.refs)
+            self.note_passed_on(encoded.refs)
+        return ObjectRef(self.public_id(oid), hold)
+
+    def put_error(self, encoded: _serialize.Encoded) -> ObjectRef[Any]:
+        """As `put_encoded`, for an error of up to `error_bytes_max`: does not wait for room, but
+        may use the reserve for errors. StoreFullError: there is none."""
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
+            return self.put_encoded(encoded)
+        hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
+        return ObjectRef(self.public_id(hold.oid), hold)
+
+    def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
+        """Stores plain values, of which the one at `place` is a text, without waiting for room. If
+        there is none, not even in the reserve for errors, the text is cut until everything fits
+        beside the header, because an error that reports a full store must not need room itself."""
+        encoded = _serialize.encode(values)
+        if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
+            with contextlib.suppress(StoreFullError):
+                return self.put_error(encoded)
+        if encoded.nbytes > _shm.INLINE_BYTES_MAX:
+            encoded = shortened(values, place)
+        return self.put_encoded(encoded)
+
+    def write(
+        self, encoded: _serialize.Encoded, error: bool = False, what: str = "put"
+    ) -> _shm.Lease:
+        """A LEASED block with the payload in it; for an error from the reserve, if necessary. what:
+        the operation's name for errors."""
+        if error and encoded.nbytes <= self.config.error_bytes_max:
+            lease = self.allocate_error(encoded.nbytes)
+        else:
+            lease = self.allocate(encoded.nbytes, written=True, what=what)
+        mapped = self.mapped.serves(lease.payload, encoded.nbytes)
+        write = self.client.write if mapped else self.client.write_cold
+        write(lease.payload, encoded.head, encoded.buffers, encoded.offsets)
+        return lease
+
+    def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
+        """A LEASED block, which is returned to the node when the last reference to the Lease goes,
+        unless it has become an object. StoreFullError if there is no room for put_wait_s. written:
+        the caller writes all pages at once and decides how to map them, so they are not mapped
+        here."""
+        lease: _shm.Lease | None
+        if nbytes <= self.config.small_object_bytes_max:
+            lease = self.client.lease_small(nbytes)
+            if lease is not None:
+                return lease
+            self.collect()
+            lease = self.client.lease_small(nbytes)
+            deadline = clock.monotonic() + self.config.put_wait_s
+            while lease is None:
+                self._ask(LeaseSpan(), nbytes, deadline, what)
+                # Spilling may have made room in older spans.
+                lease = self.client.lease_small(nbytes)
+                if lease is None:
+                    self.give_empty_spans()
+            return lease
+        self.drain()
+        self.collect()
+        lease = None
+        deadline = clock.monotonic() + self.config.put_wait_s
+        while lease is None:
+            lease = self._ask(Lease(nbytes), nbytes, deadline, what)
+        if nbytes >= POPULATE_BYTES_MIN and not written:
+            self.mapped.add(lease.payload, nbytes)
+        return lease
+
+    def allocate_spare(self, nbytes: int) -> _shm.Lease | None:
+        """A block that may be needed later, in more than `small_object_bytes_max` bytes; None if
+        others need the room."""
+        reply: Reply | _shm.Lease = self.channel.call(
+            Lease(nbytes, spare=True), self.client.take_lease
+        )
+        if isinstance(reply, Reply):
+            return None
+        if nbytes >= POPULATE_BYTES_MIN:
+            self.mapped.add(reply.payload, nbytes)
+        return reply
+
+    def allocate_error(self, nbytes: int) -> _shm.Lease:
+        """As `allocate`, for an error: does not wait for room, but may use the reserve for
+        errors."""
+        if nbytes <= self.config.small_object_bytes_max:
+            for look in (self.collect, self._ask_for_span):
+                lease = self.client.lease_small(nbytes)
+                if lease is not None:
+                    return lease
+                look()
+            lease = self.client.lease_small(nbytes)
+            if lease is not None:
+                return lease
+        reply: Reply | _shm.Lease = self.channel.call(Lease(nbytes, True), self.client.take_lease)
+        if isinstance(reply, Reply):
+            raise StoreFullError(f"an error of {format_bytes(nbytes)}: {reply.error}")
+        return reply
+
+    def _ask_for_span(self) -> None:
+        """Adds a span to those of this process, if the store has one at once. Many small errors
+        then cost one request, not one each."""
+        self.channel.call(LeaseSpan(error=True), self.client.take_span)
+
+    def _ask(
+        self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
+    ) -> _shm.Lease | None:
+        """Asks the node for a block, or for a span, which is added to those of this process. None
+        after a span was added, or if there is no room yet; the caller should then try again."""
+        take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
+        reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
+        if not isinstance(reply, Reply):
+            return reply
+        if reply.value == "never" or clock.monotonic() >= deadline:
+            raise StoreFullError(f"{what} of {format_bytes(nbytes)}: {reply.error}")
+        self.drain()
+        self.collect()
+        if isinstance(ask, Lease):
+            self.give_empty_spans()
+        return None
+
+    def give_empty_spans(self) -> None:
+        spans = self.client.take_empty_spans()
+        try:
+            if spans:
+                self.channel.tell(GiveSpans(spans))
+        except BaseException:  # Ctrl-C, or a finalizer asks: the node still counts them as ours
+            list(map(self.client.add_span, spans))
+            raise
+
+    def collect(self) -> None:
+        """Frees objects that nobody holds any more, and drops the refs inside them."""
+        for oid in self.client.collect():
+            self.inner.pop(oid, None)
+
+    def delete(self, ref: ObjectRef[Any]) -> None:
+        """Deletes an object for all processes; waits if the node is spilling it at this moment."""
+        oid = self.local_id(ref)
+        if ids.unpack_id(ref._id)[0] != self.client.host_id:
+            self.channel.tell(DropForeign(oid))
+        while self.client.delete(oid) < 0:
+            self.check_lost()  # raises if the node is gone, which would never finish
+            clock.sleep(SPILLING_LOOK_S)
+
+    # -- arrays made in the store --------------------------------------------------------------
+
+    def empty(self, shape: Any, dtype: Any, order: str) -> Array:
+        """A writable array in a LEASED block."""
+        self.check()
+        kind = np.dtype(dtype)
+        if kind.hasobject:
+            raise TypeError(f"an array of {kind} holds Python objects: the store cannot hold it")
+        try:
+            dims = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
+        except TypeError:
+            raise TypeError(f"shape={shape!r:.80}: it must be an integer or several") from None
+        if any(n < 0 for n in dims):
+            raise ValueError(f"negative dimensions are not allowed: {dims}")
+        nbytes = kind.itemsize
+        for n in dims:
+            nbytes *= n
+        if nbytes >= SIZE_BYTES_MAX:
+            raise StoreFullError(f"empty of {nbytes} bytes: no store can be that large")
+        prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
+        block: Any = self.client.block_of(
+            self.allocate(prefix + nbytes, what="empty"), prefix + nbytes
+        )
+        block.prefix = prefix
+        self.results.discard(block.payload)
+        return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
+
+    def private_copy(self, part: memoryview) -> Any:
+        """A writable copy of a large buffer, in a block of the store, whose pages have been touched
+        already; in ordinary memory if the store has no room."""
+        nbytes = part.nbytes
+        if not self.client.usable:
+            return bytearray(part)
+        lease = self.channel.call(Lease(PREFIX_BIG + nbytes), self.client.take_lease)
+        if isinstance(lease, Reply):  # the store has no room
+            return bytearray(part)
+        payload = lease.payload
+        self.mapped.add(payload, PREFIX_BIG + nbytes)
+        block = self.client.block_of(lease, PREFIX_BIG + nbytes)
+        self.client.write(payload, b"", [part], [PREFIX_BIG])
+        return memoryview(block)[PREFIX_BIG:]
+
+    def block_of(self, array: Array) -> _shm.Block | None:
+        """The block that this array fills, if it is this process's own and not an object yet; else
+        None."""
+        base: Any = array.base
+        while type(base) is np.ndarray:
+            base = base.base
+        if type(base) is not _shm.Block or base.published:
+            return None
+        if not base.prefix or len(base) != base.prefix + array.nbytes:
+            return None  # only a part of the array
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            return None
+        start = self.client.store_address + base.payload + base.prefix
+        return base if array.__array_interface__["data"][0] == start else None
+
+    def block_to_publish(self, array: Array) -> _shm.Block | None:
+        """The block that this array fills, if `put` may make it an object in place: an array made
+        by `empty`. A result of a Group's call is copied, because its owner may go on writing it."""
+        block = self.block_of(array)
+        return None if block is None or block.payload in self.results else block
+
+    def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
+        """The payload's head, which precedes the array; None if it does not fit there."""
+        prefix = len(block) - array.nbytes
+        order = "C" if array.flags.c_contiguous else "F"
+        try:
+            head, _, _ = _serialize.encode_array_head(array.dtype, array.shape, order, None, prefix)
+        except (TypeError, ValueError):
+            return None
+        return head if len(head) <= prefix else None
+
+    def _publish_block(self, array: Array, block: _shm.Block) -> ObjectRef[Any]:
+        head = self.block_head(array, block)
+        if head is None:
+            return self.put_encoded(_serialize.encode(array))
+        self.client.write(block.payload, head, [], [])
+        hold = block.publish()
+        freeze(array)
+        return ObjectRef(self.public_id(hold.oid), hold)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def payload(self, oid: int, deadline: int) -> memoryview:
+        """The payload of a finished object (a value or an error), pinned while it is used."""
+        while True:
+            self.check()
+            got = self.client.view(oid)
+            if not isinstance(got, int):
+                return memoryview(got)
+            if got in PENDING:
+                self.wait_one(oid, deadline)
+            # SPILLING counts as done; it ends when the node has written the bytes
+            elif got == STATE["SPILLING"]:
+                if clock.monotonic_ns() >= deadline:
+                    raise HopliteTimeoutError("the object is on its way to the spill file")
+                self.check_lost()
+                clock.sleep(SPILLING_LOOK_S)
+            elif got == STATE["SPILLED"]:
+                self._restore(oid, deadline)
+            elif got in CANCELLED:
+                if is_cancelled(self.client, oid, got):
+                    raise CancelledError
+                raise ObjectLostError(f"{self._named(oid)} was deleted before it was ready")
+            elif got == STATE["DELETED"]:
+                raise ObjectLostError(f"{self._named(oid)} was deleted")
+            else:
+                raise ObjectLostError(f"{self._named(oid)} is gone: nobody held a ref to it")
+
+    def _restore(self, oid: int, deadline: int) -> None:
+        patience_ns = int(self.config.put_wait_s * 1e9)
+        limit = min(deadline, clock.monotonic_ns() + patience_ns)
+        while True:
+            reply = self.channel.call(Restore(oid))
+            if not reply.full:
+                limit = min(deadline, clock.monotonic_ns() + patience_ns)
+                if reply.value != ON_ITS_WAY or self.wait_moved(oid, limit):
+                    return
+                if clock.monotonic_ns() >= deadline:
+                    raise HopliteTimeoutError("the object is on its way from another host")
+                continue  # ask again, because now there may be no room for it, which a reply says
+            if deadline == 0 or clock.monotonic_ns() >= deadline:
+                raise HopliteTimeoutError("the object is being read back from the spill file")
+            if clock.monotonic_ns() >= limit:
+                raise StoreFullError(f"get of a spilled object: {reply.error}")
+            self.collect()
+            self.give_empty_spans()
+
+    def read(self, oid: int, deadline: int, writable: bool) -> Any:
+        """The object's value; raises the error that it failed with."""
+        mem = self.payload(oid, deadline)
+        if self.client.printed != self.printed:
+            self.show_printed(deadline)
+        failed = _serialize.payload_kind(mem) == _serialize.ERROR
+        if failed:  # before `ended`, because another thread may be noting the failure of its Future
+            self.failure_read(oid)
+        if oid in self.pending:  # release what its task has held now, not at the next `drain`
+            self.ended(oid)
+        if failed:
+            raise self.failure(mem)
+        return self.decode_value(mem, lambda: f"the value of {self._named(oid)}", writable)
+
+    def decode_value(
+        self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
+    ) -> Any:
+        """As `serial.decode`. what: names the value if its own code fails while it is loaded."""
+        try:
+            return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            made = self.not_loaded(error, what if isinstance(what, str) else what())
+            raise made from _serialize.cause_of(made)
+
+    def call_not_loaded(self, error: BaseException, what: str) -> BaseException:
+        """The error to raise for the function or the arguments of a call that could not be loaded.
+        The error of a ref's value, and what interrupts the call, are returned as they are."""
+        if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
+            return error
+        frame = _serialize.get_traceback(error)
+        while frame is not None:
+            if frame.tb_frame.f_code is Memory.read.__code__:
+                return error
+            frame = frame.tb_next
+        return self.not_loaded(error, what)
+
+    def not_loaded(self, error: BaseException, what: str) -> BaseException:
+        """The error for a value that could not be loaded here because its own code has failed."""
+        kind = type(error)
+        if issubclass(kind, HopliteError):
+            return error
+        text = f"{what} could not be loaded: {kind.__qualname__}: {_serialize.text_of(error)}"
+        text = text.removesuffix(": ")
+        if not issubclass(kind, _serialize.EXITS):
+            return _serialize.reworded(error, text)
+        if self.raises_exits:
+            return error
+        made = TaskError(text)
+        made.__cause__ = error
+        return made
+
+    def error(self, oid: int, deadline: int) -> BaseException | None:
+        """The error that the object failed with; None if it has a value."""
+        mem = self.payload(oid, deadline)
+        if _serialize.payload_kind(mem) != _serialize.ERROR:
+            return None
+        self.failure_read(oid)
+        return self.failure(mem)
+
+    def note_passed_on(self, refs: Iterable[ObjectRef[Any]]) -> None:
+        """Other processes may read these objects from now on, and with them the failures of their
+        tasks."""
+        for ref in refs:
+            with contextlib.suppress(ObjectLostError):  # it is gone, which its readers are to see
+                self.failure_read(self.local_id(ref))
+
+    def failure(self, mem: memoryview) -> BaseException:
+        """The exception in an error payload. The cause of a ReduceError, the error of its source,
+        is read here, because the node never unpickles."""
+        error = self.to_raise(_serialize.decode_error(mem, self.make_ref))
+        source = getattr(error, "source", None) if type(error) is ReduceError else None
+        if isinstance(source, ObjectRef):
+            try:
+                cause = self.error(self.local_id(source), 0)
+            except Exception as lost:  # cancelled, deleted or gone
+                cause = lost
+            if cause is not None:
+                error.__cause__ = cause
+        return error
+
+    def to_raise(self, error: BaseException) -> BaseException:
+        """The exception that a program gets for the exception of a task."""
+        if issubclass(type(error), _serialize.EXITS) and not self.raises_exits:
+            return _serialize.exit_error(error)
+        return error
+
+    def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
+        """The refs inside a sealed object, each with a hold of this process."""
+        try:
+            mem = self.payload(oid, FOREVER_NS)  # restores it if it has been spilled
+        except (CancelledError, ObjectLostError):
+            return []
+        return [self.make_ref(object_id) for object_id in _serialize.read_refs(mem)]
+
+    def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
+        """The indices of the sources of a reduction's result; None if it is not ready, or is
+        another kind of object."""
+        oid = self.local_id(ref)
+        got = self.client.view(oid)
+        if isinstance(got, int) and got != STATE["SPILLED"]:
+            return None
+        mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
+        return (
+            None
+            if _serialize.payload_kind(mem) == _serialize.ERROR
+            else _serialize.read_contributors(mem)
+        )
+
+
+def _nothing() -> None:
+    pass

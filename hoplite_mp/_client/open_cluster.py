@@ -1,0 +1,164 @@
+"""How a process enters a cluster: with a host of its own, or through the node that its host has.
+
+Why it exists: a process may start a cluster of one host, start one that others join, join one with
+a node of its own, or attach to the node that its host has in one already. All four ways lead to the
+same thing: a runtime that puts, gets and submits.
+It must never know: the public API above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import errors
+from hoplite_mp._client.launch import Host
+from hoplite_mp._protocol.local import Standing
+from hoplite_mp.errors import ConfigError, HopliteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from hoplite_mp._client.network import Network
+    from hoplite_mp.config import Config
+
+__all__ = ["NoNodeHere", "enter"]
+
+# Delay before a connecting process logs the address that it is waiting for. Lower: the message also
+# appears for clusters that are about to start.
+SILENT_S = 1.0
+_log = logging.getLogger("hoplite_mp")
+
+
+class NoNodeHere(HopliteError):
+    """This host has no node of that cluster, and this process must not start one."""
+
+
+def enter(
+    workers: int | None,
+    config: Config,
+    *,
+    listen: str | None,
+    address: str | None,
+    ports: Any,
+    token: str | Path | None,
+    tls: bool | None,
+    attaches: bool,
+    joins: bool,
+    stays: bool,
+    standby: Sequence[str] = (),
+) -> tuple[Host, Network | None]:
+    """Returns the host, and its network if there is one; arguments as of `Cluster`.
+
+    attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
+    one; without `joins`, raise NoNodeHere. stays: this process runs for the sake of its node, so
+    drivers of this host may attach to it. standby: with listen=, where the standby is to be; with
+    address=, further addresses at which the manager may be. If the cluster could not be joined,
+    raises the reason.
+    """
+    if address is None and listen is None:
+        if (ports, token, tls) != (None, None, None):
+            raise ConfigError("ports=, token= and tls= need listen= or address=")
+        return Host(workers, config.memory_bytes, config), None
+    from hoplite_mp._client.network import Network
+
+    with _warns_if_silent(address, config.connect_timeout_s):
+        return _enter_network(
+            Network(
+                config,
+                listen_at=listen,
+                address=address,
+                ports=ports,
+                token=token,
+                tls=tls,
+                stays=stays,
+                standby=standby,
+            ),
+            workers,
+            config,
+            address,
+            attaches=attaches,
+            joins=joins,
+        )
+
+
+def _enter_network(
+    network: Network,
+    workers: int | None,
+    config: Config,
+    address: str | None,
+    *,
+    attaches: bool,
+    joins: bool,
+) -> tuple[Host, Network]:
+    """As `enter`, for a cluster with a network."""
+    if address is not None:
+        workers = workers or 0
+        if not workers and attaches:
+            from hoplite_mp._client.attached import attach
+
+            attached = attach(network, config)
+            if attached is not None:
+                return attached, network
+        if not joins:
+            raise NoNodeHere(f"this host has no node of the cluster at {address}")
+        network.open()
+    try:
+        host = Host(workers, config.memory_bytes, config, network)
+    except BaseException:
+        network.close()  # so that a second attempt finds the port free
+        raise
+    _await_standing(host)
+    return host, network
+
+
+@contextlib.contextmanager
+def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
+    """Logs one warning if the body takes longer than SILENT_S and the address does not answer. With
+    a `timeout_s` as short as that, the error alone says so."""
+    if address is None or timeout_s <= SILENT_S:
+        yield
+        return
+    over = threading.Event()
+
+    def say() -> None:
+        if over.wait(SILENT_S):
+            return
+        reason = _why_silent(address)
+        if reason and not over.is_set():
+            _log.warning("waiting for %s ... (%s)", address, reason)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: no warning
+        threading.Thread(target=say, name="hoplite_mp waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _why_silent(address: str) -> str:
+    """Why no connection to that address can be made; "" if one can."""
+    from hoplite_mp._transport.addresses import parse_address
+
+    where = parse_address(address)
+    try:
+        socket.create_connection((where.host, where.port), SILENT_S).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return ""
+
+
+def _await_standing(host: Host) -> None:
+    """Waits until the node has joined. If it could not, raises the reason."""
+    try:
+        standing = host.runtime.channel.call(Standing()).value
+        if isinstance(standing[0], str):
+            raise getattr(errors, standing[0], HopliteError)(standing[1])
+        host.standby, host.holds_standby = tuple(standing[2]), standing[3]
+    except BaseException:
+        host.end()
+        raise

@@ -1,0 +1,161 @@
+"""Interfaces of a process's submitter and membership, for the modules that both are built from.
+
+Why it exists: Futures, waits and watches are created by the submitter and call it in turn; actors,
+demands and descriptions are created by the membership and call that. They depend on these
+interfaces instead, so there are no circular imports.
+It must never know: who implements them (_client/submitter.py, _client/runtime.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import threading
+    from collections import deque
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp._client.calls import OwnCalls
+    from hoplite_mp._client.channel import Channel
+    from hoplite_mp._client.failures import Failures
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._client.pending import Pending, Settles
+    from hoplite_mp._client.queues import Queues
+
+__all__ = ["Collecting", "Membership", "Submitting", "Waits"]
+
+
+class Collecting(Protocol):
+    """The thread that processes completions when no call waits for them."""
+
+    def arm(self) -> None:
+        """A waiter of the standard library begins."""
+
+    def disarm(self) -> None:
+        """A waiter of the standard library ends."""
+
+    def start(self) -> None:
+        """Starts the thread."""
+
+    def notice(self) -> None:
+        """From now on, makes the thread look for completions from time to time."""
+
+    def look_again(self) -> None:
+        """Makes the thread check everything that is pending."""
+
+    def call_back(self) -> None:
+        """Makes the thread call the callbacks of Futures that have ended."""
+
+
+class Waits(Protocol):
+    """How this process waits for its objects."""
+
+    @property
+    def run_in_place(self) -> Callable[[int], bool] | None:
+        """In a worker: runs that task here if no other worker has begun it."""
+
+    @property
+    def own_calls(self) -> OwnCalls | None:
+        """In an actor: refuses a wait for a later call of the same actor."""
+
+    def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
+        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
+
+    def wait_done(self, oid: int, deadline: int) -> None:
+        """Waits until the object is done; HopliteTimeoutError at the deadline."""
+
+    def count_blocked(self, change: int) -> None:
+        """`change` more threads of this worker's task wait."""
+
+
+class Submitting(Protocol):
+    """Sends tasks and processes their completions, for one process."""
+
+    # Threads that read values which an event loop cannot read at once; made when first needed.
+    readers: Any
+
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def client(self) -> _shm.Client: ...
+    @property
+    def tasks(self) -> _tasks.Tasks: ...
+    @property
+    def pending(self) -> dict[int, Pending]: ...
+    @property
+    def told(self) -> deque[Callable[[], None]]: ...
+    @property
+    def ended_futures(self) -> deque[Settles]:
+        """Futures whose callbacks have not been called yet."""
+
+    @property
+    def queues(self) -> Queues: ...
+    @property
+    def collector(self) -> Collecting: ...
+    @property
+    def failures(self) -> Failures: ...
+    @property
+    def waiting(self) -> Waits: ...
+    @property
+    def waits_lock(self) -> threading.RLock: ...
+    @property
+    def waits(self) -> dict[int, list[Any]]:
+        """Object -> tasks that need it, and watches on it."""
+
+    @property
+    def wants_news(self) -> bool:
+        """Must completions be looked for although nobody waits?"""
+
+    def begin_wait(self, oid: int, one: Any) -> None:
+        """Adds a task or watch that waits for the object; called under the lock."""
+
+    def release(self, oid: int) -> None:
+        """The object is done: notifies all that wait for it."""
+
+    def end_waits(self, oid: int) -> None:
+        """Nobody waits for the object any more; called under the lock."""
+
+    def drain(self) -> None:
+        """Processes everything of this process that has become done."""
+
+    def look_at_all(self) -> None:
+        """As `drain`, but checks everything instead of the tables' news."""
+
+    def look_at_others(self) -> None:
+        """Processes dependencies that other processes own."""
+
+    def wake_told(self) -> None:
+        """Wakes every waiter that was notified since the last call, once."""
+
+    def call_back(self) -> None:
+        """Calls the callbacks of the Futures that have ended."""
+
+    def is_done(self, oid: int) -> bool:
+        """Has the object's task ended?"""
+
+    def cancel(self, oid: int, force: bool) -> bool:
+        """Cancels the task; False if it runs (without force) or has ended."""
+
+    def forget_waiting(self) -> None:
+        """Drops what waits for arguments or for room in a queue, because it will not be sent."""
+
+
+class Membership(Protocol):
+    """One process's membership in a cluster."""
+
+    @property
+    def client(self) -> _shm.Client: ...
+    @property
+    def tasks(self) -> _tasks.Tasks: ...
+    @property
+    def channel(self) -> Channel: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def submitter(self) -> Any: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def label(self) -> str: ...

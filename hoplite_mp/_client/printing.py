@@ -1,0 +1,137 @@
+"""Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
+
+Why it exists: a thread writes the lines, which arrive independently of results. A notebook's kernel
+shows output below the cell that the writing thread's context names, and a cell may end with a
+result before the lines that were printed earlier have arrived. So each cell hands its context over
+to the Printer when it begins, and when it ends it waits until everything that workers have printed
+so far is written. Only IPython's events and contextvars are used, nothing of a particular kernel.
+It must never know: how lines travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._client.progress import bars_aside
+from hoplite_mp._protocol.output import LINES_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Printer"]
+
+# How long the end of a cell waits for lines on their way. Higher: with a slow node more lines
+# appear below their own cell; lower: a cell ends sooner when the node hangs.
+CELL_WAIT_S = 1.0
+# As CELL_WAIT_S, for a result whose timeout is over. Higher: more lines appear before a result that
+# is polled; lower: a poll takes less time while the output is slow.
+RESULT_WAIT_S = 0.02
+
+
+class Printer:
+    """Writes the lines of one host's workers for this process."""
+
+    def __init__(self, ask: Callable[[int], None]) -> None:
+        """ask(number): asks the node to send a mark with that number after all lines that workers
+        have printed so far."""
+        self._ask = ask
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, threading.Event] = {}
+        self._context: contextvars.Context | None = None  # of the cell that runs, or ran last
+        self._events: Any = None
+
+    def take(self, stream: int, label: str, line: bytes) -> None:
+        """Handles one line or mark; called only by the thread that reads them."""
+        if stream == LINES_MARK:
+            event = self._awaited.pop(int(label), None)
+            if event is not None:
+                event.set()
+        elif self._context is None:
+            _write(stream, label, line)
+        else:
+            self._context.run(_write, stream, label, line)
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def follow_cells(self) -> None:
+        """Follows the session's cells from now on, if this is an interactive session of IPython."""
+        events = _events_of_the_shell()
+        if events is None:
+            return
+        self.cell_begins()
+        self._events = events
+        # The shell must not keep the cluster alive, which may be dropped without a shutdown.
+        weak = weakref.ref(self)
+        hooks = {"pre_run_cell": _call(weak, "cell_begins"), "post_run_cell": _call(weak, "wait")}
+        for name, hook in hooks.items():
+            events.register(name, hook)
+        self._forget = weakref.finalize(self, _unregister, events, hooks)
+        self._forget.atexit = False
+
+    def cell_begins(self) -> None:
+        """Lines that arrive from now on are written in the calling context."""
+        self._context = contextvars.copy_context()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until everything that workers printed before this call is written, at most
+        CELL_WAIT_S. `timeout`: a shorter limit, but at least RESULT_WAIT_S."""
+        limit = CELL_WAIT_S
+        if timeout is not None:
+            limit = min(limit, max(timeout, RESULT_WAIT_S))
+        number, event = next(self._numbers), threading.Event()
+        self._awaited[number] = event
+
+        def ask() -> None:
+            try:
+                self._ask(number)
+            except Exception:  # closed, or its node is gone, so no more lines will come
+                event.set()
+
+        # In a thread, because `ask` blocks as long as the node does not read what it is sent.
+        with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
+            threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
+            event.wait(limit)
+        self._awaited.pop(number, None)
+
+    def end(self) -> None:
+        """No more lines will come. May be called in any thread."""
+        for event in list(self._awaited.values()):
+            event.set()
+        if self._events is not None:
+            self._forget()
+
+
+def _events_of_the_shell() -> Any:
+    """IPython's events, if it runs this session; imports nothing."""
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = found() if found is not None else None
+    return getattr(shell, "events", None)
+
+
+def _call(weak: weakref.ref[Printer], name: str) -> Callable[[Any], None]:
+    def hook(_: Any) -> None:
+        printer = weak()
+        if printer is not None:
+            getattr(printer, name)()
+
+    return hook
+
+
+def _unregister(events: Any, hooks: dict[str, Callable[[Any], None]]) -> None:
+    for name, hook in hooks.items():
+        with contextlib.suppress(ValueError):
+            events.unregister(name, hook)
+
+
+def _write(stream: int, label: str, line: bytes) -> None:
+    target: Any = sys.stdout if stream == 1 else sys.stderr
+    # A closed or broken stdout is the user's concern.
+    with contextlib.suppress(Exception), bars_aside(target):
+        target.write(f"({label}) {line.decode(errors='replace')}\n")
+        target.flush()

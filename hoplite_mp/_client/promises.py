@@ -1,0 +1,71 @@
+"""Promises: objects that stay pending until the process that made them keeps them, or dies.
+
+Why it exists: sometimes a process waits for something that another one will do at an unknown time.
+A promise is an object that its maker has claimed. Any process on any host that holds it can wait
+for it as for every object; when its maker or its maker's host dies, it fails like every object that
+was being written. So a process that waits for a promise also learns of its maker's death. A process
+whose death others must notice makes a promise that it never keeps, its *life*.
+It must never know: what is promised, who waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks, _serialize
+from hoplite_mp.headers import KIND_PUT, STATE
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["PROCESS_BYTES", "Life", "keep", "life_of", "promise"]
+
+PROCESS_BYTES = 8
+_lock = _locks.lock("sync.first_life")
+
+
+def promise(runtime: Runtime) -> ObjectRef[Any]:
+    """A new promise of this process."""
+    client = runtime.client
+    oid = client.new(KIND_PUT, STATE["CLAIMED"], client.slot, 0)
+    return runtime.memory.own_ref(oid)
+
+
+def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
+    """Keeps a promise of this process: seals it with a small value without refs."""
+    oid = runtime.memory.local_id(promised)
+    runtime.submitter.store_result(oid, _serialize.encode(value), False)
+
+
+class Life:
+    """What other processes need in order to notice the death of this one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.process = os.urandom(PROCESS_BYTES)
+        self.promise = promise(runtime)
+        self.turns = itertools.count(1)
+        self.lock = _locks.rlock("sync.life")
+        self.known_to: set[bytes] = set()  # identities of the actors that have received it
+
+
+def life_of(runtime: Runtime) -> Life:
+    """The Life of this process."""
+    life: Life | None = runtime.life
+    if life is None:
+        with _lock:
+            life = runtime.life
+            if life is None:
+                life = runtime.life = Life(runtime)
+    return life
+
+
+def _forked() -> None:
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    global _lock
+    _lock = _locks.lock("sync.first_life")
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,192 @@
+"""The hint queues of one process, and tasks that wait for room in them, or for their turn.
+
+Why it exists: a queue is a ring of bounded length, so tasks whose hints do not fit wait here, in
+order. Calls of an actor keep their order: a call that waits for its arguments delays all later
+ones. Messages to the node are sent under the lock, which keeps their order: a message takes no lock
+(`Channel.tell`). A request that waits for its reply must not be made under the lock.
+It must never know: what a task consists of, who runs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hoplite_mp import _tasks
+from hoplite_mp._client.priorities import Best
+from hoplite_mp._protocol.actors import FailActorCalls
+from hoplite_mp._protocol.resources import TakeResources
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Container
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._client.pending import Pending
+    from hoplite_mp._tasks import Tasks
+
+__all__ = ["HERE", "PLACE", "SHUT_DOWN", "Queues"]
+
+# Instead of a pool's number: the common pool, but only its workers on this host.
+HERE = -1
+SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
+POOL_ENDED = 4  # state of an actor's pool
+# Kept among a call's missing arguments until `_depend` has looked at all of them, so that the call
+# is not posted before.
+PLACE = 0
+
+
+class Queues:
+    """The queues from this process to each pool that it sends tasks to."""
+
+    def __init__(
+        self, memory: Memory, tasks: Tasks, lock: threading.RLock, pending: Container[int]
+    ) -> None:
+        self._memory = memory
+        self._tasks = tasks
+        self.lock = lock
+        self._pending = pending
+        self._queues: dict[int, int] = {}  # pool -> queue
+        # How many pools this process has closed so far, and for each of them this number then. If a
+        # pool was closed since a task's queue was looked up, that queue may belong to another
+        # process by now, and lead to another pool.
+        self.closings = 0
+        self._closed: dict[int, int] = {}
+        self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
+        self.ranked = _tasks.Ranked(tasks)
+        self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
+        # Queue -> tasks that wait for room in its ring, or behind a call that is not ready.
+        self.overflow: dict[int, deque[Pending] | Best] = {}
+
+    def of(self, pool: int) -> int:
+        """The hint queue from this process to a pool."""
+        queue = self._queues.get(pool)
+        if queue is None:
+            with self.lock:
+                queue = self._queues.get(pool)
+                if queue is None:
+                    queue = self._tasks.open_queue(max(pool, 0), pool == HERE)
+                    self._ordered.pop(queue, None)
+                    self._queues[pool] = queue
+        return queue
+
+    def bag_of(self, pool: int) -> int:
+        """The queue of ranked hints from this process to a pool."""
+        with self.lock:
+            bag = self._bags.get(pool)
+            if bag is None:
+                bag = self._bags[pool] = self.ranked.open_bag(max(pool, 0), pool == HERE)
+            return bag
+
+    def all_to(self, pool: int) -> set[int]:
+        """The queues from this process to that pool."""
+        with self.lock:
+            return {one[pool] for one in (self._queues, self._bags) if pool in one}
+
+    def close(self, pool: int) -> None:
+        """Closes the queues to that pool, to which nothing more is sent."""
+        with self.lock:
+            closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
+            # Only now: a thread that sees the new number must not find one of these queues.
+            self.closings += 1
+            self._closed[pool] = self.closings
+            others = {*self._queues.values(), *self._bags.values()}
+            for queue in closed:
+                if queue is None or queue in others:  # others: a queue of an earlier pool
+                    continue
+                self.overflow.pop(queue, None)  # these tasks are all cancelled
+                if self._memory.client.usable:
+                    self._tasks.close_queue(queue)
+
+    def was_closed(self, pool: int, closings: int) -> bool:
+        """Whether that pool was closed since `closings` had this value; called under the lock."""
+        return self._closed.get(pool, 0) > closings
+
+    def opened(self, pool: int) -> None:
+        """Called when that number has been given to a new pool. Forgets queues to an earlier pool
+        of that number, an actor's, because they were closed when that actor ended."""
+        with self.lock:
+            for queues in (self._queues, self._bags):
+                queue = queues.get(pool)
+                if queue is not None and not self._tasks.owns_queue(queue, pool):
+                    del queues[pool]
+
+    def has_room(self, queue: int) -> bool:
+        """True if no task waits for room or its turn in this queue."""
+        return queue not in self.overflow
+
+    def post_later(self, pending: Pending) -> None:
+        """Posts a task behind those that wait for room in the same queue."""
+        with self.lock:
+            if pending.queue in self._ordered and pending.needs:
+                self.post_overflow()  # `keep_place` has put it into the row already
+                return
+            if pending.rank is not None:
+                if pending.queue not in self._bags.values():
+                    return
+                self.overflow.setdefault(pending.queue, Best()).append(pending)
+                self.post_overflow()
+                return
+            if pending.queue not in self._queues.values():
+                return  # its pool has been closed, and so the task is cancelled
+            self.overflow.setdefault(pending.queue, deque()).append(pending)
+            self.post_overflow()
+
+    def post_overflow(self) -> None:
+        """Posts tasks for which there is room and whose turn has come."""
+        with self.lock:
+            for queue, tasks in list(self.overflow.items()):
+                posted = False
+                while tasks:
+                    task = tasks[0]
+                    if task.oid in self._pending:
+                        if task.missing or not self._post(task):
+                            break
+                        posted = True
+                    tasks.popleft()
+                else:
+                    del self.overflow[queue]
+                if posted and queue in self._ordered:
+                    self.look_at_actor(self._ordered[queue])
+
+    def _post(self, task: Pending) -> bool:
+        """Posts a task; False if there is no room now."""
+        if task.rank is None:
+            return self._tasks.post(task.oid, task.queue)
+        if task.demand is None:
+            return self.ranked.post(task.oid, task.queue)
+        self._memory.channel.tell(TakeResources(task.oid, task.demand))
+        return True
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def order(self, pool: int) -> None:
+        """Makes tasks for that pool, an actor's, be posted in the order in which they are
+        submitted."""
+        queue = self._queues.get(pool)
+        if (
+            queue is not None
+            and self._ordered.get(queue) == pool
+            and self._tasks.owns_queue(queue, pool)
+        ):
+            return
+        with self.lock:
+            self.opened(pool)
+            self._ordered[self.of(pool)] = pool
+
+    def is_ordered(self, queue: int) -> bool:
+        """Does the queue lead to an actor?"""
+        return queue in self._ordered
+
+    def keep_place(self, pending: Pending) -> None:
+        """Puts a call into the row of its actor's calls before its arguments have been looked
+        at."""
+        with self.lock:
+            pending.missing.add(PLACE)
+            self.overflow.setdefault(pending.queue, deque()).append(pending)
+
+    def look_at_actor(self, pool: int) -> None:
+        """Called after a call was posted. If the actor had ended before, the node may not have seen
+        the call, so it is asked to fail it."""
+        if self._tasks.pool_state(pool) == POOL_ENDED:
+            self._memory.channel.tell(FailActorCalls(pool))

@@ -1,0 +1,126 @@
+"""Keeps unread results readable after the end of the cluster.
+
+Why it exists: as in the standard library, a finished Future may be read after its cluster has gone.
+Results in memory are pinned where they are. Spilled results are not restored into the store, which
+may be full of what was just pinned: the node reads them piece by piece into this process's private
+memory. That has a deadline and a size limit, so that leaving `with` always ends; a result that was
+not kept says so when it is read.
+It must never know: who closes, what a result is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hoplite_mp import clock
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.headers import AWAY, STATE
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Iterable
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._client.pending import Settles
+
+__all__ = ["Unread", "keep_results"]
+
+ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
+UNREAD_MIN = 1024  # Futures that are kept in mind before those that were read are sorted out
+
+
+class Unread(deque["weakref.ref[Settles]"]):
+    """The finished Futures of one process that perhaps nobody has read. Any thread may append one
+    at any time, so nothing here rebuilds the list: each step of a deque is atomic. A thread that
+    has made it longer than `limit` calls `sort_out`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit = UNREAD_MIN
+
+    def sort_out(self) -> None:
+        """Removes Futures that are gone, or whose result has been read."""
+        with contextlib.suppress(IndexError):  # another thread sorts out, too
+            for _ in range(len(self)):
+                one = self.popleft()
+                future = one()
+                if future is not None and future.unread:
+                    self.append(one)
+        self.limit = max(UNREAD_MIN, 2 * len(self))
+
+    def futures(self) -> list[Settles]:
+        """All of them."""
+        return [future for one in deque(self) if (future := one()) is not None]
+
+
+def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
+    """Pins or copies the unread results of these finished Futures; at most `bytes_max` bytes are
+    copied, within `Config.shutdown_timeout_s`."""
+    away = [future for future in futures if future.unread and not _pin(memory, future)]
+    deadline = clock.monotonic() + memory.config.shutdown_timeout_s
+    left = bytes_max
+    for future in away:
+        why = "there was no time left"
+        if clock.monotonic() < deadline:
+            size = int(memory.client.inspect(future._oid)["size"])
+            why = f"{format_bytes(bytes_max)} of such results are kept"
+            if size <= left:
+                why = "the node no longer answered"
+                if _copy(memory, future, size, deadline):
+                    left -= size
+                    continue
+        future._unkept = (
+            "its result had been moved to disk and was not read before the cluster closed "
+            f"({why}): call result() or c.get() inside the with block, or raise memory="
+        )
+
+
+def _pin(memory: Memory, future: Settles) -> bool:
+    """Pins the result; False if its bytes are not in memory here."""
+    if future.cancelled():
+        return True
+    got = memory.client.view(future._oid)
+    if not isinstance(got, int):
+        future._kept = memoryview(got)
+    return got not in AWAY if isinstance(got, int) else True
+
+
+def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
+    """Copies the result from the spill file; False if that fails."""
+    oid = future._oid
+    while clock.monotonic() < deadline:
+        try:
+            data = _pieces(memory, oid, size, deadline)
+        except (HopliteError, ValueError):  # the node has ended, or its disk failed
+            return False
+        # The bytes are the object's only if it was spilled all the time: once it is restored, its
+        # place in the file may be given to another object.
+        if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
+            future._kept = data
+            return True
+        if _pin(memory, future):  # restored meanwhile, because another process asked for it
+            return True
+        if data is None and memory.client.state(oid) == STATE["SPILLED"]:
+            return False  # it is on another host
+    return False
+
+
+def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview | None:
+    """The payload in private memory; None if it is not in the spill file, or reading took too
+    long."""
+    room = np.empty(size + ALIGN, np.uint8)
+    start = -room.__array_interface__["data"][0] % ALIGN
+    data = memoryview(room.data)[start : start + size]
+    for offset in range(0, size, SPILLED_PIECE_BYTES):
+        length = min(SPILLED_PIECE_BYTES, size - offset)
+        piece = memory.channel.call(ReadSpilled(oid, offset, length)).value
+        if piece is None or len(piece) != length or clock.monotonic() >= deadline:
+            return None
+        data[offset : offset + length] = piece
+    return data.toreadonly()

@@ -1,0 +1,568 @@
+"""The submitter's side of tasks: sending, dependencies, completions.
+
+Why it exists: the truth about a task is its header, but its submitter must hold the arguments until
+the task is done, send the task when they are ready, take over refs inside its result, and notify
+all that wait. Whichever comes first does so: the thread in `result()`, the next submit, or the
+collector.
+It must never know: how a task is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections import deque
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks, _serialize, _shm, _tasks
+from hoplite_mp._client.collector import Collector
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.done_callbacks import Watch
+from hoplite_mp._client.fail_pending import call_back, fail_pending
+from hoplite_mp._client.failures import Failures
+from hoplite_mp._client.fallback_error import last_resort
+from hoplite_mp._client.function_kind import FLAG_ASYNC
+from hoplite_mp._client.functions import Functions
+from hoplite_mp._client.futures import Future
+from hoplite_mp._client.pending import Pending
+from hoplite_mp._client.priorities import NO_FLOOR
+from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Queues
+from hoplite_mp._client.retain_results import Unread, keep_results
+from hoplite_mp._client.waiting import Waiting
+from hoplite_mp._protocol.local import Interrupt
+from hoplite_mp.errors import (
+    ClosedError,
+    HopliteTimeoutError,
+    ObjectLostError,
+    StoreFullError,
+)
+from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, STATE, STORED, VALUED, is_cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._client.option_checks import RetryDelay
+    from hoplite_mp._client.pending import Settles
+    from hoplite_mp._planner.resources import Demand
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Submitter", "last_resort"]
+
+# Flags: no waiting worker runs the task in place; it gets copies of refs' values; it stays on this
+# host.
+FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
+NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
+NAME_BYTES = 32
+HOLDS_OF_CALL = 2  # what a task without refs holds: the function, and what that carries
+# A failed dependency's error up to this size is kept for the next task that needs the dependency.
+FAILURE_BYTES_MAX = 64 << 10
+REFUGE_BYTES = 3 << 10  # for an error when there is little room: a block of one page
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Submitter:
+    """Sends tasks and collects their completions, for one process."""
+
+    def __init__(self, memory: Memory, tasks: _tasks.Tasks) -> None:
+        self.memory = memory
+        self.client: _shm.Client = memory.client
+        self.tasks = tasks
+        # Other threads change it at any time. `copy()` is one step of C; a list of `items()` is
+        # not, because the garbage collector may run inside it and let other threads run.
+        self.pending: dict[int, Pending] = {}
+        self._functions = Functions(memory)
+        # Dependency -> tasks that need it, and watches on it.
+        self.waits: dict[int, list[Pending | Watch]] = {}
+        self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
+        self.ended_futures: deque[Settles] = deque()  # their callbacks have not been called yet
+        self.readers: Any = None  # threads that read values for event loops
+        # Bucket in which this process is parked -> dependencies there that other processes own, and
+        # which therefore never appear in the done bitmaps of this process's own tables.
+        self._others: dict[int, set[int]] = {}
+        self._unread = Unread()
+        # The failed dependency that was read last, its error and the error's payload, because often
+        # many tasks need the same dependency.
+        self._failed_dependency: tuple[int, BaseException, _serialize.Encoded] | None = None
+        self.failures = Failures(memory.client, tasks, self.pending)
+        self.waits_lock = _locks.rlock("client.waits")
+        self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
+        self.queue, self.close_queue = self.queues.of, self.queues.close
+        self.waiting = Waiting(self)
+        self.collector = Collector(self)
+        self.closed = False
+        # Audience of the output of tasks submitted here (a driver's name); 0: this host's driver.
+        self.audience = 0
+        self.floor = NO_FLOOR  # level of the task that runs here
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        pool: int,
+        retries: int,
+        timeout: float | None,
+        copy: bool,
+        name: str | None,
+        holder: Any = None,
+        refusal: BaseException | None = None,
+        more_flags: int = 0,
+        rank: tuple[int, int] | None = None,
+        demand: Demand | None = None,
+        delay: RetryDelay | None = None,
+    ) -> Future[Any]:
+        """holder: held until the task is done. refusal: an error with which it fails at once.
+        more_flags: see _client/function_kind.py. rank, demand: see _client/pending.py. delay: the
+        pauses before its retries."""
+        client, memory = self.client, self.memory
+        if self.closed or memory.lost is not None or not client.usable:
+            memory.check_lost()
+            raise ClosedError("this cluster is closed: it takes no new tasks")
+        if client.news():
+            memory.collect()
+        function, carried = self._functions.send(fn)
+        call = _serialize.encode_call(args, kwargs, memory.keep)
+        if len(call.refs) > len(call.dependencies):  # the task may read the others
+            memory.note_passed_on(call.refs)
+        carries = carried if holder is None else (carried, holder)
+        holds: list[Any] = [function, carries, *call.refs]
+        inline, args_oid = call.head, 0
+        if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
+            if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
+                inline = call.tobytes()
+            else:
+                ref = memory.put_encoded(call, held=True)
+                holds.append(ref)
+                inline, args_oid = b"", memory.local_id(ref)
+        queues = self.queues
+        closings = queues.closings
+        queue = self.queue(pool) if rank is None else queues.bag_of(pool)
+        hold = client.draft(KIND_TASK, max(pool, 0))
+        oid = hold.oid
+        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
+        future: Future[Any] = Future(self, oid, hold, copy)
+        if name is None:
+            name = getattr(fn, "__name__", None) or type(fn).__name__
+        ready = not call.dependencies and queues.has_room(queue) and refusal is None
+        pending = Pending(oid, queue, future, holds)
+        if rank is not None:
+            ready, pending.rank, pending.demand = False, rank, demand
+            flags |= _tasks.RANKED_FLAG | (0 if demand is None else NODE_DECIDES)
+            queues.ranked.rank(oid, *rank)
+        if delay is not None:
+            flags |= _tasks.DELAYED_FLAG
+            self.tasks.set_retry_delay(oid, *delay)
+        try:
+            self.pending[oid] = pending
+            function_oid = memory.local_id(function)  # may ask the node, so not under the lock
+            with queues.lock:  # another thread may be shutting the executor down
+                if queues.closings != closings and queues.was_closed(pool, closings):
+                    del self.pending[oid]
+                    raise ClosedError(SHUT_DOWN)
+                posted = self.tasks.submit(
+                    oid,
+                    function_oid,
+                    inline,
+                    args_oid,
+                    retries,
+                    0 if timeout is None else max(1, int(timeout * 1e9)),
+                    flags | (FLAG_HERE if pool == HERE else 0),
+                    name.encode(errors="replace")[:NAME_BYTES],
+                    queue,
+                    ready,
+                    self.audience,
+                )
+            if not posted:
+                self._keep_back(pending, call.dependencies, holder is not None, refusal)
+            elif holder is not None:
+                queues.look_at_actor(pool)
+            hold.keep()
+            if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
+                # The task may be all that holds an actor, so free what it holds soon after its end.
+                self.collector.look_soon()
+        except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody needs the task
+            self.tasks.cancel(oid, False)
+            self.drain()
+            raise
+        if self.memory.lost is not None:  # lost in the meantime
+            self.abandon(self.memory.lost)
+        return future
+
+    def _keep_back(
+        self,
+        pending: Pending,
+        dependencies: Sequence[ObjectRef[Any]],
+        in_order: bool,
+        refusal: BaseException | None,
+    ) -> None:
+        """Sends a task later, when its arguments are done and its queue has room; or fails it."""
+        if refusal is not None:
+            self._fail(pending, refusal)
+            self.drain()
+        elif dependencies:
+            if in_order:
+                self.queues.keep_place(pending)
+            self._depend(pending, dependencies)
+        else:
+            self.queues.post_later(pending)
+            self.collector.start()
+
+    @property
+    def wants_news(self) -> bool:
+        """Must completions be looked for although nobody waits?"""
+        return bool(self.queues.overflow or self.waits)
+
+    # -- dependencies --------------------------------------------------------------------------
+
+    def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
+        lost: ObjectLostError | None = None
+        done: list[int] = []
+        with self.waits_lock:  # so that nobody sends the task before all refs were looked at
+            first = not self.waits
+            pending.needs = list(refs)
+            for ref in refs:
+                try:
+                    oid = self.memory.local_id(ref)
+                except ObjectLostError as error:
+                    lost = error
+                    break
+                if not self.tasks.done(oid):
+                    self.begin_wait(oid, pending)
+                    if self.tasks.done(oid):  # perhaps processed before the task was listed
+                        done.append(oid)
+            pending.missing.discard(PLACE)
+        if lost is not None:
+            self._fail(pending, lost)
+            return
+        if not pending.missing:
+            self.send(pending)
+            return
+        for oid in done:
+            self.release(oid)
+        self.collector.start()
+        # For later ones it sleeps on the event word already, which their completion changes.
+        if first:
+            self.collector.notice()
+
+    def begin_wait(self, oid: int, pending: Pending | Watch) -> None:
+        waiting = self.waits.get(oid)
+        if waiting is None:
+            waiting = self.waits[oid] = []
+            buckets = self.tasks.park([oid])
+            if not buckets:  # the object is in a table of this process
+                self.tasks.watch(oid)
+            for bucket in buckets:
+                self._others.setdefault(bucket, set()).add(oid)
+        if isinstance(pending, Watch):
+            waiting.append(pending)
+        elif oid not in pending.missing:
+            pending.missing.add(oid)
+            waiting.append(pending)
+
+    def release(self, oid: int) -> None:
+        """The object is done: notifies all that wait for it. A thread that adds one later calls
+        this, too. Each step may be repeated: `look_at_all` repeats what Ctrl-C interrupted."""
+        seen: set[Pending | Watch] = set()
+        while True:
+            with self.waits_lock:  # remove the list only when everybody in it has been notified
+                tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
+                if not tasks:
+                    self.end_waits(oid)
+                    return
+            for pending in tasks:
+                seen.add(pending)
+                if isinstance(pending, Watch):
+                    pending.tell()
+                    continue
+                with self.waits_lock:
+                    pending.missing.discard(oid)
+                    ready = not pending.missing and pending.oid in self.pending
+                if ready:
+                    self.send(pending)
+
+    def end_waits(self, oid: int) -> None:
+        """Nobody waits for the object any more; called under the lock."""
+        if self.waits.pop(oid, None) is not None:
+            bucket = self.tasks.bucket(oid)
+            if oid in self._others.get(bucket, ()):
+                self._others[bucket].discard(oid)
+                self.tasks.unpark([bucket])
+
+    def wake_told(self) -> None:
+        """Wakes every waiter that was notified since the last call, once."""
+        while self.told:
+            # One expression, so that there is little time for Ctrl-C between the two calls, which
+            # would lose a wake-up. IndexError: another thread has taken the last one meanwhile.
+            with contextlib.suppress(IndexError):
+                self.told.popleft()()
+
+    def send(self, pending: Pending) -> None:
+        """No argument is missing any more: posts the task, or fails it."""
+        if self.client.state(pending.oid) != STATE["WAITING"]:
+            return  # sent already, or cancelled
+        for ref in pending.needs:
+            oid = self.memory.local_id(ref)
+            if self.client.state(oid) not in VALUED:
+                known = self._failed_dependency  # read once: other threads may replace it
+                if known is not None and known[0] == oid:
+                    self._fail(pending, *known[1:])
+                    return
+                try:
+                    error = self.memory.error(oid, FOREVER_NS)
+                except CancelledError:  # then this task is cancelled, too
+                    self.tasks.cancel(pending.oid, False)
+                    return
+                except Exception as lost:
+                    self._fail(pending, lost)
+                    return
+                if error is not None:
+                    encoded = _serialize.encode_error(error)
+                    if encoded.nbytes <= FAILURE_BYTES_MAX and not encoded.refs:
+                        self._failed_dependency = oid, error, encoded
+                    self._fail(pending, error, encoded)
+                    return
+        self.queues.post_later(pending)
+        self.waiting.ready(pending.oid)
+
+    def _fail(
+        self, pending: Pending, error: BaseException, encoded: _serialize.Encoded | None = None
+    ) -> None:
+        """Fails a task that will not run, with that error."""
+        oid = pending.oid
+        try:
+            if not self.tasks.take(oid):
+                return  # cancelled in the meantime
+            self.store_error(oid, error, None, encoded)
+        except BaseException:  # Ctrl-C between the two: a short text always fits
+            own = self.tasks.claimant(oid) == self.client.slot
+            if own and self.client.state(oid) == STATE["CLAIMED"]:
+                self.store_result(oid, last_resort(error), True)
+            raise
+
+    def store_error(
+        self,
+        oid: int,
+        error: BaseException,
+        text: str | None,
+        encoded: _serialize.Encoded | None = None,
+    ) -> list[Any]:
+        """Finishes a task with an error, cut short if there is little room. `text`: its traceback,
+        if not the error's own. `encoded`: the error's payload, if there is one already. Returns
+        the refs inside it."""
+        if encoded is None:
+            encoded = _serialize.encode_error(error, text)
+        limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
+        shorter = (limit, REFUGE_BYTES, _shm.INLINE_BYTES_MAX)
+        interrupted: BaseException | None = None
+        for nbytes_max in shorter:
+            try:
+                taken = self.store_result(oid, encoded, True)
+                return list(encoded.refs) if taken else []
+            except BaseException as problem:  # no room, for example: try again with a shorter text
+                if self.client.state(oid) != STATE["CLAIMED"]:
+                    raise
+                if not isinstance(problem, Exception):
+                    interrupted = problem
+                encoded = _serialize.encode_short_error(error, text or "", nbytes_max)
+                if encoded.nbytes > _shm.INLINE_BYTES_MAX == nbytes_max:
+                    encoded = last_resort(error)
+        self.store_result(oid, encoded, True)
+        if interrupted is not None:
+            raise interrupted
+        return []
+
+    def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
+        """The Future of a task that cannot be sent; it has failed with exactly this exception."""
+        client = self.client
+        oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
+        future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
+        future._settle(False, True, error)
+        self.store_result(oid, _serialize.encode_error(error), True)
+        self.failures.note(future)
+        return future
+
+    def store_result(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
+        """Finishes a task that this client has claimed; False if it was aborted."""
+        client, refs = self.client, bool(encoded.refs)
+        if refs:
+            self.memory.note_passed_on(encoded.refs)
+        payload = 0
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            client.bind_inline(
+                oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            lease = self.memory.write(encoded, failed, "result")
+            payload = lease.payload
+            client.bind_lease(oid, lease, encoded.nbytes, refs)
+        if self.tasks.finish(oid, failed):
+            return True
+        if payload:
+            client.give_back(payload, oid)
+        self.tasks.settle(oid)
+        return False
+
+    def look_at_others(self) -> None:
+        """Processes dependencies that other processes own, in buckets that have had news."""
+        for bucket in self.tasks.take_parked_news():
+            for oid in list(self._others.get(bucket, ())):
+                if self.tasks.done(oid):
+                    self._look_after(oid)
+        self.wake_told()
+
+    # -- completions ---------------------------------------------------------------------------
+
+    def expect(self, oid: int, future: Future[Any] | None, holds: Any) -> Pending:
+        """Registers an operation's result; its sources are held until it is done."""
+        pending = Pending(oid, -1, future, holds)
+        self.pending[oid] = pending
+        self.tasks.watch(oid)
+        if self.memory.lost is not None:
+            self.abandon(self.memory.lost)
+        return pending
+
+    def drain(self) -> None:
+        """Processes everything of this process that has become done."""
+        try:
+            for oid in self.tasks.drain():
+                self._look_after(oid)
+        except BaseException:  # Ctrl-C: completions that were taken must be found again
+            self.collector.look_again()
+            raise
+        if self.told:
+            self.wake_told()
+        if self.queues.overflow:
+            self.queues.post_overflow()
+
+    def look_at_all(self) -> None:
+        """As drain(), but checks everything instead of the tables' news."""
+        for oid in (*self.pending, *self.waits):
+            if self.tasks.done(oid):
+                self._look_after(oid)
+        self.wake_told()
+
+    def ended(self, oid: int) -> None:
+        """As drain(), for one result that has just been read."""
+        self._look_after(oid)
+        self.wake_told()
+
+    def _look_after(self, oid: int) -> None:
+        try:
+            pending = self.pending.get(oid)
+            if pending is not None:
+                self._finish(pending)
+            elif oid in self.waits:
+                self.release(oid)
+        except Exception as error:  # no room for inner refs, say: try it again later
+            full = isinstance(error, (StoreFullError, HopliteTimeoutError))
+            _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
+            self.collector.look_again()
+
+    def _finish(self, pending: Pending) -> None:
+        oid = pending.oid
+        if not self.tasks.done(oid):
+            return  # the bit is of an earlier generation of this header
+        state = self.client.state(oid)
+        has_refs, _ = self.client.flags(oid)
+        if has_refs and state in STORED and oid in self.pending:
+            # Hold the object meanwhile: another thread may process the same completion, and the
+            # Future may be dropped.
+            hold = self.client.hold(oid)
+            if hold is not None:
+                self.memory.inner[oid] = self.memory.inner_refs(oid)
+                self.tasks.set_taken(oid)
+            del hold
+        future = pending.future
+        if future is not None:
+            failed = state not in VALUED
+            cancelled = failed and is_cancelled(self.client, oid, state)
+            if failed and not cancelled:
+                self.failures.note(future)
+            if future._settle(cancelled, failed):
+                # This thread may hold a lock of the user that a callback takes.
+                self.ended_futures.append(future)
+                self.collector.call_back()
+        # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
+        if self.pending.pop(oid, None) is not None and future is not None:
+            unread = self._unread
+            unread.append(weakref.ref(future))
+            if len(unread) > unread.limit:
+                unread.sort_out()
+        pending.holds = None
+        pending.needs = []
+        if oid in self.waits:
+            self.release(oid)
+
+    def call_back(self) -> None:
+        """Calls the callbacks of the Futures that have ended."""
+        while self.ended_futures:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self.ended_futures.popleft()._tell()
+
+    def keep_results(self, bytes_max: int) -> None:
+        """Before the end: keeps results readable that nobody has read yet."""
+        keep_results(self.memory, self._unread.futures(), bytes_max)
+
+    def abandon(self, error: BaseException) -> None:
+        """After the end: fails everything that is not finished, and calls the callbacks."""
+        fail_pending(self, error)
+        call_back(self)
+
+    def fail_pending(self, error: BaseException) -> None:
+        """As `abandon`, but leaves the callbacks to `call_back_at_end`."""
+        fail_pending(self, error)
+
+    def call_back_at_end(self) -> None:
+        """Calls the callbacks of the Futures that have ended with the cluster."""
+        call_back(self)
+
+    def forget_waiting(self) -> None:
+        """Drops what waits for arguments, or for room in a queue, because it will not be sent."""
+        with self.waits_lock:
+            waiting = [one for tasks in self.waits.values() for one in tasks]
+            self.waits.clear()
+            self.queues.overflow.clear()
+        for one in waiting:
+            if isinstance(one, Watch):
+                one.tell()
+        self.wake_told()
+
+    def is_done(self, oid: int) -> bool:
+        self.memory.check()
+        if self.tasks.done(oid):
+            self.drain()
+            return True
+        return False
+
+    def cancel(self, oid: int, force: bool) -> bool:
+        self.memory.check()
+        pending = self.pending.get(oid)
+        if force and pending is not None and self.queues.is_ordered(pending.queue):
+            # Interrupted anywhere but at an await, a call leaves its actor in an undefined state.
+            force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
+        outcome = self.tasks.cancel(oid, force)
+        if outcome == 2:
+            self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))
+        if outcome:
+            self.drain()
+            # As in the standard library, callbacks are called before `cancel` returns.
+            future = None if pending is None else pending.future
+            if future is not None:
+                with contextlib.suppress(ValueError):  # there are none, or the collector calls them
+                    self.ended_futures.remove(future)
+                    future._tell()
+        return outcome != 0
+
+    def stop(self) -> None:
+        """Accepts no more tasks, and ends the collector."""
+        self.closed = True
+        self._functions.close()
+        self.collector.stop()
+        if self.readers is not None:
+            self.readers.shutdown(wait=False)

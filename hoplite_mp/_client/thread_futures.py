@@ -1,0 +1,165 @@
+"""ThreadFuture: the result of a call that a thread of this process makes in the background.
+
+Why it exists: a `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would pass
+the cancellation of an `await` on to a call for which the other members of a Group wait.
+It must never know: which thread settles it, what a Group is.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import clock
+from hoplite_mp.ref import NotAnArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from hoplite_mp._client.ports import Waits
+
+__all__ = ["ThreadFuture", "for_asyncio", "outcome"]
+
+T = TypeVar("T")
+BLOCKED_AFTER_NS = 2_000_000
+_PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
+
+
+def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException | None]:
+    """(value, error) of a Future that is done and was not cancelled. A value that cannot be read is
+    an error too: an exception raised here would leave the coroutine that awaits it pending."""
+    try:
+        error = future.exception()
+        return future.result() if error is None else None, error
+    except Exception as failure:
+        return None, failure
+
+
+class _AsyncioView:
+    """A done Future as asyncio reads it: by `exception` and then `result`, or by `_get_snapshot`
+    since Python 3.15."""
+
+    def __init__(self, future: concurrent.futures.Future[Any]) -> None:
+        self._future = future
+        self._value: Any = None
+        self.done, self.cancelled = future.done, future.cancelled
+
+    def exception(self) -> BaseException | None:
+        self._value, error = outcome(self._future)
+        if not issubclass(type(error), StopIteration):
+            return error
+        made = RuntimeError("the task raised StopIteration")  # PEP 479
+        made.__cause__ = error
+        return made
+
+    def result(self) -> Any:
+        return self._value
+
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        if self.cancelled():
+            return True, True, None, None
+        error = self.exception()
+        return True, False, self._value, error
+
+
+def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`,
+    because if reading the Future raises, the coroutine waits for ever."""
+    if getattr(fn, "__module__", None) != "asyncio.futures":
+        return fn
+    return lambda future: fn(_AsyncioView(future))
+
+
+class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
+    """A `concurrent.futures.Future` of this process. `await future` gives its value, in any event
+    loop; cancelling the `await` cancels nothing else."""
+
+    HOW = "future.result()"
+
+    def __init__(self, blocks: Waits | None = None) -> None:
+        """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
+        for this Future, if the thread that settles it does not count itself as blocked."""
+        super().__init__()
+        self._blocks = blocks
+
+    @property
+    def is_settled(self) -> bool:
+        """As `done`, but without a lock that an exception of a signal handler could leave held."""
+        return self._state not in (_PENDING, _RUNNING)
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """As of `concurrent.futures.Future`."""
+        super().add_done_callback(for_asyncio(fn))
+
+    def forget(self, callback: Callable[[Any], object]) -> None:
+        """Removes a done-callback that nobody needs any more."""
+        with self._condition, contextlib.suppress(ValueError):
+            self._done_callbacks.remove(callback)  # type: ignore[attr-defined]
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of `concurrent.futures.Future`."""
+        error = self.exception(timeout)
+        try:
+            if error is not None:  # `result` of Python 3.11 takes an error that is false for none
+                raise error
+            return super().result(0)
+        finally:
+            # No reference cycle through the traceback.
+            self = error = None  # type: ignore[assignment]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of `concurrent.futures.Future`."""
+        return super().exception(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """In a worker: waits, and counts as blocked after a while. Returns the timeout that is
+        left."""
+        blocks = self._blocks
+        if blocks is None or blocks.run_in_place is None or self.done():
+            return timeout
+        first_s = (
+            BLOCKED_AFTER_NS / 1e9 if timeout is None else min(BLOCKED_AFTER_NS / 1e9, timeout)
+        )
+        until = None if timeout is None else clock.monotonic() + timeout
+        if self._settles(first_s):
+            return 0
+        left = None if until is None else max(0.0, until - clock.monotonic())
+        blocks.count_blocked(1)
+        try:
+            self._settles(left)
+        finally:
+            blocks.count_blocked(-1)
+        return 0
+
+    def _settles(self, timeout: float | None) -> bool:
+        """Waits until it is done, or cancelled; False at the timeout."""
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+            super().exception(timeout)
+        return self.done()
+
+    def patience_s(self, since: float) -> float | None:
+        """How many seconds an `await` that has begun at that time, on the monotonic clock, may go
+        on before it asks again; None: for ever. HopliteTimeoutError: no longer."""
+        return None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future of a Group does not pickle, and is no object; send its result()")
+
+    def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
+        """Makes the call, and stores its result or error. The Future must be running already, so
+        that it cannot be cancelled."""
+        try:
+            value = call(*args, **kwargs)
+        except BaseException as error:
+            self.set_exception(error)
+            self = None  # type: ignore[assignment]  # no reference cycle through the traceback
+        else:
+            self.set_result(value)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """The value, without blocking the event loop; cancelling the `await` cancels nothing
+        else."""
+        from hoplite_mp._client.awaiting import result_of_thread
+
+        return result_of_thread(self, self._blocks).__await__()

@@ -1,0 +1,225 @@
+"""How a process waits for its objects; a worker runs the awaited tasks itself, or counts as
+blocked.
+
+Why it exists: a worker that only waited would be one worker less, and if all workers waited for
+tasks that they have submitted, nobody would run these. So a worker runs an awaited task in place if
+it can, and a worker that has waited for a while counts as blocked, whereupon the node starts a
+stand-in.
+It must never know: how tasks are sent, who starts workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hoplite_mp import _locks, _tasks, clock
+from hoplite_mp._client.calls import OwnCalls
+from hoplite_mp._client.deadlines import FOREVER_NS, Deadline
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.headers import AWAY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from hoplite_mp._client.ports import Submitting
+
+__all__ = ["Waiting"]
+
+BLOCKED_AFTER_NS = 2_000_000
+ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
+TAKEN_LOOKS = 32  # how many tasks that could not be run in place are tried again at each wake-up
+
+
+class _Needed:
+    """What one wait of a worker needs, any of which it may run in place."""
+
+    __slots__ = ("all", "ready", "taken")
+
+    def __init__(self, everything: set[int]) -> None:
+        self.all = everything
+        self.ready: list[int] = []  # have their arguments, and have not been tried yet
+        self.taken: deque[int] = deque()  # could not be run in place when they were tried
+
+
+class Waiting:
+    """The waits of one process."""
+
+    def __init__(self, submitter: Submitting) -> None:
+        self.submitter = submitter
+        self.memory = submitter.memory
+        self.tasks = submitter.tasks
+        self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
+        self.own_calls: OwnCalls | None = None  # set in an actor
+        self._needed: list[_Needed] = []  # for the waits in progress, which nest
+        self._blocked = 0  # threads of a worker that wait inside a task
+        self._lock = _locks.lock("client.blocked")
+
+    def forbid(self, pool: int, places: int = 1) -> None:
+        """Called in an actor's process, which runs that pool's tasks, the actor's calls, at most
+        `places` at a time. From now on, a wait of a call for later calls of the actor is refused if
+        it would never end."""
+        self.own_calls = OwnCalls(self.tasks, pool, places)
+
+    def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
+        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
+        if self.own_calls is None:
+            return contextlib.nullcontext()
+        return self.own_calls.waits(oids, awaits)
+
+    def wait_done(self, oid: int, deadline: int) -> None:
+        """Waits until the object is done. A worker meanwhile runs what it waits for, or counts as
+        blocked."""
+        forever = deadline == FOREVER_NS
+        needed: _Needed | None = None
+        try:
+            while not self.tasks.done(oid):
+                if needed is None and forever and self.run_in_place is not None:
+                    needed = self._find_needed(oid)
+                if needed is not None and self._run_needed(needed):
+                    self.submitter.drain()  # tasks that needed its result may be ready now
+                elif not self.wait_many([oid], 1, deadline, forever):
+                    name = self.tasks.name(oid)
+                    what = f"the result of {name}()" if name else "the object"
+                    within_s = deadline.within_s if isinstance(deadline, Deadline) else 0
+                    raise HopliteTimeoutError(f"{what} was not ready within {within_s:g} s")
+        finally:
+            if needed is not None:
+                self._needed.remove(needed)
+
+    def _find_needed(self, oid: int) -> _Needed:
+        """Collects, once for each wait, the tasks of this process that this object needs, also
+        indirectly. Those that become ready later are added by `ready`."""
+        needed = _Needed({oid})
+        # Registered first, so that tasks that become ready meanwhile are added, too.
+        self._needed.append(needed)
+        path = [oid]
+        while path:
+            oid = path.pop()
+            pending = self.submitter.pending.get(oid)
+            missing = () if pending is None else tuple(pending.missing)
+            if not missing:
+                needed.ready.append(oid)
+            for need in missing:
+                if need not in needed.all:
+                    needed.all.add(need)
+                    path.append(need)
+        return needed
+
+    def ready(self, oid: int) -> None:
+        """Called when a task of this process that had waited for its arguments was sent."""
+        for needed in self._needed:
+            if oid in needed.all:
+                needed.ready.append(oid)
+
+    def _run_needed(self, needed: _Needed) -> bool:
+        """In a worker: runs the awaited task, or one that it needs, in place. False if none of them
+        can be run here now, mostly because others run them. Without this, workers that all wait for
+        tasks that they have submitted would leave nobody to run these."""
+        assert self.run_in_place is not None
+        while needed.ready:
+            oid = needed.ready.pop()
+            if self.run_in_place(oid):
+                return True
+            if not self.tasks.done(oid):
+                needed.taken.append(oid)
+        # A task that could not be claimed may be queued by now: again, after its worker's death, or
+        # for the first time, by another process that has submitted it. Only a few are tried,
+        # because this happens at every wake-up.
+        for _ in range(min(len(needed.taken), TAKEN_LOOKS)):
+            oid = needed.taken.popleft()
+            if self.run_in_place(oid):
+                return True
+            if not self.tasks.done(oid):
+                needed.taken.append(oid)
+        return False
+
+    def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
+        """Waits until `need` of these are done; False at the deadline. `news`: also return True
+        when anything else has become done."""
+        if need == len(oids) > ALL_AT_ONCE:  # each wake-up would cost a check of all of them
+            parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
+            return all(self.wait_many(part, len(part), deadline) for part in parts)
+        if self.own_calls is not None:
+            with self.own_calls.waits(oids):
+                return self._wait_many(oids, need, deadline, news)
+        return self._wait_many(oids, need, deadline, news)
+
+    def _wait_many(self, oids: list[int], need: int, deadline: int, news: bool) -> bool:
+        _locks.waits("objects")
+        counted, blocked = self.run_in_place is None, False
+        try:
+            while True:
+                self.memory.check()
+                until = deadline
+                if not counted:
+                    until = min(deadline, clock.monotonic_ns() + BLOCKED_AFTER_NS)
+                outcome = self.tasks.wait(oids, need, until, True)
+                if outcome == _tasks.NEWS:
+                    self.submitter.drain()
+                    if news:
+                        return True
+                elif outcome == _tasks.DONE:
+                    return True
+                elif outcome == _tasks.CLOSING:
+                    raise self.memory.node_gone()
+                elif clock.monotonic_ns() >= deadline:
+                    return False
+                elif not counted:
+                    counted = blocked = True
+                    self.count_blocked(1)
+        finally:
+            if blocked:
+                self.count_blocked(-1)
+
+    def wait_moved(self, oid: int, deadline: int) -> bool:
+        """Waits until the bytes of a done object are here; False at the deadline."""
+        _locks.waits("the bytes of an object")
+        counted, blocked = self.run_in_place is None, False
+        parked = self.tasks.park([oid])
+        try:
+            while True:
+                seen = self.tasks.event()
+                self.memory.check()
+                if self.memory.client.state(oid) not in AWAY:
+                    return True
+                until = deadline
+                if not counted:
+                    until = min(deadline, clock.monotonic_ns() + BLOCKED_AFTER_NS)
+                outcome = self.tasks.wait_event(seen, until, False, oid)
+                if outcome == _tasks.CLOSING:
+                    raise self.memory.node_gone()
+                if clock.monotonic_ns() >= deadline:
+                    return False
+                if not counted:
+                    counted = blocked = True
+                    self.count_blocked(1)
+        finally:
+            self.tasks.unpark(parked)
+            if blocked:
+                self.count_blocked(-1)
+
+    def count_blocked(self, change: int) -> None:
+        """`change` more threads of this worker wait inside a task. While there are any, the worker
+        counts as blocked, and a stand-in may run."""
+        with self._lock:
+            # A forced cancel may come between a wait's note that it counts and its count.
+            self._blocked = max(0, self._blocked + change)
+            if self.memory.client.usable:
+                self.tasks.set_blocked(self._blocked > 0)
+
+    def wait_idle(self, deadline: int) -> bool:
+        """Waits until every task of this process is done."""
+        while self.submitter.pending:
+            self.submitter.drain()
+            oids = list(self.submitter.pending)
+            if oids and not self.wait_many(oids, len(oids), deadline):
+                return False
+            self.submitter.drain()
+            if all(self.tasks.done(oid) for oid in oids):
+                self.submitter.look_at_all()  # the done bits of the last ones may not be set yet
+                if not self.submitter.pending.keys() - oids:
+                    break  # what is left cannot be processed now, because the store is full, say
+        return True

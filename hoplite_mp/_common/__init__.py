@@ -1,0 +1,1 @@
+"""What several packages need: ids, object states, dtypes, reductions, clocks, locks, limits."""

@@ -1,0 +1,233 @@
+"""Payloads: the bytes of an object, and how values become payloads and come back without a copy.
+
+The layout is drawn in docs/architecture.md ("Payload of an object"). This package makes and reads
+heads; it never copies large data, and must never know the store, tasks or nodes. This file exports
+only what other rooms may use. The modules:
+
+    layout    what stands where in a payload      arrays     one array, without pickle
+    values    any value: the choice of a kind     contributions  what a rank gives to a call
+    calls     the arguments of a task             numbers    one number, without pickle
+    errors    failures                            streams    pickle streams inside payloads
+    functions functions of tasks                  picklers   the picklers that write the streams
+    reading   what the streams' functions need    reducers   how objects are reduced
+    copies    for readers that may write          code       code by name or by value
+    classes   classes by value
+    blame     which part of a value cannot be pickled
+    imports   which modules readers can import
+    by_value  code by value, what it carries      namespaces the globals of such code
+    fingerprints  whether a value has changed
+    pickle_stream  a stream while it is written
+    out_of_band  large arrays beside a function's stream
+    borrowed  large arrays that a task reads where they lie
+    tensors   tensors of torch
+    mains     the `__main__` of a worker
+    sources   source text of functions by value
+"""
+
+from __future__ import annotations
+
+from hoplite_mp._common.dtypes import (
+    Array,
+    dtype_name,
+    named_dtype,
+    raw_bytes,
+)
+from hoplite_mp._serialize.arrays import (
+    describe_array,
+    encode_array_head,
+    read_contributors,
+)
+from hoplite_mp._serialize.borrowed import (
+    Lender,
+)
+from hoplite_mp._serialize.calls import (
+    EncodedCall,
+    decode_call,
+    encode_call,
+    read_dependencies,
+)
+from hoplite_mp._serialize.copies import (
+    large_copies,
+)
+from hoplite_mp._serialize.errors import (
+    RemoteTraceback,
+    decode_error,
+    drop_traceback,
+    encode_error,
+    encode_short_error,
+    error_name,
+    error_text,
+    exit_error,
+    format_error,
+    get_traceback,
+    portable_error,
+    short_error,
+    with_text,
+)
+from hoplite_mp._serialize.fingerprints import (
+    digest,
+)
+from hoplite_mp._serialize.functions import (
+    decode_function,
+    decode_with_carried,
+    encode_function,
+    encode_with_aside,
+    function_name,
+)
+from hoplite_mp._serialize.imports import (
+    set_readers_path,
+)
+from hoplite_mp._serialize.layout import (
+    ARGS_ONLY,
+    ARRAY,
+    ARRAY_META,
+    BUFFER,
+    BUFFER_ALIGN,
+    BYTES,
+    ERROR,
+    ERROR_META,
+    HAS_CONTRIBUTORS,
+    HEAD,
+    META_BYTES_MAX,
+    MUTABLE,
+    NUMBER,
+    NUMBER_ALIGN,
+    NUMPY_SCALAR,
+    PICKLE,
+    PLAIN,
+    PY_BOOL,
+    PY_COMPLEX,
+    PY_FLOAT,
+    PY_INT,
+    PY_NONE,
+    REF_BYTES,
+    REFS_AT,
+    ArrayInfo,
+    Encoded,
+    payload_kind,
+    read_refs,
+)
+from hoplite_mp._serialize.mains import (
+    begin as begin_main,
+)
+from hoplite_mp._serialize.mains import (
+    refuse_in_children,
+)
+from hoplite_mp._serialize.namespaces import (
+    Carried,
+    begin_run,
+    end_run,
+    turn_to_audience,
+)
+from hoplite_mp._serialize.out_of_band import (
+    Keep,
+    fetching,
+)
+from hoplite_mp._serialize.reducers import (
+    is_bytes_alone,
+    register_future_type,
+    register_pickle_by_value,
+)
+from hoplite_mp._serialize.streams import (
+    EXITS,
+    PLAIN_ITEMS_MAX,
+    MakeRef,
+    NotPicklable,
+    ResolveRef,
+    cause_of,
+    failure_within,
+    reworded,
+    text_of,
+)
+from hoplite_mp._serialize.values import (
+    Folded,
+    decode,
+    encode,
+)
+
+__all__ = [
+    "ARGS_ONLY",
+    "ARRAY",
+    "ARRAY_META",
+    "BUFFER",
+    "BUFFER_ALIGN",
+    "BYTES",
+    "ERROR",
+    "ERROR_META",
+    "EXITS",
+    "HAS_CONTRIBUTORS",
+    "HEAD",
+    "META_BYTES_MAX",
+    "MUTABLE",
+    "NUMBER",
+    "NUMBER_ALIGN",
+    "NUMPY_SCALAR",
+    "PICKLE",
+    "PLAIN",
+    "PLAIN_ITEMS_MAX",
+    "PY_BOOL",
+    "PY_COMPLEX",
+    "PY_FLOAT",
+    "PY_INT",
+    "PY_NONE",
+    "REFS_AT",
+    "REF_BYTES",
+    "Array",
+    "ArrayInfo",
+    "Carried",
+    "Encoded",
+    "EncodedCall",
+    "Folded",
+    "Keep",
+    "Lender",
+    "MakeRef",
+    "NotPicklable",
+    "RemoteTraceback",
+    "ResolveRef",
+    "begin_main",
+    "begin_run",
+    "cause_of",
+    "decode",
+    "decode_call",
+    "decode_error",
+    "decode_function",
+    "decode_with_carried",
+    "describe_array",
+    "digest",
+    "drop_traceback",
+    "dtype_name",
+    "encode",
+    "encode_array_head",
+    "encode_call",
+    "encode_error",
+    "encode_function",
+    "encode_short_error",
+    "encode_with_aside",
+    "end_run",
+    "error_name",
+    "error_text",
+    "exit_error",
+    "failure_within",
+    "fetching",
+    "format_error",
+    "function_name",
+    "get_traceback",
+    "is_bytes_alone",
+    "large_copies",
+    "named_dtype",
+    "payload_kind",
+    "portable_error",
+    "raw_bytes",
+    "read_contributors",
+    "read_dependencies",
+    "read_refs",
+    "refuse_in_children",
+    "register_future_type",
+    "register_pickle_by_value",
+    "reworded",
+    "set_readers_path",
+    "short_error",
+    "text_of",
+    "turn_to_audience",
+    "with_text",
+]

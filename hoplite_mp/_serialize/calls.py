@@ -1,0 +1,201 @@
+"""The arguments of a task as a payload: the refs that the task waits for, and their places.
+
+It must never know the task: neither its function nor where it will run.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._serialize.blame import blamed
+from hoplite_mp._serialize.errors import decode_error
+from hoplite_mp._serialize.layout import (
+    ARGS_ONLY,
+    ERROR,
+    HEAD,
+    PICKLE,
+    PLAIN,
+    REF_BYTES,
+    REFS_AT,
+    Encoded,
+    malformed,
+    pack_head,
+    read_refs,
+    unpack_head,
+)
+from hoplite_mp._serialize.picklers import MakeKeep, write_stream
+from hoplite_mp._serialize.reducers import RefMet, Resolve, ref_types
+from hoplite_mp._serialize.streams import (
+    ATOMS,
+    PLAIN_ITEMS_MAX,
+    UNPICKLABLE,
+    MakeRef,
+    ResolveRef,
+    all_atoms,
+    fill,
+    load_within,
+    unpicklable,
+)
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.interruptions import is_interruption
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp._serialize.pickle_stream import Stream
+
+
+class EncodedCall(Encoded):
+    """The arguments of a call; the task waits for `dependencies`, whose values it receives."""
+
+    __slots__ = ("dependencies",)
+    dependencies: list[ObjectRef[Any]]
+
+
+def encode_call(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    keep: MakeKeep | None = None,
+    beside: bool = True,
+) -> EncodedCall:
+    """The arguments of a task.
+
+    A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
+    set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
+    `keep`, `beside`: as in `encode`.
+    """
+    if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
+        simple = _encode_simple_call(args)
+        if simple is not None:
+            return simple
+    value, flags = ((args, kwargs), 0) if kwargs else (args, ARGS_ONLY)
+    try:
+        written = _write_call(value, args, keep, beside)
+        call = fill(EncodedCall, written, PICKLE, flags)
+    except (MemoryError, HopliteError):
+        raise
+    except UNPICKLABLE as error:
+        if is_interruption(error):
+            raise
+        raise _blame_argument(args, kwargs, error) from error
+    call.dependencies = list(written.dependencies)
+    return call
+
+
+def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
+    """A call of nothing but small immutable values and refs. Most calls are such, so it is fast."""
+    if all_atoms(map(type, args)):
+        stream = pickle.dumps(args, 5)
+        head = pack_head(PICKLE, PLAIN | ARGS_ONLY, 0, 0, 0, len(stream)) + stream
+        call = EncodedCall(head, [], [], len(head), [])
+        call.dependencies = []
+        return call
+    refs: dict[ObjectRef[Any], int] = {}  # each once, with its place in the payload's list
+    types: tuple[Any, ...] = ref_types()
+    plain, places = list(args), []
+    for place, arg in enumerate(args):
+        if isinstance(arg, types):
+            ref = arg if isinstance(arg, ObjectRef) else arg.ref
+            plain[place] = refs.setdefault(ref, len(refs))
+            places.append(place)
+        elif type(arg) not in ATOMS:
+            return None
+    stream = pickle.dumps((plain, places), 5)
+    head = pack_head(PICKLE, PLAIN | ARGS_ONLY | REFS_AT, 0, len(refs), 0, len(stream))
+    head = b"".join((head, *[ref._id for ref in refs], stream))
+    call = EncodedCall(head, [], [], len(head), list(refs))
+    call.dependencies = list(refs)
+    return call
+
+
+def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None, beside: bool) -> Stream:
+    # Many calls hold no ref at all. Their lists need not be walked through in Python.
+    types = ref_types()
+    if not any(isinstance(arg, types) for arg in args):
+        try:
+            return write_stream(value, stop_at_refs=True, keep=keep, beside=beside)
+        except RefMet:
+            pass
+    return write_stream(_mark(value, types, {}, {}), keep=keep, beside=beside)
+
+
+def _mark(
+    value: Any,
+    types: tuple[Any, ...],
+    marks: dict[ObjectRef[Any], Resolve],
+    memo: dict[int, Any],
+) -> Any:
+    """A copy of nested exact containers with `Resolve` in the place of refs, cycles kept."""
+    cls = type(value)
+    if cls in ATOMS:
+        return value
+    if isinstance(value, types):
+        ref = value if isinstance(value, ObjectRef) else value.ref
+        return marks.setdefault(ref, Resolve(ref))
+    if cls not in _WALKED:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if cls is list:
+        copy: Any = memo.setdefault(id(value), [])
+        copy.extend(_mark(item, types, marks, memo) for item in value)
+    elif cls is dict:
+        copy = memo.setdefault(id(value), {})
+        for key, item in value.items():
+            copy[_mark(key, types, marks, memo)] = _mark(item, types, marks, memo)
+    else:
+        items = [_mark(item, types, marks, memo) for item in value]
+        copy = memo.setdefault(id(value), cls(items))  # In a cycle, it was already made above.
+    return copy
+
+
+_WALKED = frozenset({list, tuple, dict, set})
+
+
+def _blame_argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+) -> TypeError:
+    labelled = [(f"argument {i}", arg) for i, arg in enumerate(args)]
+    labelled += [(f"argument {name}=", arg) for name, arg in kwargs.items()]
+    for what, arg in labelled:
+        try:
+            write_stream(arg)
+        except UNPICKLABLE as cause:
+            return unpicklable(what, arg, cause, blamed(arg))
+    return unpicklable("arguments", args, error)
+
+
+def read_dependencies(mem: memoryview) -> list[bytes]:
+    """Ids of the refs whose values the call needs. Only the heads of calls whose arguments are all
+    refs and plain values contain them; for other calls the list is empty. ValueError: it is no
+    payload."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
+    return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
+
+
+def decode_call(
+    mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a call. Arrays by value are the task's own; in the place of a ref is what
+    `resolve` returns for it. If the arguments were lost on their way, an error came instead, and
+    is raised."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
+    head = unpack_head(mem)
+    if head[0] == ERROR:
+        raise decode_error(mem, make_ref)
+    flags, n_refs, meta_len = head[1], head[3], head[5]
+    if flags & PLAIN:
+        start = HEAD.size + REF_BYTES * n_refs
+        if start + meta_len > len(mem):
+            raise malformed(mem)
+        args = pickle.loads(mem[start : start + meta_len])
+        if flags & REFS_AT:
+            args, places = args
+            values = [resolve(make_ref(id)) for id in read_refs(mem)]
+            for place in places:
+                args[place] = values[args[place]]
+        return tuple(args), {}
+    value = load_within(mem, head, 0, make_ref, resolve, writable)
+    return (value, {}) if flags & ARGS_ONLY else value

@@ -1,0 +1,320 @@
+"""Classes in streams by value: cloudpickle's reductions, with slots and without hooks.
+
+A class that arrives is as its sender has it: its attributes travel as its state. So the hooks of a
+class statement (`__init_subclass__`, a metaclass's `__new__` and `__init__`) do not run again if
+they travel by value too: the state holds their effects, and the keyword arguments of the class
+statement, which they may need, are recorded nowhere. Hooks that readers import run as usual, unless
+they demand such arguments.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import os
+import threading
+import types
+import typing
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks
+from hoplite_mp._serialize.annotations import own_annotations, with_annotations
+from hoplite_mp._serialize.code import Reduced, importable, note_native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HOOK = "__init_subclass__"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
+# Data descriptors of `type` that only set the name in the namespace of the class.
+_PLAIN_DESCRIPTORS = frozenset({
+    "__module__", "__qualname__", "__doc__", "__abstractmethods__", "__annotations__",
+    "__annotate__", "__type_params__",
+})  # fmt: skip
+_COMPILED = types.BuiltinFunctionType, types.WrapperDescriptorType
+_MEMBER_TYPES = frozenset({object, int, float, complex, str, bytes, tuple})
+_hooks = _locks.rlock("serial.hooks")  # held while a hook is exchanged
+
+
+def _forked() -> None:
+    """A thread that a forked child does not have may have held the lock."""
+    global _hooks
+    _hooks = _locks.rlock("serial.hooks")
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class _Local(threading.local):
+    quiet = False  # this thread creates a class without hooks
+
+
+_local = _Local()
+
+
+def cloudpickled(pickler: Any, obj: Any) -> Reduced:
+    """cloudpickle's reduction of a function or class that readers cannot import."""
+    from cloudpickle import cloudpickle
+
+    if isinstance(obj, type):
+        if obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+            note_native(obj)
+        if obj not in cloudpickle._BUILTIN_TYPE_NAMES:
+            return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
+    elif isinstance(obj, types.FunctionType):
+        # Not by cloudpickle's rule, by which readers can import all that is in sys.modules here.
+        return pickler._dynamic_function_reduce(with_annotations(obj))
+    return cloudpickle.Pickler.reducer_override(pickler, obj)
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def _reduce_class(cls: type) -> Reduced:
+    from cloudpickle import cloudpickle
+
+    _check_metaclass(cls)
+    meta, name, _, namespace, tracker_id, _ = cloudpickle._class_getnewargs(cls)
+    namespace["__qualname__"] = cls.__qualname__
+    bases = cls.__bases__
+    if typing.Generic in bases and "__orig_bases__" in vars(cls):
+        namespace["__orig_bases__"] = vars(cls)["__orig_bases__"]  # Generic refuses a class without
+    if "__slots__" not in vars(cls):
+        state = cloudpickle._class_getstate(cls)
+    else:
+        namespace["__slots__"] = slots = _slots(cls)
+        state = _state_of_slotted(cls, slots), {}
+    _evaluate_annotations(cls, state[0])
+    for one in [one for one in state[0] if _must_be_in_namespace(meta, one)]:
+        is_property = type(state[0][one]) is property  # `fill_class` gives it its functions
+        namespace[one] = property() if is_property else state[0].pop(one)
+    return load_class, (meta, name, bases, namespace, tracker_id), state, None, None, fill_class
+
+
+def _check_metaclass(cls: type) -> None:
+    """Refuses a class whose metaclass is compiled: `type` can neither create such a class nor set
+    its attributes, and the metaclass needs what only the class statement has."""
+    meta = compiled_metaclass(cls)
+    if meta is not None:
+        raise TypeError(
+            f"the class {cls.__qualname__} has a metaclass in compiled code, "
+            f"{meta.__module__}.{meta.__qualname__}, so it cannot be sent by value: define it in a "
+            "module that the workers can import"
+        )
+
+
+def compiled_metaclass(cls: type) -> type | None:
+    """The class in compiled code that creates this class, or sets its attributes."""
+    kinds: list[type] = type.mro(type(cls))
+    for meta in kinds[:-2]:  # without `type` and `object`
+        if any(isinstance(vars(meta).get(one), _COMPILED) for one in ("__new__", "__setattr__")):
+            return meta
+    return None
+
+
+def _must_be_in_namespace(meta: type, name: str) -> bool:
+    """Is this an attribute of a class that only the class statement can set, because the metaclass
+    has a data descriptor of this name?"""
+    for kind in meta.__mro__:
+        found = vars(kind).get(name)
+        if found is not None:
+            is_plain = kind is type and name in _PLAIN_DESCRIPTORS
+            return hasattr(type(found), "__set__") and not is_plain
+    return False
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    """The names of the class's own slots. Private ones are mangled already."""
+    members = types.MemberDescriptorType, types.GetSetDescriptorType
+    return tuple(
+        name
+        for name, member in vars(cls).items()
+        if isinstance(member, members)
+        # Python 3.15 has one descriptor of each of these names for all classes.
+        and (member.__objclass__ is cls or name in ("__dict__", "__weakref__"))
+    )
+
+
+def _evaluate_annotations(cls: type, state: dict[str, Any]) -> None:
+    """Since Python 3.14 a class has a function that evaluates its annotations (PEP 649). That
+    function refers to the namespace of the class, so the annotations travel in its place."""
+    state.pop("__classdictcell__", None)  # of that function
+    if "__annotate_func__" in vars(cls):
+        state["__annotations_cache__"] = own_annotations(cls)
+
+
+def _state_of_slotted(cls: type, slots: tuple[str, ...]) -> dict[str, Any]:
+    """As cloudpickle's `_class_getstate`, which does not know every form of `__slots__`."""
+    from cloudpickle import cloudpickle
+
+    state: dict[str, Any] = cloudpickle._extract_class_dict(cls)
+    for name in (*slots, "__weakref__", "__dict__", "__annotate_func__"):
+        state.pop(name, None)
+    if not isinstance(state["__slots__"], (str, tuple, list, dict)):
+        state["__slots__"] = slots  # an iterator, which is exhausted
+    if isinstance(cls, abc.ABCMeta):
+        registry = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
+        state["_abc_impl"] = [ref() for ref in registry]
+    return state
+
+
+def _is_plain_enum(cls: type) -> bool:
+    """Is this an enumeration whose members can be made from builtin values and their attributes?"""
+    return issubclass(cls, Enum) and _builtin_base(cls) in _MEMBER_TYPES
+
+
+def _builtin_base(cls: type) -> Any:
+    """The builtin class whose `__new__` makes instances of this class."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+
+
+def _reduce_enum(cls: Any) -> Reduced:
+    """An enumeration with all its members: aliases, and those that a Flag has made of others."""
+    from cloudpickle import cloudpickle
+
+    base = _builtin_base(cls)
+    arguments = getattr(base, "__getnewargs__", None)
+    names = {id(member): name for name, member in cls._member_map_.items()}
+    members = {
+        id(one): one for one in (*cls._member_map_.values(), *cls._value2member_map_.values())
+    }
+    made = [
+        (names.get(id(one)), () if arguments is None else arguments(one), one._value_)
+        for one in members.values()
+    ]
+    aliases = {name: one.name for name, one in cls._member_map_.items() if name != one.name}
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    tracker_id = cloudpickle._get_or_create_tracker_id(cls)
+    args = type(cls), cls.__name__, cls.__bases__, namespace, made, aliases, tracker_id
+    state = cloudpickle._class_getstate(cls)[0], [(one, vars(one)) for one in members.values()]
+    _evaluate_annotations(cls, state[0])
+    return load_enum, args, state, None, None, fill_class
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def load_class(
+    meta: type[type],
+    name: str,
+    bases: tuple[type, ...],
+    namespace: dict[str, Any],
+    tracker_id: str,
+) -> type:
+    """Named in streams: a class by value, whose attributes are not filled in yet."""
+    from cloudpickle import cloudpickle
+
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    if known is not None:
+        return known
+    made: type = cloudpickle._lookup_class_or_track(tracker_id, _make(meta, name, bases, namespace))
+    return made
+
+
+def _make(meta: type[type], name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+    owner = _owner_of_hook(bases)
+    fill = functools.partial(_fill, namespace)
+    if importable(meta) and (owner is None or importable(owner)):
+        # A TypeError: a hook demands keyword arguments. Any other TypeError is raised again below.
+        with contextlib.suppress(TypeError):
+            return types.new_class(name, bases, {"metaclass": meta}, fill)
+    create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
+    with _without_hook(owner):
+        made: type = create.__new__(meta, name, bases, namespace)
+    return made
+
+
+def _fill(namespace: dict[str, Any], scope: dict[str, Any]) -> None:
+    scope.update(namespace)
+
+
+def fill_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
+    """Named in streams: sets the attributes of a class, without the `__setattr__` of its metaclass,
+    and those of an enumeration's members."""
+    attributes, members = state
+    for member, own in members or ():
+        vars(member).update(own)
+    for name, value in attributes.items():
+        if type(value) is property and _must_be_in_namespace(type(cls), name):
+            made: Any = vars(cls)[name]
+            made.__init__(value.fget, value.fset, value.fdel, value.__doc__)
+        elif name != "_abc_impl":
+            type.__setattr__(cls, name, value)
+    if "__firstlineno__" in attributes:  # Setting another attribute has removed it.
+        type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
+    for registered in attributes.get("_abc_impl", ()):
+        cls.register(registered)  # type: ignore[attr-defined]
+
+
+def load_enum(
+    meta: Any,
+    name: str,
+    bases: tuple[type, ...],
+    namespace: dict[str, Any],
+    members: list[tuple[str | None, tuple[Any, ...], Any]],
+    aliases: dict[str, str],
+    tracker_id: str,
+) -> type:
+    """Named in streams: an enumeration whose members can be found by their values already, because
+    its attributes may hold them. Neither it nor its members have their other attributes yet."""
+    from cloudpickle import cloudpickle
+
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    if known is not None:
+        return known
+    namespace["__new__"] = Enum.__new__
+    with _without_hook(_owner_of_hook(bases)):
+        cls: Any = type.__new__(meta, name, bases, namespace)
+    by_name: dict[str, Any] = {}
+    by_value: dict[Any, Any] = {}
+    type.__setattr__(cls, "_member_map_", by_name)
+    type.__setattr__(cls, "_value2member_map_", by_value)
+    unhashable: dict[str, list[Any]] = {}
+    type.__setattr__(cls, "_unhashable_values_map_", unhashable)  # since Python 3.13
+    base = _builtin_base(cls)
+    for member_name, arguments, value in members:
+        member = base.__new__(cls, *arguments)
+        vars(member)["_value_"] = value
+        if member_name is not None:
+            by_name[member_name] = member
+        try:
+            by_value[value] = member
+        except TypeError:  # not hashable; it is found by comparison
+            if member_name is not None:
+                unhashable.setdefault(member_name, []).append(value)
+    by_name.update({alias: by_name[one] for alias, one in aliases.items() if one in by_name})
+    made: type = cloudpickle._lookup_class_or_track(tracker_id, cls)
+    return made
+
+
+def _owner_of_hook(bases: Any) -> type | None:
+    """The class whose `__init_subclass__` a class statement with these bases calls."""
+    for base in bases:
+        for cls in base.__mro__[:-1]:
+            if _HOOK in vars(cls):
+                return cls  # type: ignore[no-any-return]
+    return None
+
+
+@contextlib.contextmanager
+def _without_hook(owner: type | None) -> Iterator[None]:
+    """Classes that this thread creates inside do not call the hook; those of others do."""
+    if owner is None:
+        yield
+        return
+    with _hooks:
+        hook = vars(owner)[_HOOK]
+
+        def call(cls: type, /, **arguments: Any) -> None:
+            if not _local.quiet:
+                hook.__get__(None, cls)(**arguments)
+
+        type.__setattr__(owner, _HOOK, classmethod(call))
+        _local.quiet = True
+        try:
+            yield
+        finally:
+            _local.quiet = False
+            type.__setattr__(owner, _HOOK, hook)

@@ -1,0 +1,221 @@
+"""What a rank gives to a Group's call, what it gets, and what kind of error a mistake is.
+
+Why it exists: an array is sent to the others as its bytes, everything else as a pickled object.
+Which values are sent as bytes, what a reduction refuses, and what `out=` accepts is the same on one
+host and on several.
+It must never know: boards, nodes, how a contribution is stored or sent.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize, _shm
+from hoplite_mp.ref import NotAnArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "NOTHING",
+    "PREFIXES",
+    "REDUCTIONS",
+    "ROOTED",
+    "SMALL_KINDS",
+    "SMALL_OPS",
+    "TARGETED",
+    "contribution",
+    "contributors_of",
+    "early_shares",
+    "into",
+    "is_plain_array",
+    "mask_of",
+    "outs_of",
+    "section_bounds",
+    "shortened",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
+PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
+TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each rank
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
+# Kinds of calls that compiled code makes over several hosts as long as they are small, and their
+# operators. The order is that of shm_small_kind in cext/shm_layout.h and that of
+# cext/reduce_kernels.h.
+SMALL_KINDS = (
+    "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
+)  # fmt: skip
+SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+# Of a large allreduce that begins before all hosts have called: by how much of the time of one
+# transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
+# is wider, and the call takes longer if the two call nearly together.
+LAST_LAG_SHARE = 0.45
+# The last words of errors about values that are not arrays.
+BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
+NUMBERS = (bool, int, float, complex)
+_EXACT_NUMBERS = frozenset(NUMBERS)
+_NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
+
+
+class Nothing:
+    """The default of an argument for which None is a value like any other."""
+
+    def __repr__(self) -> str:
+        return "<nothing>"
+
+
+NOTHING = Nothing()
+
+
+def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
+    """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
+
+    Each host that owns a stripe begins where its stripe does. Of an allreduce the last host owns
+    none if it has begun before all have called, so the others' stripes begin elsewhere.
+    """
+    owners = max(1, size - 1) if kind in ("broadcast", "reduce") else size
+    bounds = {nbytes * i // owners for i in range(owners + 1)}
+    if kind == "allreduce" and size > 2:
+        bounds.update(round(nbytes * reached) for reached in accumulate(early_shares(size)[:-1]))
+    return sorted(bounds)
+
+
+def early_shares(hosts: int) -> list[float]:
+    """The parts of the array that all hosts but the last one own, in the order in which they call.
+
+    A host that owns the part w sends (1 - w) of its array to the others, and its result to the
+    n - 1 others. Whoever calls long before the last one has sent the first by then, so all such
+    hosts own as much as each other. The last but one has sent only what moves in the lag between
+    the two, so it owns less: as much as makes what it then sends, (1 - w - lag) + (n - 1) w, equal
+    to what each of those others then receives, 1 + (1 - w - lag) / (n - 2).
+    """
+    if hosts < 3:
+        return [1.0]
+    others = hosts - 2
+    last = (LAST_LAG_SHARE + (1 - LAST_LAG_SHARE) / others) / (others + 1 / others)
+    return [(1 - last) / others] * others + [last]
+
+
+def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
+    """The values that a rank gives: one, one for each rank, or none. `gives`: whether x counts
+    (broadcast and scatter ignore it except at the root). ValueError, TypeError: x does not suit
+    this kind of call."""
+    if kind == "barrier" or not gives:
+        return []
+    if x is NOTHING:
+        raise ValueError(f"the root of a {kind} must give x")
+    if kind in TARGETED:
+        return _one_for_each(kind, x, size)
+    return [reducible(kind, x) if kind in REDUCTIONS or kind in PREFIXES else x]
+
+
+def _one_for_each(kind: str, x: Any, size: int) -> list[Any]:
+    try:
+        parts = list(x)
+    except TypeError:
+        raise TypeError(f"{kind} needs a list of {size} parts, not {type_name(x)}") from None
+    if len(parts) != size:
+        raise ValueError(f"{kind} needs {size} parts, one for each rank: {len(parts)}")
+    return parts
+
+
+def outs_of(kind: str, out: Any, size: int) -> list[Any]:
+    """The `out` of a call whose result is a list: an array for each rank, or None for each."""
+    if out is None:
+        return [None] * size
+    outs = list(out) if isinstance(out, (list, tuple)) else []
+    if len(outs) != size:
+        raise ValueError(f"out of {kind} must be a list of {size} arrays, one for each rank")
+    return outs
+
+
+def reducible(kind: str, x: Any) -> Array:
+    """An array, number or bool as a plain array. TypeError for everything else, because a
+    conversion would silently lose a mask or a unit, or make text of numbers."""
+    cls = type(x)
+    if cls is np.ndarray and x.dtype.num in _NUMBERS and x.dtype.metadata is None:
+        return x  # type: ignore[no-any-return]  # the usual case, without further checks
+    scalar = isinstance(x, np.generic) and x.dtype.type is cls
+    if not (cls is np.ndarray or cls in _EXACT_NUMBERS or scalar):
+        hint = BY_FUNCTION
+        if isinstance(x, NotAnArray):
+            hint = f": use {x.HOW}"
+        elif _is_like_an_array(x):
+            hint = f"; np.asarray(x) makes a plain array of it{BY_FUNCTION}"
+        raise TypeError(f"{kind} takes arrays, numbers and bools, not {type_name(x)}{hint}")
+    array = np.asarray(x)
+    if _serialize.dtype_name(array.dtype) is None or array.dtype.kind in "SU":
+        what = "an int beyond 64 bits" if cls is int else f"{type_name(x)} of dtype {array.dtype}"
+        raise TypeError(f"{kind} takes arrays, numbers and bools, not {what}{BY_FUNCTION}")
+    return array
+
+
+def _is_like_an_array(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) or hasattr(x, "__array__")
+
+
+def is_plain_array(x: Any) -> bool:
+    """Can its bytes be sent without pickle? Those of a subclass, of records and of objects
+    cannot."""
+    return type(x) is np.ndarray and _serialize.dtype_name(x.dtype) is not None
+
+
+def into(value: Any, out: Array | None) -> Any:
+    """A writable copy of an array, any other value as it is; or `out`, filled with the value."""
+    if out is None:
+        return np.array(value) if type(value) is np.ndarray else value
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, not {type_name(out)}")
+    array = np.asarray(value) if isinstance(value, (*NUMBERS, np.generic)) else value
+    if type(array) is not np.ndarray:
+        raise TypeError(f"out takes an array or a number, the result is {type_name(value)}")
+    if out.shape != array.shape or out.dtype != array.dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}, the result {array.shape} and "
+            f"{array.dtype}"
+        )
+    if out is not array and not _is_same_memory(out, array):
+        if not out.flags.writeable:
+            raise ValueError("out is read-only: it must be an array that may be written")
+        np.copyto(out, array)
+    return out
+
+
+def _is_same_memory(a: Array, b: Array) -> bool:
+    """Are these two views of the same elements, in the same order?"""
+    one, other = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return bool(one == other) and a.strides == b.strides
+
+
+def type_name(x: Any) -> str:
+    """The type of a value, as errors name it."""
+    cls = type(x)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return f"{module}{cls.__qualname__}"
+
+
+def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
+    """Encodes plain values, with only as much of the text at `place` as fits into an object's
+    header."""
+    text = values[place].encode(errors="replace")
+    without = _serialize.encode((*values[:place], "", *values[place + 1 :])).nbytes
+    fits = text[: max(0, _shm.INLINE_BYTES_MAX - without)].decode(errors="ignore")
+    return _serialize.encode((*values[:place], fits, *values[place + 1 :]))
+
+
+def mask_of(ranks: Iterable[int]) -> int:
+    """Ranks as bits of one integer, for which there is always room, unlike for a list."""
+    mask = 0
+    for rank in ranks:
+        mask |= 1 << operator.index(rank)
+    return mask
+
+
+def contributors_of(mask: int) -> tuple[int, ...]:
+    """The ranks of a mask, sorted."""
+    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)

@@ -1,0 +1,337 @@
+"""Failures as payloads: the exception where it can travel, and always its text.
+
+An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
+trusts it, and neither encoding nor decoding raises. It must never know what failed, nor which
+process receives the failure. The exceptions of the library itself are in `hoplite_mp.errors`.
+
+A message between hosts has room for a short payload only, and the node that sends it never
+unpickles, so it could not shorten one. Therefore a payload above WHOLE_BYTES_MAX has another whole
+one at its end, which is a shorter form of the same failure.
+"""
+
+from __future__ import annotations
+
+import struct
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._serialize.layout import (
+    BUFFER,
+    ERROR,
+    ERROR_META,
+    HAS_SHORT_FORM,
+    HEAD,
+    PICKLE,
+    REF_BYTES,
+    Encoded,
+    align,
+    unpack_head,
+)
+from hoplite_mp._serialize.pickle_stream import Stream
+from hoplite_mp._serialize.picklers import write_stream
+from hoplite_mp._serialize.reducers import BareException
+from hoplite_mp._serialize.streams import (
+    EXITS,
+    UNPICKLABLE,
+    MakeRef,
+    all_atoms,
+    fill,
+    load_within,
+    text_of,
+)
+from hoplite_mp.errors import TaskError
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
+# _protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
+WHOLE_BYTES_MAX = 80 << 10
+SHORT_FORM_LENGTH = struct.Struct("<Q")
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception where it was raised, as text: its `__cause__` here."""
+
+    __module__ = "hoplite_mp._serialize"  # As tracebacks show it, and as pickle finds it.
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encoded:
+    """The payload of a failure. Never raises; an exception that cannot be pickled arrives as a
+    TaskError.
+
+    The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
+    """
+    exc = _exit_within(exc)
+    encoded, traceback_text = _encode(exc, traceback_text)
+    return _with_short_form(encoded, exc, traceback_text)
+
+
+def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, str]:
+    """The payload without a short form, and the text in it."""
+    summary = _summary(exc)
+    if traceback_text is None:
+        traceback_text = format_error(exc, get_traceback(exc))
+    texts = [part.encode(errors="backslashreplace") for part in (traceback_text, summary)]
+    prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+    for bare in (False, True):
+        try:
+            stream = write_stream(_bare(exc) if bare else exc)
+            encoded = fill(Encoded, stream, ERROR, 0, prefix)
+            if _surely_loads(exc) or type(_load_error(encoded)) is type(exc):
+                return encoded, traceback_text
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # whatever the exception's own code raises
+            continue
+    return fill(Encoded, Stream(), ERROR, 0, prefix), traceback_text
+
+
+def _exit_within(exc: BaseException) -> BaseException:
+    """The exception for which `exit_error` has made this TaskError; any other one as it is."""
+    if type(exc) is TaskError and EXIT_MARK in vars(exc) and isinstance(exc.__cause__, EXITS):
+        return exc.__cause__
+    return exc
+
+
+def exit_error(error: BaseException) -> TaskError:
+    """The error that a program gets for a task that raised SystemExit, KeyboardInterrupt or
+    GeneratorExit, because these would end the program. They are its cause."""
+    made = TaskError(f"the task raised {_summary(error)}".removesuffix(": "))
+    made.__cause__ = error
+    vars(made)[EXIT_MARK] = True
+    return made
+
+
+# An attribute of the TaskErrors of `exit_error`: a program's own `raise TaskError from error`, and
+# the error of a value that could not be loaded, stay as they are.
+EXIT_MARK = "_exit"
+
+
+def format_error(exc: BaseException, frames: TracebackType | None) -> str:
+    """The traceback with these frames as text, whatever the exception's class does."""
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, frames))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "".join(traceback.format_tb(frames)) + _summary(exc) + "\n"
+
+
+def drop_traceback(exc: BaseException) -> None:
+    """Releases what the frames refer to. A class may refuse `exc.__traceback__ = None`."""
+    BaseException.with_traceback(exc, None)
+
+
+def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) -> Encoded:
+    """The same payload, with a short form at its end if it is long."""
+    if encoded.nbytes <= WHOLE_BYTES_MAX:
+        return encoded
+    short = _encode_short(exc, traceback_text, WHOLE_BYTES_MAX)
+    if not set(short.refs) <= set(encoded.refs):
+        return encoded  # nobody would hold the others
+    head = encoded.head[:1] + bytes((encoded.head[1] | HAS_SHORT_FORM,)) + encoded.head[2:]
+    at = align(encoded.nbytes)
+    tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)
+    buffers, offsets = [*encoded.buffers, memoryview(tail)], [*encoded.offsets, at]
+    return Encoded(head, buffers, offsets, at + len(tail), encoded.refs)
+
+
+def short_error(mem: memoryview) -> bytes:
+    """A copy of an ERROR payload in at most WHOLE_BYTES_MAX bytes: the whole one or its short form.
+    A payload without a short form becomes a TaskError with a part of its text. Never unpickles."""
+    if mem.nbytes <= WHOLE_BYTES_MAX:
+        return bytes(mem)
+    if unpack_head(mem)[1] & HAS_SHORT_FORM:
+        end = mem.nbytes - SHORT_FORM_LENGTH.size
+        (nbytes,) = SHORT_FORM_LENGTH.unpack_from(mem, end)
+        if HEAD.size <= nbytes <= min(end, WHOLE_BYTES_MAX):
+            return bytes(mem[end - nbytes : end])
+    text, summary, _ = _error_texts(mem)
+    texts = [_cut(part, WHOLE_BYTES_MAX // 16).encode(errors="replace") for part in (text, summary)]
+    prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+    return fill(Encoded, Stream(), ERROR, 0, prefix).tobytes()
+
+
+def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
+    """The payload of a failure for which there is little room. It keeps the type if it can; the
+    message and the traceback are cut in the middle until they fit. If not even the type fits, it is
+    a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
+    exc = _exit_within(exc)
+    short = _encode_short(exc, traceback_text, nbytes_max)
+    encoded = _with_short_form(short, exc, traceback_text)
+    if encoded.nbytes <= nbytes_max:
+        return encoded
+    return _encode_short(exc, traceback_text, min(nbytes_max, WHOLE_BYTES_MAX))
+
+
+def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
+    message = _summary(exc).partition(": ")[2]
+    for share in SHARES:
+        chars = int(nbytes_max * share)
+        text = _cut(traceback_text, chars)
+        try:
+            encoded, _ = _encode(exc, text)
+            if encoded.nbytes <= nbytes_max:
+                return encoded
+        except Exception:
+            pass
+        for args in (
+            tuple(_short(part, chars // 4) for part in _args_of(exc)),
+            (_cut(message, chars),),
+        ):
+            parts = text, type(exc).__qualname__
+            texts = [part.encode(errors="backslashreplace") for part in parts]
+            prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+            try:
+                stream = write_stream(BareException(type(exc), args, {}))
+                encoded = fill(Encoded, stream, ERROR, 0, prefix)
+                if encoded.nbytes <= nbytes_max and type(_load_error(encoded)) is type(exc):
+                    return encoded
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                continue
+    summary = _cut(_summary(exc), WORDS_CHARS_MAX).encode(errors="backslashreplace")
+    return fill(Encoded, Stream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
+
+
+# The shares of the room that are tried for the traceback, and for the message as much again. With
+# the last there is neither.
+SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
+WORDS_CHARS_MAX = 40
+
+
+def _cut(text: str, chars_max: int) -> str:
+    """The beginning and the end of a text, with a mark between them."""
+    if len(text) <= chars_max:
+        return text
+    if chars_max < len(CUT) * 4:
+        return text[:chars_max]
+    head = chars_max // 3
+    return f"{text[:head]}{CUT}{text[len(text) - (chars_max - head - len(CUT)) :]}"
+
+
+CUT = " [... cut ...] "
+
+
+def _short(part: Any, chars_max: int) -> Any:
+    """An argument of an exception, made short: a text is cut, a number stays, and the type of any
+    other object is named in its place."""
+    if type(part) is str:
+        return _cut(part, chars_max)
+    if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
+        return part
+    return f"<{type(part).__qualname__}, for which there was no room>"
+
+
+def _summary(exc: BaseException) -> str:
+    return f"{type(exc).__qualname__}: {text_of(exc)}"
+
+
+def _bare(exc: BaseException) -> BareException:
+    """`exc` with only the attributes that travel."""
+    state = {name: _portable(part) for name, part in _dict_of(exc).items()}
+    state = {name: part for name, part in state.items() if _travels(part)}
+    return BareException(type(exc), _portable(_args_of(exc)), state)
+
+
+def _portable(value: Any) -> Any:
+    """The value, in which exceptions that do not travel are replaced: by an exception made without
+    `__init__` and without some attributes, or at last by a TaskError."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_portable, value))
+    if not issubclass(type(value), BaseException) or _travels(value):
+        return value
+    bare = _bare(value)
+    return bare if _travels(bare) else TaskError(_summary(value))
+
+
+def portable_error(exc: BaseException) -> Any:
+    """The object to pickle in place of an exception inside a value, because the exception may not
+    pickle or load. Never raises."""
+    return exc if _surely_loads(exc) else _portable(exc)
+
+
+def with_text(error: BaseException, text: str) -> BaseException:
+    """The exception with this traceback, from where it was raised, as its cause."""
+    _set_cause(error, RemoteTraceback(text))
+    return error
+
+
+def _travels(value: Any) -> bool:
+    """Can the value be written and loaded, and does an object of its type come back?"""
+    kind = value.kind if type(value) is BareException else type(value)
+    try:
+        mem = memoryview(fill(Encoded, write_stream(value), PICKLE, 0).tobytes())
+        loaded = load_within(mem, unpack_head(mem), 0, ObjectRef, None, False)
+        return type(loaded) is kind
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return False
+
+
+def _surely_loads(exc: BaseException) -> bool:
+    """A builtin class with plain arguments need not be loaded to see whether it can be."""
+    return (
+        type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
+    )
+
+
+# As the attributes of these names, which some classes refuse or redefine.
+get_traceback = vars(BaseException)["__traceback__"].__get__
+_set_cause = vars(BaseException)["__cause__"].__set__
+_args_of = vars(BaseException)["args"].__get__
+_dict_of = vars(BaseException)["__dict__"].__get__
+
+
+def _load_error(encoded: Encoded) -> Any:
+    mem = memoryview(encoded.tobytes())
+    return load_within(mem, unpack_head(mem), _error_texts(mem)[2], ObjectRef, None, False)
+
+
+def _error_texts(mem: memoryview) -> tuple[str, str, int]:
+    """(traceback, summary, how many bytes of the meta they take) of an ERROR payload."""
+    head = unpack_head(mem)
+    meta = HEAD.size + REF_BYTES * head[3] + BUFFER.size * head[4]
+    text_len, summary_len = ERROR_META.unpack_from(mem, meta)
+    start = meta + ERROR_META.size
+    middle, end = start + text_len, start + text_len + summary_len
+    text = str(mem[start:middle], "utf-8", "replace")
+    return text, str(mem[middle:end], "utf-8", "replace"), end - meta
+
+
+def error_text(mem: memoryview) -> str:
+    """The traceback in an ERROR payload, or what there is of it, read without unpickling."""
+    text, summary, _ = _error_texts(mem)
+    return (text or summary).strip()
+
+
+def error_name(mem: memoryview) -> str:
+    """The name of the exception's class in an ERROR payload, read without unpickling."""
+    return _error_texts(mem)[1].partition(":")[0].rpartition(".")[2]
+
+
+def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
+    """The exception of an ERROR payload. If it came with a traceback, its `__cause__` is a
+    RemoteTraceback. Never raises."""
+    text, summary = "", "a failure whose description cannot be read"
+    loaded: Any = None
+    try:
+        text, summary, skip = _error_texts(mem)
+        head = unpack_head(mem)
+        if head[5] > skip:
+            loaded = load_within(mem, head, skip, make_ref, None, False)
+    except UNPICKLABLE:
+        pass  # The reader lacks a module, or the exception's own code fails. The text remains.
+    error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
+    return with_text(error, text) if text else error

@@ -1,0 +1,94 @@
+"""The two picklers that write streams.
+
+The *light* one is C's own with `reducer_override`, which is called for every object of a type that
+C does not know. (`persistent_id` would do for refs as well, but costs a Python call for every
+element of every list.) The *heavy* one is cloudpickle's. It is used only when the light one fails,
+mostly because it has met code that readers cannot import. It must never know what a stream is used
+for, nor its place in a payload.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from hoplite_mp._serialize.by_value import Manifests, reduce_by_value
+from hoplite_mp._serialize.code import by_value_modules
+from hoplite_mp._serialize.out_of_band import Aside, Keep
+from hoplite_mp._serialize.pickle_stream import Stream
+from hoplite_mp._serialize.reducers import RefMet, reducer_override
+from hoplite_mp.interruptions import is_interruption
+
+MakeKeep = Callable[[], Keep]
+
+
+class LightPickler(pickle.Pickler):
+    """Plain pickle, except for refs and arrays; raises NeedCloudpickle where that is not enough."""
+
+    by_value = False
+    stream: Stream | None = None  # None: refs are written as a foreign pickler would.
+    stop_at_refs = False
+    holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
+    aside: Aside | None = None  # None: no arrays become objects of their own.
+    globals_aside: Aside | None = None  # As `aside`, only for globals.
+    reducer_override = reducer_override
+
+
+@functools.cache
+def heavy_pickler() -> type[pickle.Pickler]:
+    """The class of the heavy pickler, made when first needed, because it imports cloudpickle."""
+    import cloudpickle
+
+    for module in by_value_modules.values():
+        cloudpickle.register_pickle_by_value(module)
+    # The script, in a process that multiprocessing has spawned, and in workers of that process.
+    cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.add("__mp_main__")
+
+    class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+        by_value = True
+        reduce_by_value = reduce_by_value
+        manifests: Manifests | None = None
+        stream: Stream | None = None
+        stop_at_refs = False
+        holds_refs = False
+        aside: Aside | None = None
+        globals_aside: Aside | None = None
+        keep: Keep | None = None  # marks large arrays of globals where none becomes an object
+        reducer_override = reducer_override
+
+    return HeavyPickler
+
+
+def write_stream(
+    value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None, beside: bool = True
+) -> Stream:
+    """Pickles `value`, with its large buffers and its refs beside the stream.
+
+    `keep` returns a Keep, which keeps large globals of functions as objects of their own; they are
+    named among the refs. `beside=False`: they stay in the stream, and `keep` only marks them, so
+    that they count as unchanged wherever they were sent before. Raises whatever the value's own
+    reducers raise; RefMet at the first ref if `stop_at_refs`.
+    """
+    stream = Stream()
+    light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
+    light.stream = stream
+    light.stop_at_refs = stop_at_refs
+    try:
+        light.dump(value)
+    except (RefMet, MemoryError):
+        raise
+    except Exception as error:  # NeedCloudpickle, or a failure that cloudpickle may mend
+        if is_interruption(error):
+            raise
+        stream = Stream()
+        heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
+        heavy.stream = stream
+        heavy.stop_at_refs = stop_at_refs
+        if keep is not None:
+            heavy.keep = keep()
+            if beside:
+                heavy.globals_aside = Aside(heavy.keep, stream)
+        heavy.dump(value)
+    return stream

@@ -1,0 +1,268 @@
+"""The functions that pickle streams name, and what they need while a stream is read.
+
+These functions must know how refs are made, and whether arrays become writable. A stream cannot
+contain that, so they find it in a thread-local `Reading`. Their names all begin with `load_`, and
+are part of the payloads. It must never know how streams are written, nor where they are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._common.dtypes import Array, named_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
+
+
+class Reading:
+    """What the functions named in a stream need to know while it is read."""
+
+    __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "private", "writable")
+
+    def __init__(
+        self,
+        ids: Sequence[bytes],
+        make_ref: Callable[[bytes], ObjectRef[Any]],
+        resolve: Callable[[ObjectRef[Any]], Any] | None,
+        writable: bool,
+    ) -> None:
+        self._ids = ids
+        self._make_ref = make_ref
+        self._resolve = resolve
+        self._refs: dict[int, ObjectRef[Any]] = {}
+        self._values: dict[int, Any] = {}
+        self.writable = writable
+        self.private = 0  # Above 0 while an object is read that must have memory of its own.
+
+    def id(self, index: int) -> bytes:
+        """The id at `index`."""
+        return self._ids[index]
+
+    def ref(self, index: int) -> ObjectRef[Any]:
+        """The ref at `index`, made when first asked for."""
+        if index not in self._refs:
+            self._refs[index] = self._make_ref(self._ids[index])
+        return self._refs[index]
+
+    def value(self, index: int) -> Any:
+        """The value of the ref at `index`, which is one object wherever the arguments name it."""
+        if self._resolve is None:
+            return self.ref(index)
+        if index not in self._values:
+            self._values[index] = self._resolve(self.ref(index))
+        return self._values[index]
+
+
+class _Local(threading.local):
+    reading: Reading | None = None
+
+
+_local = _Local()
+
+
+def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
+    """Unpickles a stream. Readings nest, because user code may read another object meanwhile."""
+    outer = _local.reading
+    _local.reading = reading
+    try:
+        return pickle.loads(stream, buffers=buffers)
+    finally:
+        _local.reading = outer
+
+
+def load_foreign(stream: Any) -> Any:
+    """Unpickles a stream that is not part of a payload; its arrays become as pickle makes them."""
+    outer, _local.reading = _local.reading, None
+    try:
+        return pickle.loads(stream)
+    finally:
+        _local.reading = outer
+
+
+def _now() -> Reading:
+    reading = _local.reading
+    if reading is None:
+        raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
+    return reading
+
+
+def id_in_payload(index: int) -> bytes | None:
+    """The id of a ref in the list of the payload that is being read; None: none is being read."""
+    reading = _local.reading
+    return None if reading is None else reading.id(index)
+
+
+def load_ref(index: int) -> ObjectRef[Any]:
+    """Named in streams: a ref that stays a ref."""
+    return _now().ref(index)
+
+
+def load_value(index: int) -> Any:
+    """Named in streams: the value of a ref, which the task receives in the place of the ref."""
+    return _now().value(index)
+
+
+def load_same(value: Any) -> Any:
+    """Named in streams: the value itself, such as one that was given to `by_ref`."""
+    return value
+
+
+class Private:
+    """Stands in streams before (1) and after (-1) an object that is always read writable. Each of
+    these places needs an instance of its own, because pickle calls the function of an instance only
+    once."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return load_private, (self.step,)
+
+
+def load_private(step: int) -> None:
+    """Named in streams: from here on arrays and views get memory of their own (1), or this ends
+    (-1)."""
+    _now().private += step
+
+
+def _writable_now() -> bool:
+    reading = _local.reading
+    return reading is None or reading.writable or reading.private > 0
+
+
+def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+    """Named in streams: a memoryview. It gets memory of its own if it must be writable."""
+    view = memoryview(data)
+    if not _writable_now():
+        view = view.toreadonly()
+    elif view.readonly:
+        view = memoryview(bytearray(view))
+    return view.cast("B").cast(format, shape)  # type: ignore[call-overload,no-any-return]
+
+
+def load_array(
+    data: Any,
+    dtype: np.dtype[Any] | str,
+    shape: tuple[int, ...],
+    order: str,
+    cls: type[Array] = np.ndarray,
+) -> Array:
+    """Named in streams: an array over `data`. For a subclass `__array_finalize__(None)` is called,
+    as when numpy unpickles one."""
+    if isinstance(dtype, str):
+        dtype = named_dtype(dtype)
+    writable = _writable_now()
+    if writable and (type(data) is bytes or (type(data) is memoryview and data.readonly)):
+        data = bytearray(data)
+    # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
+    # keeps the memoryview itself, so that the memory is pinned by the rules of the buffer protocol.
+    flat = np.frombuffer(data, np.uint8) if len(data) else None
+    array = np.ndarray.__new__(cls, shape, dtype, flat, 0, None, order)  # type: ignore[arg-type]
+    if flat is None and not writable:
+        array.flags.writeable = False
+    return array
+
+
+def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
+    """Named in streams: sets the state of an array that numpy or its subclass has reduced; then
+    makes the array read-only if the others are."""
+    inner, setter = state
+    if setter is not None:
+        setter(array, inner)
+    elif inner is not None:
+        array.__setstate__(inner)
+    if not _writable_now() and isinstance(array, np.ndarray):
+        array.flags.writeable = False
+        for part in getattr(array, "__dict__", {}).values():  # A masked array's mask.
+            if type(part) is np.ndarray and part.base is None:
+                part.flags.writeable = False
+
+
+def load_cached_property(cls: Any, locked: bool) -> Any:
+    """Named in streams: a `functools.cached_property` whose attributes are not filled in yet."""
+    prop = cls.__new__(cls)
+    if locked:
+        prop.lock = vars(functools.cached_property(len))["lock"]
+    return prop
+
+
+def load_partialmethod(cls: Any, func: Any, args: Any, keywords: Any) -> Any:
+    """Named in streams: a `functools.partialmethod`."""
+    return cls(func, *args, **keywords)
+
+
+def load_output(name: str) -> Any:
+    """Named in streams: one of the files that this process prints to."""
+    return getattr(sys, name)
+
+
+def load_exception(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    """Named in streams: an exception, made without its class's `__init__`."""
+    exc = _made(cls, args)
+    _set_args(exc, args)
+    load_exception_state(exc, state)
+    return exc
+
+
+def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) -> BaseException:
+    """Named in streams: an exception, made by its class or, if the class refuses its own args,
+    without the class's `__init__`. exact: `args` is what its attribute `args` was."""
+    exc: Any
+    try:
+        exc = cls(*args)
+    except Exception:
+        exc = None
+    if type(exc) is not cls:
+        exc = _made(cls, args)
+    if exact:
+        _set_args(exc, args)
+    return exc  # type: ignore[no-any-return]
+
+
+def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
+    """Named in streams: sets the attributes of an exception, even if its class refuses them."""
+    for name, part in state.items():
+        try:
+            BaseException.__setattr__(exc, name, part)
+        except Exception:  # a property without a setter, for example
+            _dict_of(exc)[name] = part
+
+
+# Some classes refuse or redefine these attributes.
+_dict_of = vars(BaseException)["__dict__"].__get__
+_set_args = vars(BaseException)["args"].__set__
+
+
+def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance, made by the first builtin base whose `__new__` accepts the class, because not
+    every base fits the layout of every class that derives from it."""
+    bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    for base in bases[:-1]:
+        try:
+            exc: BaseException = base.__new__(cls, *args)
+        except TypeError:
+            continue
+        with contextlib.suppress(Exception):
+            base.__init__(exc, *args)  # sets the attributes of builtin classes, such as `errno`
+        return exc
+    return Exception.__new__(cls)
+
+
+# Streams name these functions most, so they are recognized by their ids, without a lookup by name.
+OWN_IDS = frozenset(
+    map(id, (load_ref, load_value, load_same, load_view, load_array, load_array_state))
+)

@@ -1,0 +1,413 @@
+"""How objects are reduced that pickle alone would not write as we want, looked up by class.
+
+Refs become places in the payload's list of refs; arrays and views become buffers beside the stream;
+`code` reduces functions and classes. A handler is given the pickler that calls it; it must never
+know which of the two this is, nor what the stream is for.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import gc
+import io
+import itertools
+import pickle
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp._common.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp._serialize.borrowed import Lender
+from hoplite_mp._serialize.code import (
+    NeedCloudpickle,
+    Reduced,
+    importable,
+    reduce_code,
+    reduce_code_object,
+    reduce_module,
+    reduce_named,
+    reduce_not_by_name,
+    register,
+)
+from hoplite_mp._serialize.layout import INBAND_BYTES_MAX
+from hoplite_mp._serialize.out_of_band import UNBOUND, SharedArray
+from hoplite_mp._serialize.reading import (
+    load_array,
+    load_array_state,
+    load_cached_property,
+    load_exception,
+    load_exception_state,
+    load_output,
+    load_partialmethod,
+    load_raised,
+    load_ref,
+    load_same,
+    load_value,
+    load_view,
+)
+from hoplite_mp._serialize.tensors import handler_of
+from hoplite_mp.ref import ByRef, ObjectRef, named
+
+CLASSES_MAX = 4096
+
+
+class RefMet(Exception):
+    """Internal: a pickler that must stop at the first ref has met one."""
+
+
+class Resolve:
+    """Stands in a call's arguments where the task receives the value of `ref`."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: ObjectRef[Any]) -> None:
+        self.ref = ref
+
+
+class BareException:
+    """Stands for an exception to be rebuilt without its `__init__`, which refused the exception's
+    own args."""
+
+    __slots__ = ("args", "kind", "state")
+
+    def __init__(
+        self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    ) -> None:
+        self.kind = kind
+        self.args = args
+        self.state = state
+
+
+def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
+    if pickler.stop_at_refs:
+        raise RefMet
+    stream = pickler.stream
+    if stream is None:
+        pickler.holds_refs = True
+        return named(ref)
+    return load_ref, (stream.index_of(ref),)
+
+
+def _reduce_future(pickler: Any, future: Any) -> Reduced:
+    return _reduce_ref(pickler, future.ref)
+
+
+def _reduce_resolve(pickler: Any, mark: Resolve) -> Reduced:
+    stream = pickler.stream
+    stream.dependencies[mark.ref] = None
+    return load_value, (stream.index_of(mark.ref),)
+
+
+def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
+    return load_same, (mark.value,)
+
+
+def _reduce_lender(pickler: Any, lender: Lender) -> Reduced:
+    if pickler.stream is not None:
+        pickler.aside = lender.beside(pickler.stream)
+    return load_same, (None,)
+
+
+def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
+    return load_exception, (mark.kind, mark.args, mark.state)
+
+
+def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
+    """An exception whose class leaves the reduction to a builtin class. Often the `__init__` of
+    such a class refuses the args that pickle would pass."""
+    cls: Any = type(exc)
+    reduced: Any = cls.__reduce__(exc)
+    if not isinstance(reduced, tuple) or reduced[0] is not cls:
+        return NotImplemented
+    args = cls, reduced[1], cls.__reduce__ is BaseException.__reduce__
+    if len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return load_raised, args, *reduced[2:]
+    if cls.__setstate__ is not BaseException.__setstate__:
+        return load_raised, args, reduced[2]
+    return load_raised, args, reduced[2], None, None, load_exception_state
+
+
+def _reduces_as_exception(cls: Any) -> bool:
+    """Is this a class of exceptions, not a builtin one, that does not define how it pickles? The
+    errors of this library keep the default, which is shorter: their `__init__` takes any args."""
+    return (
+        issubclass(cls, BaseException)
+        and cls.__module__ not in ("builtins", "hoplite_mp")
+        and cls not in copyreg.dispatch_table
+        and type(cls.__reduce__) is types.MethodDescriptorType
+        and cls.__reduce_ex__ is object.__reduce_ex__
+    )
+
+
+def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
+    return pickler.manifests.aside.reduce_shared(marker)
+
+
+def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
+    """A variable of a closure, with the value that the sender of its function has looked at."""
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    if pickler.keep is None:
+        return NotImplemented  # cloudpickle's dispatch table knows it.
+    if (value := pickler.keep.snapshot.get((id(cell), ""), cell)) is cell:
+        return NotImplemented  # Its value was not recorded.
+    from cloudpickle import cloudpickle
+
+    if value is UNBOUND:
+        return cloudpickle._make_empty_cell, ()
+    return cloudpickle._make_cell, (value,)
+
+
+def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
+    if view.c_contiguous and view.format in _CASTABLE and view.nbytes:
+        return load_view, (pickle.PickleBuffer(view.cast("B")), view.format, view.shape)
+    return memoryview, (np.asarray(view),)
+
+
+_CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
+
+
+def is_bytes_alone(array: Array) -> bool:
+    """Do its bytes, its dtype, its shape and its class describe the array completely?"""
+    dtype = array.dtype
+    return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
+
+
+def _reduce_array(pickler: Any, array: Array) -> Reduced:
+    cls = type(array)
+    dtype = array.dtype
+    if not is_bytes_alone(array):
+        # Within the stream, as numpy or the subclass reduces it. The setter makes the result
+        # read-only if the arrays of the payload are.
+        reduced: Any = array.__reduce_ex__(5)
+        if isinstance(reduced, str):
+            return reduced
+        func, args, *rest = reduced
+        state = rest[0] if rest else None
+        setter = rest[3] if len(rest) > 3 else None
+        return func, args, (state, setter), None, None, load_array_state
+    aside = pickler.aside
+    if aside is not None and aside.takes(array):
+        return aside.reduce(array)
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.array(array, order="C", copy=True, subok=False)
+        flags = array.flags
+    order = "C" if flags.c_contiguous else "F"
+    small = array.nbytes <= INBAND_BYTES_MAX
+    data = np.ndarray.tobytes(array, "A") if small else raw_bytes(array)
+    args = (data, dtype_name(dtype) or dtype, array.shape, order)
+    return load_array, (args if cls is np.ndarray else (*args, cls))
+
+
+def _reduces_as_ndarray(cls: type) -> bool:
+    base: Any = np.ndarray
+    own: Any = cls
+    return cls is base or (
+        own.__reduce__ is base.__reduce__
+        and own.__reduce_ex__ is base.__reduce_ex__
+        and own.__setstate__ is base.__setstate__
+    )
+
+
+def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) -> Reduced:
+    """Until Python 3.11 it holds a lock, of which each process has its own."""
+    state = {name: value for name, value in vars(prop).items() if name != "lock"}
+    return load_cached_property, (type(prop), "lock" in vars(prop)), state
+
+
+def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) -> Reduced:
+    """Since Python 3.15 its `__new__` needs the function, and its own reduction names none."""
+    made = {"func", "args", "keywords", "_phcount", "_merger"}
+    state = {name: value for name, value in vars(method).items() if name not in made}
+    args = type(method), method.func, method.args, method.keywords
+    return load_partialmethod, args, state or None
+
+
+def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
+    """Its entries, which stay there as long as the reader refers to their keys or values."""
+    return type(found), (dict(found),)
+
+
+def _reduce_proxy(pickler: Any, proxy: types.MappingProxyType[Any, Any]) -> Reduced:
+    """A view of a dictionary becomes a view of that same dictionary, not of a copy."""
+    below = gc.get_referents(proxy)
+    if len(below) == 1 and type(below[0]) is dict:
+        return types.MappingProxyType, (below[0],)
+    return types.MappingProxyType, (dict(proxy),)
+
+
+FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+OUTPUTS = ("stdout", "stderr", "__stdout__", "__stderr__")
+_REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
+
+
+def _reduce_file(pickler: Any, file: Any) -> Reduced:
+    """An output of this process becomes the same output of the reader. All other files are refused,
+    because cloudpickle would send the text of a file in the place of the file."""
+    for name in OUTPUTS:
+        if file is getattr(sys, name, None):
+            return load_output, (name,)
+    try:
+        name = repr(file.name)
+    except (AttributeError, ValueError):
+        name = "without a name"
+    raise TypeError(
+        f"{name} is an open file, which cannot travel to another process; pass its path, and "
+        "open it where it is read"
+    )
+
+
+def _is_file(cls: type) -> bool:
+    """Is this a class of open files that does not define itself how its instances pickle?"""
+    if not issubclass(cls, FILES) or cls in copyreg.dispatch_table:
+        return False
+    own = itertools.takewhile(lambda base: base not in FILES, cls.__mro__)
+    return not any(_REDUCTIONS & vars(base).keys() for base in own)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
+
+Handler = Callable[[Any, Any], Reduced]
+_ref_types: tuple[type, ...] = (ObjectRef,)  # With the classes registered as Futures.
+_handlers: dict[type, Handler | None] = {}
+_HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
+    (ObjectRef, _reduce_ref),
+    (Resolve, _reduce_resolve),
+    (ByRef, _reduce_by_ref),
+    (Lender, _reduce_lender),
+    (BareException, _reduce_bare_exception),
+    (np.ndarray, _reduce_array),
+    (memoryview, _reduce_view),
+    (SharedArray, _reduce_shared),
+    (types.CellType, _reduce_cell),
+    ((type, types.FunctionType), reduce_code),
+    (types.CodeType, reduce_code_object),
+    (types.MappingProxyType, _reduce_proxy),
+    (functools.cached_property, _reduce_cached_property),
+    (functools.partialmethod, _reduce_partialmethod),
+    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), _reduce_weak_dict),
+    (types.ModuleType, reduce_module),
+    ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
+    (typing.ParamSpec, reduce_named),
+    (getattr(typing, "TypeVarTuple", typing.ParamSpec), reduce_named),
+)
+
+
+def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
+    """Connections and the like, as multiprocessing reduces them while it starts a process."""
+    context: Any = sys.modules["multiprocessing.context"]
+    if context.get_spawning_popen() is None:
+        return NotImplemented
+    reduction: Any = sys.modules["multiprocessing.reduction"]
+    reduced: Reduced = reduction.ForkingPickler._extra_reducers[type(obj)](obj)
+    return reduced
+
+
+def _is_inherited(cls: type) -> bool:
+    """Does multiprocessing hand instances to a new process by descriptor?"""
+    reduction: Any = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return False
+    reduce = reduction.ForkingPickler._extra_reducers.get(cls)
+    return getattr(reduce, "__module__", "") in _OF_DESCRIPTORS
+
+
+_OF_DESCRIPTORS = tuple(
+    f"multiprocessing.{name}" for name in ("connection", "heap", "sharedctypes")
+)
+
+
+def _learn_handler(cls: type) -> Handler | None:
+    """Finds out, once per class, how its instances are reduced; None leaves it to pickle."""
+    handler: Handler | None = None
+    handlers = _handlers  # the current ones; a registration starts new ones
+    if issubclass(cls, _ref_types[1:]):
+        handler = _reduce_future
+    elif _is_file(cls):
+        handler = _reduce_file
+    elif _is_inherited(cls):
+        handler = _reduce_inherited
+    elif _reduces_as_exception(cls):
+        handler = _reduce_exception
+    else:
+        handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
+        handler = handler or handler_of(cls)
+    if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):
+        own_reduce = getattr(cls, "__reduce__", None) is not object.__reduce__
+        own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
+        handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
+    if len(handlers) >= CLASSES_MAX:
+        handlers.clear()  # Otherwise classes made at run time would live as long as the process.
+    handlers[cls] = handler
+    return handler
+
+
+def reducer_override(pickler: Any, obj: Any) -> Reduced:
+    """The method `reducer_override` of both picklers."""
+    cls = type(obj)
+    try:
+        handler = _handlers[cls]
+    except KeyError:
+        handler = _learn_handler(cls)
+    return NotImplemented if handler is None else handler(pickler, obj)
+
+
+def register_future_type(cls: type) -> None:
+    """Lets instances of `cls` stand for the ref in their attribute `ref`."""
+    global _ref_types, _handlers
+    if cls not in _ref_types:
+        _ref_types = (*_ref_types, cls)
+        _handlers = {}
+
+
+def ref_types() -> tuple[type, ...]:
+    """ObjectRef and the classes registered as Futures."""
+    return _ref_types
+
+
+def register_pickle_by_value(module: types.ModuleType) -> None:
+    """Sends the functions and classes of a module by value from now on, also those sent before.
+
+    For modules that the other hosts cannot import. Modules that only this program can import, for
+    example from a file outside `sys.path`, travel by value without registration.
+
+    Parameters
+    ----------
+    module : module
+        An imported module; modules below it are included.
+
+    Raises
+    ------
+    TypeError
+        Something that is no module.
+    ValueError
+        The module is not imported.
+
+    Examples
+    --------
+    >>> import string
+    >>> hoplite_mp.register_pickle_by_value(string)
+    >>> c.submit(string.capwords, "by value").result()
+    'By Value'
+    """
+    if not isinstance(module, types.ModuleType):
+        raise TypeError(f"expected a module, not {type(module).__name__}")
+    if module.__name__ not in sys.modules:
+        raise ValueError(f"{module.__name__} was not imported: it is not in sys.modules")
+    global _handlers
+    register(module)
+    _handlers = {}
+    if "cloudpickle" in sys.modules:
+        import cloudpickle  # another thread may be importing it just now
+
+        cloudpickle.register_pickle_by_value(module)
+
+
+register_pickle_by_value.__module__ = "hoplite_mp"  # as users import it

@@ -1,0 +1,182 @@
+"""Pickle streams as payloads: laid out with their refs and buffers, and read back from there.
+
+Values, calls and errors share this. It must never know what a stream stands for, nor how picklers
+write it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp._serialize.copies import writable_copy
+from hoplite_mp._serialize.layout import (
+    BUFFER,
+    HEAD,
+    META_BYTES_MAX,
+    PICKLE,
+    PLAIN,
+    REF_BYTES,
+    Encoded,
+    align,
+    malformed,
+    pack_buffer,
+    pack_head,
+)
+from hoplite_mp._serialize.reading import Reading, load_stream
+from hoplite_mp.errors import TaskError
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp._serialize.pickle_stream import Stream
+
+
+MakeRef = Callable[[bytes], ObjectRef[Any]]
+ResolveRef = Callable[[ObjectRef[Any]], Any]
+
+# Types whose instances pickle without any function of ours in the stream.
+ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+all_atoms = ATOMS.issuperset  # Given types.
+# Exceptions that end a program. From a task they come as the cause of a TaskError.
+EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+# What a reducer that fails raises. A KeyboardInterrupt is more likely a Ctrl-C of the user.
+UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
+cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
+# Longer containers are left to the pickler, because to check the type of each item costs more.
+PLAIN_ITEMS_MAX = 64
+
+
+def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
+    """The payload of a value for which plain pickle is enough."""
+    stream = pickle.dumps(value, 5)
+    if (error := _too_long(len(stream))) is not None:
+        raise unpicklable("value", value, error) from error
+    head = pack_head(PICKLE, flags, 0, 0, 0, len(stream)) + stream
+    return Encoded(head, [], [], len(head), [])
+
+
+class NotPicklable(TypeError):
+    """A value cannot be pickled; the message is for users."""
+
+    __module__ = "hoplite_mp._serialize"  # As tracebacks show it, and as pickle finds it.
+    place = ""  # ": " and which part of the value it is, if that is known
+
+    @property
+    def reason(self) -> BaseException:
+        """The exception that pickling raised, with this message."""
+        cause = self.__cause__
+        return self if cause is None else reworded(cause, str(self))
+
+
+def failure_within(error: BaseException) -> BaseException:
+    """What pickling raised, if the error is a NotPicklable; any other error as it is."""
+    cause = error.__cause__ if issubclass(type(error), NotPicklable) else None
+    return error if cause is None else cause
+
+
+class ExitWhilePickling(TaskError, NotPicklable):
+    """A reducer of the value has raised SystemExit or GeneratorExit, which is the cause."""
+
+    __module__ = "hoplite_mp._serialize"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whatever its class does."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "(its text cannot be formatted)"
+
+
+def reworded(error: BaseException, text: str) -> BaseException:
+    """An exception of the same type with this text, if the type is known to take one; otherwise
+    the same exception with the text as a note."""
+    kind: Any = type(error)
+    known = kind.__module__ in ("builtins", "pickle", "_pickle") and not issubclass(kind, EXITS)
+    if known and len(error.args) == 1:
+        made: BaseException = kind(text)
+        if isinstance(made, ImportError):
+            made.name, made.path = error.name, error.path  # type: ignore[attr-defined]
+        made.__cause__ = error
+        return made
+    try:
+        BaseException.add_note(error, text)
+    except Exception:  # the class refuses attributes
+        BaseException.__setattr__(error, "__notes__", [text])
+    return error
+
+
+def unpicklable(what: str, value: Any, error: BaseException, place: str = "") -> NotPicklable:
+    """The exception to raise for `value`, with a message for users. `place`: see NotPicklable."""
+    text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
+    if issubclass(type(error), EXITS):
+        text += f"it raised {type(error).__qualname__}: {text_of(error)}"
+        return ExitWhilePickling(text.removesuffix(": "))
+    made = NotPicklable(text + text_of(error) + place)
+    made.place = place
+    return made
+
+
+def _too_long(nbytes: int) -> ValueError | None:
+    """The error for a pickle stream of so many bytes, if the head cannot say how many these are."""
+    if nbytes <= META_BYTES_MAX:
+        return None
+    return ValueError(
+        f"{nbytes / 2**30:.1f} GiB of it are neither arrays nor buffers; the limit is "
+        f"{META_BYTES_MAX / 2**30:.0f} GiB"
+    )
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+def fill(cls: type[E], stream: Stream, kind: int, flags: int, prefix: bytes = b"") -> E:
+    """Lays a written stream out as a payload."""
+    buffers = [buffer.raw() for buffer in stream.buffers]
+    refs = stream.refs
+    meta_len = len(prefix) + sum(map(len, stream.chunks))
+    if (error := _too_long(meta_len)) is not None:
+        raise error
+    parts = [pack_head(kind, flags, 0, len(refs), len(buffers), meta_len)]
+    parts += [ref._id for ref in refs]
+    end = HEAD.size + REF_BYTES * len(refs) + BUFFER.size * len(buffers) + meta_len
+    offsets = []
+    for buffer in buffers:
+        offset = align(end)
+        end = offset + buffer.nbytes
+        offsets.append(offset)
+        parts.append(pack_buffer(offset, buffer.nbytes))
+    head = b"".join((*parts, prefix, *stream.chunks))
+    return cls(head, buffers, offsets, end, refs)
+
+
+def load_within(
+    mem: memoryview,
+    head: tuple[int, ...],
+    skip: int,
+    make_ref: MakeRef,
+    resolve: ResolveRef | None,
+    writable: bool,
+) -> Any:
+    """Unpickles the stream in the meta, from `skip` on, with its refs and buffers."""
+    _, _, _, n_refs, n_buffers, meta_len = head
+    table = HEAD.size + REF_BYTES * n_refs
+    meta = table + BUFFER.size * n_buffers
+    if meta + meta_len > len(mem) or skip > meta_len:
+        raise malformed(mem)
+    ids = [bytes(mem[i : i + REF_BYTES]) for i in range(HEAD.size, table, REF_BYTES)]
+    reading = Reading(ids, make_ref, resolve, writable)
+    buffers = _buffers(mem, table, meta, writable) if n_buffers else ()
+    return load_stream(mem[meta + skip : meta + meta_len], buffers, reading)
+
+
+def _buffers(mem: memoryview, table: int, end: int, writable: bool) -> Iterator[Any]:
+    mem = mem.toreadonly()
+    for offset, nbytes in BUFFER.iter_unpack(mem[table:end]):
+        if offset + nbytes > len(mem):
+            raise malformed(mem)
+        part = mem[offset : offset + nbytes]
+        yield writable_copy(part) if writable else part

@@ -1,0 +1,158 @@
+"""Tensors of torch: their memory stands beside the stream, and is read in place.
+
+Why it exists: pickle alone writes a tensor's elements into the stream. torch has no read-only
+tensors, and warns of read-only memory. So a large tensor that is read from the store gets pages of
+its own where it is written to, and uses the store's pages everywhere else.
+A tensor that fills its memory travels as that memory, so tensors that share it share it again. A
+tensor that is a part of a larger one is copied and travels alone, without the rest.
+It must never know: the store, when torch was imported. It only uses torch where a tensor is met.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._serialize.layout import INBAND_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._serialize.code import Reduced
+
+# Smaller memory is copied, because a private mapping costs 3 us, and the kernel allows a process
+# only 65 530 of them.
+PRIVATE_BYTES_MIN = 64 << 10
+
+
+class _Memory:
+    """The memory of a tensor or a storage, as numpy's array interface describes it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(
+        self,
+        owner: Any,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None,
+    ) -> None:
+        self.owner = owner  # keeps the memory as long as the array lives
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "strides": strides,
+            "data": (owner.data_ptr(), False),
+        }
+
+
+def memory_of(
+    owner: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...] | None = None,
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """An array over the memory of a tensor or a storage; `strides` in bytes, None if contiguous.
+    `Tensor.numpy()` would make the storage not resizable, for good."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.asarray(_Memory(owner, shape, dtype, strides))
+
+
+def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
+    """How instances of a class of torch are reduced; None for other classes."""
+    torch: Any = sys.modules.get("torch")
+    storage: Any = sys.modules.get("torch.storage")
+    if torch is None or storage is None or not hasattr(torch, "Tensor"):  # or it is being imported
+        return None
+    if issubclass(cls, torch.Tensor):
+        return _reduce_tensor
+    if issubclass(cls, storage.TypedStorage):
+        return _reduce_typed
+    return _reduce_storage if issubclass(cls, torch.UntypedStorage) else None
+
+
+def _reduce_tensor(pickler: Any, tensor: Any) -> Reduced:
+    torch: Any = sys.modules["torch"]
+    plain = type(tensor) is torch.Tensor and not tensor.__dict__ and not tensor._backward_hooks
+    if not plain or not _is_in_memory(tensor):
+        return NotImplemented  # torch reduces it, mostly to a tensor or a storage, which come here
+    requires_grad = tensor.requires_grad
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return load_tensor, (tensor.untyped_storage(), tensor.dtype, *place, requires_grad)
+
+
+def _is_in_memory(tensor: Any) -> bool:
+    strided = tensor.layout is sys.modules["torch"].strided
+    in_memory = strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return bool(in_memory and not any(getattr(tensor, "names", ())))
+
+
+def _reduce_typed(pickler: Any, typed: Any) -> Reduced:
+    if typed._untyped_storage.device.type != "cpu":
+        return NotImplemented
+    return load_typed, (typed._untyped_storage, typed.dtype)
+
+
+def _reduce_storage(pickler: Any, storage: Any) -> Reduced:
+    if storage.device.type != "cpu":
+        return NotImplemented
+    elements = memory_of(storage, (storage.nbytes(),), np.dtype(np.uint8))
+    if elements.nbytes <= INBAND_BYTES_MAX:
+        return load_storage, (elements.tobytes(),)
+    return load_storage, (pickle.PickleBuffer(elements.data),)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def load_tensor(
+    storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool
+) -> Any:
+    """Named in streams: a tensor over memory."""
+    import torch
+
+    tensor: Any = torch.empty(0, dtype=dtype)
+    tensor.set_(storage, offset, shape, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def load_typed(storage: Any, dtype: Any) -> Any:
+    """Named in streams: memory of elements of one dtype."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def load_storage(data: Any) -> Any:
+    """Named in streams: a storage of torch over `data`, always writable."""
+    import torch
+
+    nbytes = len(data)
+    if not nbytes:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(_writable(data), dtype=torch.uint8).untyped_storage()
+
+
+def _writable(data: Any) -> Any:
+    if isinstance(data, bytes):
+        return bytearray(data)
+    view = memoryview(data)
+    if not view.readonly:
+        return data
+    # An exporter of the store's memory can map it a second time, private to this process.
+    private = getattr(view.obj, "private", None)
+    if private is not None and view.nbytes >= PRIVATE_BYTES_MIN:
+        found = private(view)
+        if found is not None:
+            return found
+    copy = np.empty(view.nbytes, np.uint8)
+    copy[:] = np.frombuffer(view, np.uint8)
+    return copy

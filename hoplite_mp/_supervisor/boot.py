@@ -1,0 +1,83 @@
+"""The first file that the supervisor's process runs, as a script.
+
+Why it exists: the process must import the very package that has started it, whatever sys.path would
+find first. It imports only what its children share; node and manager import the rest themselves.
+It must never know: what the supervisor does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp._protocol.local import Start
+
+PACKAGE = "hoplite_mp"
+
+
+def import_package(folder: str) -> None:
+    """Imports the package of this very file, whatever sys.path would find first. That is little,
+    because the package imports its modules when they are needed."""
+    init = os.path.join(folder, "__init__/__init__.py")
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, init, submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the program has shown them at its own import
+        spec.loader.exec_module(module)
+
+
+def read(fd: int) -> bytearray:
+    """Reads the start file, which holds the length and the JSON of sys.path and then the start
+    message. Sets sys.path and returns the message."""
+    with open(fd, "rb", buffering=0) as info:  # memory: a read is never short
+        size = int.from_bytes(info.read(8), "little")
+        sys.path[:] = json.loads(info.read(size))
+        message = bytearray(os.fstat(fd).st_size - info.tell())
+        info.readinto(message)
+        return message
+
+
+def decode(body: bytearray) -> Start:
+    """Decodes the start message, and overwrites its bytes: the key of a LAN is among them, and
+    every child would inherit this copy."""
+    import msgspec
+
+    from hoplite_mp._protocol.local import Start
+    from hoplite_mp._protocol.secret import decode_secret
+
+    start = msgspec.msgpack.decode(body, type=Start, dec_hook=decode_secret)
+    body[:] = bytes(len(body))
+    return start
+
+
+def boot(fd: int, fresh: bool) -> None:
+    """Imports the package, then runs the supervisor or, if `fresh`, a worker that is not a fork
+    (exec_worker.py)."""
+    gc.disable()  # imports make hardly any garbage; supervisor and children enable it again
+    body = read(fd)
+    import_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if fresh:
+        from hoplite_mp._supervisor.exec_worker import begin
+
+        begin(body)
+        return
+    from hoplite_mp._supervisor.main import main
+
+    main(decode(body))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the program alone
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    boot(int(sys.argv[1]), len(sys.argv) > 2)

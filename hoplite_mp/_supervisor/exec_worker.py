@@ -1,0 +1,131 @@
+"""A worker that is not a fork of the template, because it has an environment of its own.
+
+Why it exists: most code that reads the environment does so once, when it is imported or loaded:
+OpenBLAS its number of threads, numpy its CPU features, CUDA its devices, the C library its
+allocator. The template has already imported numpy, so a process with `options(env=)` executes the
+interpreter anew, with that environment. That takes as long as importing numpy (0.15 s).
+It must never know: what a worker does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from hoplite_mp._protocol.inherited_context import Birth
+from hoplite_mp._supervisor.blas import BLAS_VARIABLES
+from hoplite_mp._supervisor.processes import leave
+
+if TYPE_CHECKING:
+    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.local import Spawn, Start
+
+__all__ = ["become_fresh", "begin", "environment_of"]
+
+WORKER_MAIN = ("hoplite_mp._worker.main", "main")
+PR_SET_NAME = 15
+EVERY_BLAS = "OMP_NUM_THREADS"  # every BLAS follows it unless its own variable is set
+
+
+class _Arguments(msgspec.Struct, frozen=True, array_like=True):
+    """The arguments of the worker's entry point, in its order."""
+
+    control_fd: int
+    store_fd: int
+    event_fd: int
+    rpc_fd: int
+    slot: int
+    pool: int
+    max_tasks: int
+    setup: int
+    audience: int
+    label: str
+    config: dict[str, Any]
+    birth: Birth
+    inherited: list[int]
+
+
+def environment_of(
+    here: dict[str, str], own: dict[str, str], changes: Environment
+) -> dict[str, str]:
+    """The template's environment, overridden by the worker's own variables (its share of the cores,
+    its devices), and these by `changes`. If `changes` set OMP_NUM_THREADS, that counts for every
+    BLAS whose own variable they do not set."""
+    found = {**here, **own}
+    named = dict(changes)
+    if EVERY_BLAS in named:
+        changes = (*((name, named[EVERY_BLAS]) for name in BLAS_VARIABLES), *changes)
+    for name, value in changes:
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def become_fresh(
+    start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
+) -> NoReturn:
+    """Executes the interpreter in the forked child."""
+    arguments = _Arguments(
+        start.control_fd,
+        start.store_fd,
+        start.event_fd,
+        rpc_fd,
+        ask.slot,
+        ask.pool,
+        ask.max_tasks,
+        ask.setup,
+        ask.audience,
+        f"worker {ask.slot}@h",
+        start.config,
+        start.birth,
+        inherited,
+    )
+    listed = json.dumps(sys.path).encode()
+    info = os.memfd_create("hoplite_mp start", 0)  # no O_CLOEXEC, so that it outlives the exec
+    os.write(info, len(listed).to_bytes(8, "little") + listed + msgspec.msgpack.encode(arguments))
+    os.lseek(info, 0, os.SEEK_SET)
+    for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
+        os.set_inheritable(fd, True)
+    boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    os.execve(
+        sys.executable,
+        [sys.executable, *flags, boot, str(info), "worker"],
+        environment_of(dict(os.environ), own, ask.env),
+    )
+
+
+def begin(body: bytearray) -> None:
+    """Runs the worker in the new interpreter."""
+    arguments = msgspec.msgpack.decode(body, type=_Arguments)
+    for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):
+        os.set_inheritable(fd, False)
+    for fd in arguments.inherited:
+        os.set_inheritable(fd, False)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, b"hoplite worker", 0, 0, 0)
+    for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    gc.enable()
+    code = 1
+    try:
+        module, main_of = WORKER_MAIN
+        entry = getattr(importlib.import_module(module), main_of)
+        code = entry(*msgspec.structs.astuple(arguments))
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        leave(code or 0)

@@ -1,0 +1,436 @@
+"""The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
+
+Why it exists: numpy is imported once, here, also for the node, so that every worker is a fork of 1
+ms; and a parent that runs no user code and holds no lock can always fork, wait and kill. The node
+tells it when to fork a worker, and is told of every exit. It ends the host when the driver asks for
+that, when driver or node is gone, and when a manager has ended that it does not start again.
+It must never know: tasks, objects, retries. It knows its children's entry points only by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from hoplite_mp import clock
+from hoplite_mp._client.channel import seqpacket_pair
+from hoplite_mp._protocol.local import (
+    GIVEN_UP,
+    NODE_DIED,
+    Exited,
+    NotSpawned,
+    Shutdown,
+    Spawn,
+    Spawned,
+    Start,
+    StartStandby,
+    ToSupervisor,
+)
+from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
+from hoplite_mp._supervisor.devices import device_environment
+from hoplite_mp._supervisor.exec_worker import become_fresh
+from hoplite_mp._supervisor.manager_process import RETRY_MS, Managing
+from hoplite_mp._supervisor.processes import (
+    children,
+    descriptors,
+    kill_group,
+    leave,
+    raise_descriptor_limit,
+    say,
+)
+
+__all__ = ["main"]
+
+NODE_MAIN = ("hoplite_mp._node.runtime.main", "main")
+WORKER_MAIN = ("hoplite_mp._worker.main", "main")
+PRELOAD = ("numpy", "hoplite_mp._worker.main", "cloudpickle")
+PACKET_BYTES_MAX = 1 << 16
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+ENDING_POLL_MS = 20
+NODE_PATIENCE_S = 1.0
+UNKILLABLE_S = 5.0  # for processes that cannot be killed: another user's, or stuck in the kernel
+FAREWELL_S = 1.0  # for the manager to tell other hosts of the end, and for the node to exit
+LINE_FDS = 3  # descriptors of a worker: its line, stdout and stderr
+FDS_MAX = 253  # including inherited ones; the kernel passes no more in one message
+FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Supervisor:
+    """The loop of the template process."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.driver = socket.socket(fileno=start.supervisor_fd)
+        self.node: socket.socket
+        self.driver_ends: list[int] = []  # becomes readable when the driver has ended
+        self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
+        self.node_pid = 0
+        self.managing = Managing(self)
+        self.given_up = self.node_died = False
+        self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, [rpc, stdout, stderr])
+        self.ending = self.orderly = False
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- children ------------------------------------------------------------------------------
+
+    def fork(
+        self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
+    ) -> int:
+        """Forks a child that has a session of its own and is killed when this process ends. name:
+        as ps and top show it, at most 15 bytes."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            _libc.prctl(PR_SET_NAME, name, 0, 0, 0)
+            os.setsid()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            for thing in close:
+                thing.close() if hasattr(thing, "close") else os.close(thing)
+            module, main_of = entry
+            run = getattr(importlib.import_module(module), main_of)
+            gc.freeze()  # keeps collections from scanning the modules
+            gc.enable()
+            code = run(*args) or 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            leave(code)
+        return 0
+
+    def own_descriptors(self) -> list[Any]:
+        """Descriptors and sockets that no child gets."""
+        return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_ends]
+
+    def start_services(self) -> None:
+        """Starts node and manager, which import on other cores what else they need. Also makes the
+        first workers' lines, so that these workers need not wait for the node."""
+        s = self.start
+        lan = s.lan
+        manages = lan is None or not lan.manager
+        self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        to_manager, manager_end = socket.socketpair()
+        nodes_ends = [self.make_lines(FIRST_SLOT + i) for i in range(s.workers)]
+        given = msgspec.structs.replace(s, first_workers=nodes_ends)
+        workers_ends = [fd for _, fds in self.first for fd in fds]
+        self.node_pid = self.fork(
+            b"hoplite node",
+            NODE_MAIN,
+            (given, node_end.fileno(), to_manager.fileno() if manages else -1),
+            [*self.own_descriptors(), manager_end, *workers_ends, *descriptors(lan, "manager_fd")],
+        )
+        for fd in (s.rpc_fd, s.output_fd, *(fd for _, *fds in nodes_ends for fd in fds)):
+            os.close(fd)
+        node_end.close()
+        to_manager.close()
+        if manages:
+            self.managing.begin(manager_end)
+        manager_end.close()
+        for fd in descriptors(lan, "peer_fd"):
+            os.close(fd)
+
+    def make_lines(self, slot: int) -> tuple[int, int, int, int]:
+        """Makes a first worker's line and pipes; the worker's ends wait in `first`."""
+        line, workers = seqpacket_pair()
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self.first.append((slot, [workers.detach(), out[1], err[1]]))
+        return slot, line.detach(), out[0], err[0]
+
+    def spawn_first(self) -> None:
+        while self.first:
+            slot, fds = self.first.pop(0)
+            self.spawn(Spawn(slot, 0, 0, 0, processes=self.start.workers), fds)
+
+    def spawn(self, ask: Spawn, fds: list[int]) -> None:
+        s = self.start
+        if len(fds) < LINE_FDS:
+            self.not_spawned(ask.slot, fds, "Too many open files")
+            return
+        rpc_fd, out_fd, err_fd, *inherited = fds
+        sys.stdout.flush()
+        sys.stderr.flush()
+        blas = blas_environment(s.config.get("blas_threads"), s.cores, ask.processes)
+        environment = {**blas, **device_environment(ask.assigned)}
+
+        def run() -> int:
+            os.dup2(out_fd, 1)
+            os.dup2(err_fd, 2)
+            os.close(out_fd)
+            os.close(err_fd)
+            if ask.env:
+                become_fresh(s, ask, rpc_fd, inherited, environment)
+            for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            os.environ.update(environment)
+            limit_blas(environment)
+            main_of = getattr(importlib.import_module(WORKER_MAIN[0]), WORKER_MAIN[1])
+            code = main_of(
+                s.control_fd,
+                s.store_fd,
+                s.event_fd,
+                rpc_fd,
+                ask.slot,
+                ask.pool,
+                ask.max_tasks,
+                ask.setup,
+                ask.audience,
+                f"worker {ask.slot}@h",
+                s.config,
+                s.birth,
+                inherited,
+            )
+            return int(code)
+
+        close = [*self.own_descriptors(), *(fd for _, others in self.first for fd in others)]
+        close += descriptors(s.lan, "manager_fd")
+        close += [] if self.managing.standby is None else [self.managing.standby[0].manager_fd]
+        try:
+            pid = self.fork(b"hoplite worker", (__name__, "_run_in_child"), (run,), close)
+        except OSError as error:  # too many processes, or too little memory
+            self.not_spawned(ask.slot, fds, os.strerror(error.errno or 0))
+            return
+        for fd in fds:
+            os.close(fd)
+        self.workers[pid] = (ask.slot, ask.pool)
+        self.tell_node(Spawned(ask.slot, pid))
+
+    def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
+        for fd in fds:
+            os.close(fd)
+        self.tell_node(NotSpawned(slot, why))
+
+    def tell_node(self, message: Spawned | NotSpawned | Exited) -> None:
+        with contextlib.suppress(OSError):
+            self.node.send(msgspec.msgpack.encode(message))
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.workers:
+                slot, _ = self.workers.pop(pid)
+                kill_group(pid)  # processes that tasks started, except in other sessions
+                self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
+            elif pid in (self.node_pid, self.managing.pid):
+                self.note_end(pid, status)
+                if pid == self.managing.pid:
+                    self.managing.pid = 0
+                    if self.managing.standby is not None and not status:
+                        continue  # the cluster has ended; the node learns that, too
+                    # Status 0: the manager has nothing left to do, because the node has ended.
+                    if not self.ending and self.node_pid and status and not self.given_up:
+                        self.managing.restart()
+                    else:
+                        self.ending = True
+                else:
+                    self.node_pid = 0
+                    self.ending = True
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Records what an exit code of the node or manager tells: GIVEN_UP if others have given up
+        this host, or this manager had to step down; another one if the node has failed."""
+        code = os.waitstatus_to_exitcode(status)
+        if pid in (self.node_pid, self.managing.pid):
+            self.given_up = self.given_up or code == GIVEN_UP
+        if pid == self.node_pid and code not in (0, GIVEN_UP) and not self.ending:
+            self.node_died = True
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        poll = select.poll()
+        try:
+            driver_fd = os.pidfd_open(self.start.driver_pid)
+            self.driver_ends.append(driver_fd)
+            poll.register(driver_fd, select.POLLIN)
+        except OSError:
+            return  # the driver is gone already
+        poll.register(self.driver, select.POLLIN)
+        poll.register(self.node, select.POLLIN)
+        poll.register(self.wake_read, select.POLLIN)
+        decoder = msgspec.msgpack.Decoder(ToSupervisor)
+        self.reap()
+        while not self.ending:
+            for fd, _ in poll.poll(RETRY_MS if self.managing.due else None):
+                if fd == driver_fd:
+                    self.ending = True
+                elif fd == self.wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake_read, 4096)
+                    self.reap()
+                elif fd == self.driver.fileno():
+                    data = self.driver.recv(PACKET_BYTES_MAX)
+                    if data and isinstance(decoder.decode(data), Shutdown):
+                        self.orderly = True  # workers know of the end, and have time for it
+                    self.ending = True
+                elif fd == self.node.fileno():
+                    try:
+                        data, fds, flags, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
+                    except OSError:  # the node has died without reading everything
+                        data, fds, flags = b"", [], 0
+                    if not data:
+                        self.await_node()
+                        self.ending = True
+                        poll.unregister(self.node)
+                        break
+                    self.take(decoder.decode(data), fds, bool(flags & socket.MSG_CTRUNC))
+            if not self.ending:
+                self.managing.look()
+
+    def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
+        """Handles a message from the node; `cut`: not all descriptors that were sent with it have
+        arrived."""
+        if isinstance(message, Spawn) and cut:
+            self.not_spawned(message.slot, fds, "Too many open files")
+        elif isinstance(message, Spawn):
+            self.spawn(message, fds)
+        elif isinstance(message, StartStandby) and fds:
+            self.managing.take_standby(message, fds[0])
+        elif isinstance(message, StartStandby):
+            print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
+
+    def doze(self) -> None:
+        """Waits until a child has ended, or for a moment."""
+        select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+
+    def pause(self) -> None:
+        """Dozes, then reaps children."""
+        self.doze()
+        self.reap()
+
+    def await_node(self) -> None:
+        """Waits for the exit of the node, which has closed its line; the exit code tells why."""
+        deadline = clock.monotonic() + FAREWELL_S
+        while self.node_pid and clock.monotonic() < deadline:
+            self.pause()
+
+    def end(self, patience_s: float) -> None:
+        """Ends the host. Workers have `patience_s` to end by themselves; then they are killed."""
+        deadline = clock.monotonic() + patience_s
+        while self.workers and clock.monotonic() < deadline:
+            self.pause()
+        for pid in self.workers:
+            self.kill(pid)
+        if self.orderly:
+            self.let_node_finish()
+        self.let_manager_say_farewell()
+        for pid in (self.node_pid, self.managing.pid):
+            if pid:
+                self.kill(pid)
+        deadline = clock.monotonic() + UNKILLABLE_S
+        while clock.monotonic() < deadline:
+            # Includes adopted children, because processes that tasks started end with the host.
+            for pid in children():
+                self.kill(pid)
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid:
+                self.note_end(pid, status)
+                kill_group(pid)
+            else:
+                self.doze()
+        say(f"these processes cannot be ended from here: {children()}")
+
+    def let_node_finish(self) -> None:
+        """Waits for the node, which still passes the workers' last lines to the driver."""
+        deadline = clock.monotonic() + NODE_PATIENCE_S
+        with contextlib.suppress(OSError):
+            self.node.shutdown(socket.SHUT_WR)  # the node first reads the reports of exits
+        while self.node_pid and clock.monotonic() < deadline:
+            self.pause()
+
+    def let_manager_say_farewell(self) -> None:
+        """Lets the manager tell other hosts of the end, because they would otherwise wait for the
+        next manager. Does nothing if nobody asked for this end and a standby can lead them."""
+        lan = self.start.lan
+        if not self.managing.pid or lan is None or (lan.standby and not self.orderly):
+            return
+        deadline = clock.monotonic() + FAREWELL_S
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.managing.pid, signal.SIGTERM)
+        self.ending = True
+        while self.managing.pid and clock.monotonic() < deadline:
+            self.pause()
+
+    def kill(self, pid: int) -> None:
+        kill_group(pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, by sudo
+            os.kill(pid, signal.SIGKILL)
+
+
+def _run_in_child(run: Any) -> int:
+    return int(run())
+
+
+def _start_children(supervisor: Supervisor) -> bool:
+    """Imports what children share, and starts node, manager and the first workers. False: the
+    system has no process left for node or manager."""
+    for name in BLAS_VARIABLES:
+        os.environ[name] = "1"  # otherwise numpy's BLAS would start threads, which a fork loses
+    for module in PRELOAD:
+        importlib.import_module(module)
+    try:
+        supervisor.start_services()
+    except BlockingIOError:  # EAGAIN of fork: others have used up the limit since the check
+        say("node and manager cannot be started: no process is left for this user (ulimit -u)")
+        supervisor.node_died = True
+        return False
+    for name in BLAS_VARIABLES:
+        os.environ.pop(name, None)
+    importlib.import_module(WORKER_MAIN[0]).warm_up()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    supervisor.spawn_first()
+    return True
+
+
+def main(start: Start) -> None:
+    """Runs in the executed process until the host ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setsid()
+    raise_descriptor_limit()
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    note_given()
+    supervisor = Supervisor(start)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)
+    try:
+        if _start_children(supervisor):
+            supervisor.run()
+    finally:
+        grace_s = float(start.config.get("cancel_grace_s", 2.0))
+        supervisor.end(grace_s if supervisor.orderly else 0.0)
+    code = GIVEN_UP if supervisor.given_up else 0
+    os._exit(NODE_DIED if supervisor.node_died else code)

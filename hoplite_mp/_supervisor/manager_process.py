@@ -1,0 +1,150 @@
+"""The manager of a host, or its standby: the process that is started again when it dies.
+
+Why it exists: a host outlives its manager, because nodes keep what they know and report it to the
+next one. While the system has no process or descriptor for that, the start is tried again from the
+supervisor's loop, which goes on reaping, starting workers and listening to the driver.
+It must never know: workers, and what a manager does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from hoplite_mp import clock
+from hoplite_mp._protocol.local import LanStart, ManagerStarted, Start, StartStandby
+from hoplite_mp._supervisor.processes import descriptors, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RETRY_MS", "Managing"]
+
+MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
+STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
+# A manager that was started so often within this time and ends again is not started again.
+STARTS_MAX, STARTS_S = 10, 10.0
+# How long a start may wait for a free process or descriptor. Less than the time for which nodes
+# wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host survives
+# a longer lack of them. Lower: a host that can do nothing any more ends sooner.
+PATIENCE_S = 7.0
+RETRY_MS = 50  # the longest time between two attempts
+
+
+class Host(Protocol):
+    """What this room asks of the supervisor."""
+
+    start: Start
+    node: socket.socket
+    first: list[tuple[int, list[int]]]
+    ending: bool
+
+    def fork(
+        self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
+    ) -> int:
+        """Forks a child; OSError: there is no process for it."""
+
+    def own_descriptors(self) -> list[Any]:
+        """Descriptors and sockets that no child gets."""
+
+
+class Managing:
+    """The manager or standby of one host. `pid`: 0 if there is none."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.pid = 0
+        # If this host has a standby instead of a manager: (its configuration, number of the node).
+        self.standby: tuple[LanStart, int] | None = None
+        self.due: Callable[[], None] | None = None  # a start for which there was no process yet
+        self._due_until = 0.0
+        self._starts: list[float] = []  # times of the starts, the latest last
+
+    def begin(self, end: socket.socket, *nodes_end: socket.socket) -> None:
+        """Starts a manager at the other end of the node's connection. Its listening socket also
+        stays open here, so that calls while there is no manager are answered by the next one.
+        nodes_end: the node's end of the connection, if this is not the first manager."""
+        host, s = self.host, self.host.start
+        fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
+        if not nodes_end:
+            fds += descriptors(s.lan, "peer_fd")
+        self.pid = host.fork(
+            b"hoplite manager",
+            MANAGER_MAIN,
+            (end.fileno(), s.lan, bool(nodes_end)),
+            [*host.own_descriptors(), *nodes_end, *fds],
+        )
+        self._starts.append(clock.monotonic())
+
+    def restart(self) -> None:
+        """Starts the manager or standby again; nodes return to it and report what they know."""
+        name = "manager" if self.standby is None else "standby"
+        self._starts = self._starts[-STARTS_MAX:]
+        if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:
+            self._give_up(f"the {name} has ended {STARTS_MAX} times: it is not started again")
+            return
+        say(f"the {name} has ended; it is started again")
+        self._start(self._begin_again if self.standby is None else self._begin_standby)
+
+    def take_standby(self, ask: StartStandby, manager_fd: int) -> None:
+        """Starts this host's standby, for which the node asks."""
+        assert self.host.start.lan is not None
+        lan = msgspec.structs.replace(
+            self.host.start.lan,
+            manager_fd=manager_fd,
+            standby=ask.addresses,
+            cluster=ask.cluster,
+            certificate=ask.certificate,
+        )
+        self.standby = lan, ask.node
+        self._start(self._begin_standby)
+
+    def look(self) -> None:
+        """Tries what is due; gives it up after PATIENCE_S."""
+        if self.due is None:
+            return
+        try:
+            self.due()
+        except OSError as error:
+            if clock.monotonic() > self._due_until:
+                self.due = None
+                self._give_up(f"there is no process for a manager: {error}")
+        else:
+            self.due = None
+
+    def _start(self, begin: Callable[[], None]) -> None:
+        self.due, self._due_until = begin, clock.monotonic() + PATIENCE_S
+        self.look()
+
+    def _give_up(self, why: str) -> None:
+        say(why)
+        if self.standby is None:
+            self.host.ending = True
+        else:  # the host is well, and has its manager elsewhere
+            os.close(self.standby[0].manager_fd)
+            self.standby = None
+
+    def _begin_again(self) -> None:
+        to_manager, manager_end = socket.socketpair()
+        with to_manager, manager_end:
+            self.begin(manager_end, to_manager)
+            with contextlib.suppress(OSError):  # the node is gone, which its line tells, too
+                message = msgspec.msgpack.encode(ManagerStarted())
+                socket.send_fds(self.host.node, [message], [to_manager.fileno()])
+
+    def _begin_standby(self) -> None:
+        """The listening socket also stays open here. A standby that is started again waits for
+        votes, even if the one before it had led."""
+        host, s = self.host, self.host.start
+        fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
+        close = [*host.own_descriptors(), *fds]
+        assert self.standby is not None
+        self.pid = host.fork(b"hoplite standby", STANDBY_MAIN, self.standby, close)
+        self._starts.append(clock.monotonic())
+
+    def _of_first_workers(self) -> list[int]:
+        return [fd for _, fds in self.host.first for fd in fds]

@@ -1,0 +1,523 @@
+"""Condition and Barrier between all processes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from hoplite_mp import clock
+from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout
+from hoplite_mp._client.memory import whole
+from hoplite_mp._sync import sync_actors
+from hoplite_mp._sync.handles import Handle, waits
+from hoplite_mp._sync.locks import Lock, RLock, owner, task_owner
+from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
+from hoplite_mp._sync.waiting import Answer
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from hoplite_mp._client.futures import Future
+
+__all__ = ["Barrier", "Condition"]
+
+T = TypeVar("T")
+Steps: TypeAlias = "Generator[Future[Any] | Until | Read, Any, T]"
+EVERYBODY = 1 << 62
+LOCK_NAME = "{} (lock)"  # of the lock that a condition with a name makes
+
+
+class Condition(Handle):
+    """A condition variable for processes of all hosts; `with condition:`, `async with condition:`.
+
+    It has the methods of `multiprocessing.Condition`. A call that is interrupted, or whose process
+    dies while it waits, does not consume a notification; another waiter is notified instead. When a
+    process dies that holds the lock, the lock is released.
+
+    Parameters
+    ----------
+    lock : Lock or RLock, optional
+        The lock that protects it. Default: a new RLock.
+    name, node, detached
+        As for `Queue`. With a name, the new lock has one, too.
+
+    Examples
+    --------
+    >>> changed, box = hoplite_mp.Condition(), hoplite_mp.Queue()
+    >>> def give(changed, box):
+    ...     with changed:
+    ...         box.put("a value")
+    ...         changed.notify()
+    >>> with changed:
+    ...     done = c.submit(give, changed, box)
+    ...     changed.wait_for(lambda: not box.empty(), timeout=60)
+    True
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ("_lock",)
+
+    _served = sync_actors.Condition
+    _lock: Lock | RLock
+
+    def __init__(
+        self,
+        lock: Lock | RLock | None = None,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
+    ) -> None:
+        if lock is not None and not isinstance(lock, (Lock, RLock)):
+            raise TypeError(f"lock={lock!r}: it must be a hoplite_mp.Lock or RLock")
+        if lock is None:
+            of_lock = None if name is None else LOCK_NAME.format(name)
+            lock = RLock(name=of_lock, node=node, detached=detached)
+        self._lock = lock
+        self._make((), name, node, detached)
+
+    def _extras(self) -> tuple[Any, ...]:
+        return (self._lock,)
+
+    def _take_extras(self, lock: Any = None) -> None:
+        self._lock = lock
+
+    # -- the lock ------------------------------------------------------------------------------
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Acquires the lock.
+
+        Parameters
+        ----------
+        block, timeout
+            As for `Lock.acquire`.
+
+        Returns
+        -------
+        bool
+            Whether it was acquired.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> condition.acquire()
+        True
+        >>> condition.release()
+        """
+        return self._lock.acquire(block, timeout)
+
+    async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As `acquire`, without blocking the event loop."""
+        return await self._lock.acquire_async(block, timeout)
+
+    def release(self) -> None:
+        """Releases the lock.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> with condition:
+        ...     pass
+        """
+        self._lock.release()
+
+    async def release_async(self) -> None:
+        """As `release`, without blocking the event loop."""
+        await self._lock.release_async()
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire_async()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._lock.release_async()
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Releases the lock, waits for a notification, and acquires the lock again.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the notification. Default: no limit.
+
+        Returns
+        -------
+        bool
+            Whether it was notified.
+
+        Raises
+        ------
+        AssertionError
+            The caller does not hold the lock.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> with condition:
+        ...     condition.wait(timeout=0.01)
+        False
+        """
+        return run(self._waiting(timeout, owner()))
+
+    async def wait_async(self, timeout: float | None = None) -> bool:
+        """As `wait`, without blocking the event loop.
+
+        A cancelled call has the lock again when it raises CancelledError."""
+        return await run_async(self._waiting(timeout, task_owner()))
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """Waits until the predicate returns a true value.
+
+        Parameters
+        ----------
+        predicate : callable
+            Called with the lock held, at first and after each notification.
+        timeout : float, optional
+            Seconds to wait. Default: no limit.
+
+        Returns
+        -------
+        object
+            The last value of the predicate.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> with condition:
+        ...     condition.wait_for(lambda: 3)
+        3
+        """
+        return run(self._waiting_for(predicate, timeout, owner()))
+
+    async def wait_for_async(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """As `wait_for`, without blocking the event loop."""
+        return await run_async(self._waiting_for(predicate, timeout, task_owner()))
+
+    def notify(self, n: int = 1) -> None:
+        """Notifies `n` calls that wait, those that have waited longest first.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many. Default: 1.
+
+        Raises
+        ------
+        AssertionError
+            The caller does not hold the lock.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> with condition:
+        ...     condition.notify()
+        """
+        run(self._notifying(n, owner()))
+
+    async def notify_async(self, n: int = 1) -> None:
+        """As `notify`, without blocking the event loop."""
+        await run_async(self._notifying(n, task_owner()))
+
+    def notify_all(self) -> None:
+        """Notifies all calls that wait.
+
+        Examples
+        --------
+        >>> condition = hoplite_mp.Condition()
+        >>> with condition:
+        ...     condition.notify_all()
+        """
+        self.notify(EVERYBODY)
+
+    async def notify_all_async(self) -> None:
+        """As `notify_all`, without blocking the event loop."""
+        await self.notify_async(EVERYBODY)
+
+    def _notifying(self, n: int, number: int) -> Steps[None]:
+        count = whole(n)
+        if count is None or count < 0:
+            raise ValueError(f"n={n!r}: it must be a number of calls, 0 or more")
+        if not (yield self._lock._call("is_held", self._lock._process(), number)):
+            raise AssertionError("notify() needs the lock: acquire() the condition first")
+        yield self._call("notify", self._process(), count)
+
+    def _waiting_for(
+        self, predicate: Callable[[], T], timeout: float | None, number: int
+    ) -> Steps[T]:
+        check_timeout(timeout)
+        until = None if timeout is None else clock.monotonic() + timeout
+        while not (found := predicate()):
+            left = None if until is None else until - clock.monotonic()
+            if left is not None and left <= 0:
+                break
+            yield from self._waiting(left, number)
+        return found
+
+    def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
+        """Waits first for a place among those that are notified, so that a notification that comes
+        after the lock is released is not missed."""
+        _, deadline = waits(True, timeout)
+        ticket, lock = self._ticket(), self._lock
+        released: Future[Any] | None = None
+        try:
+            try:
+                promised = yield self._call("wait", ticket)
+                released = lock._call("release_all", lock._process(), number)
+                if not (yield released):
+                    raise AssertionError("wait() needs the lock: acquire() the condition first")
+                answer = yield from self._until(promised, deadline)
+                if answer is None:
+                    answer = Answer((yield self._call("stop_waiting", ticket, True)))
+            finally:
+                if released is not None and (times := (yield released)):
+                    yield from self._acquiring_again(number, times)
+        except BaseException:
+            with contextlib.suppress(HopliteError):
+                self._call("stop_waiting", ticket, False)
+            raise
+        if answer is Answer.DONE:
+            self._call("returned", ticket)
+        return answer is Answer.DONE
+
+    def _acquiring_again(self, number: int, times: int) -> Steps[None]:
+        """Acquires the lock as often as it was released. A cancelled `await` is raised when that is
+        done, as in asyncio; Ctrl-C ends it."""
+        lock = self._lock
+        ticket = lock._ticket()
+        asked = lock._call("acquire_again", ticket, number, times)
+        cancelled: BaseException | None = None
+        while True:
+            try:
+                code, promised = yield asked
+                if code == Answer.WAIT:
+                    yield from lock._until(promised, FOREVER_NS)
+                break
+            except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+                with contextlib.suppress(HopliteError):
+                    lock._call("stop_waiting", ticket, False)
+                raise
+            except BaseException as error:
+                cancelled = error
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            cancelled = None  # no reference cycle through its traceback
+
+
+class Barrier(Handle):
+    """A barrier for processes of all hosts, with the methods of `multiprocessing.Barrier`.
+
+    When as many calls of `wait` have come as there are parties, all of them return, and the next
+    ones begin a new round. If a call times out, or its process or host dies while it waits, the
+    barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. A call that
+    is interrupted or cancelled leaves the round; the others wait for another call in its place.
+
+    Parameters
+    ----------
+    parties : int
+        How many calls of `wait` make a round, 1 or more.
+    action : callable, optional
+        Run by one of the calls when all have come, before any returns. If it raises an exception,
+        the barrier is broken. It travels with the handle.
+    timeout : float, optional
+        Seconds, for calls of `wait` that give none. Default: no limit.
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> barrier = hoplite_mp.Barrier(2)
+    >>> other = c.submit(barrier.wait)
+    >>> sorted([barrier.wait(60), other.result()])
+    [0, 1]
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ("_action", "_timeout")
+
+    _served = sync_actors.Barrier
+    _action: Callable[[], object] | None
+    _timeout: float | None
+
+    def __init__(
+        self,
+        parties: int,
+        action: Callable[[], object] | None = None,
+        timeout: float | None = None,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
+    ) -> None:
+        count = whole(parties)
+        if count is None:
+            raise TypeError(f"parties={parties!r}: it must be a whole number")
+        if count < 1:
+            raise ValueError(f"parties={parties!r}: a barrier has 1 party or more")
+        if action is not None and not callable(action):
+            raise TypeError(f"action={action!r}: it must be callable")
+        check_timeout(timeout)
+        self._action, self._timeout = action, timeout
+        self._make((count,), name, node, detached)
+        if name is not None and self.parties != count:
+            raise ValueError(
+                f"the barrier named {name!r} has {self.parties} parties, not {count}: give its "
+                "number, or choose another name"
+            )
+
+    def _extras(self) -> tuple[Any, ...]:
+        return self._action, self._timeout
+
+    def _take_extras(self, action: Any = None, timeout: float | None = None) -> None:
+        self._action, self._timeout = action, timeout
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until all parties have come.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; then the barrier is broken. Default: that of the barrier.
+
+        Returns
+        -------
+        int
+            How many calls of this round came before, from 0: another number for each call.
+
+        Raises
+        ------
+        threading.BrokenBarrierError
+            The barrier is broken, or was reset meanwhile.
+
+        Examples
+        --------
+        >>> hoplite_mp.Barrier(1).wait()
+        0
+        """
+        return run(self._waiting(timeout))
+
+    async def wait_async(self, timeout: float | None = None) -> int:
+        """As `wait`, without blocking the event loop.
+
+        A cancelled call leaves the round, and the barrier is as before."""
+        return await run_async(self._waiting(timeout))
+
+    def _waiting(self, timeout: float | None) -> Steps[int]:
+        may_wait, deadline = waits(True, self._timeout if timeout is None else timeout)
+        ticket = self._ticket()
+        try:
+            acts = self._action is not None
+            code, found = yield self._call("arrive", ticket, may_wait, acts)
+            if code == Answer.WAIT:
+                promised = found
+                kept = yield from self._kept(promised, deadline)
+                if kept is None:
+                    code = yield self._call("give_up", ticket)
+                    if code == Answer.DONE:  # it was answered just before
+                        kept = yield from self._kept(promised, FOREVER_NS)
+                if kept is not None:
+                    code, found = kept
+            if code == Answer.ACT:
+                code = yield from self._acting(ticket)
+        except BaseException:  # a signal handler may raise any exception
+            with contextlib.suppress(HopliteError):
+                self._call("leave", ticket)
+            raise
+        if code != Answer.DONE:
+            raise threading.BrokenBarrierError
+        return int(found)  # the index
+
+    def _acting(self, ticket: Any) -> Steps[Answer]:
+        try:
+            if self._action is not None:  # a handle that was opened by name may have none
+                self._action()
+        except Exception:
+            yield self._call("abort")
+            raise
+        return Answer.DONE if (yield self._call("acted", ticket)) else Answer.ENDED
+
+    def reset(self) -> None:
+        """Begins a new round; calls that wait raise BrokenBarrierError.
+
+        Examples
+        --------
+        >>> hoplite_mp.Barrier(2).reset()
+        """
+        self._call("reset").result()
+
+    async def reset_async(self) -> None:
+        """As `reset`, without blocking the event loop."""
+        await self._call("reset")
+
+    def abort(self) -> None:
+        """Breaks the barrier: calls that wait, and later ones, raise BrokenBarrierError.
+
+        Examples
+        --------
+        >>> barrier = hoplite_mp.Barrier(2)
+        >>> barrier.abort()
+        >>> barrier.broken
+        True
+        """
+        self._call("abort").result()
+
+    async def abort_async(self) -> None:
+        """As `abort`, without blocking the event loop."""
+        await self._call("abort")
+
+    @property
+    def parties(self) -> int:
+        """How many calls meet.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Barrier(3).parties
+        3
+        """
+        return int(self._call("state").result()[0])
+
+    @property
+    def n_waiting(self) -> int:
+        """How many calls wait now.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Barrier(3).n_waiting
+        0
+        """
+        return int(self._call("state").result()[1])
+
+    @property
+    def broken(self) -> bool:
+        """Is it broken?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Barrier(3).broken
+        False
+        """
+        return bool(self._call("state").result()[2])

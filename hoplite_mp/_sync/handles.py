@@ -1,0 +1,151 @@
+"""The base of the handles of queues, locks, semaphores and events: making, finding, pickling.
+
+Why it exists: each of them contains a handle of an actor, and has methods of its own instead of the
+actor's. It can be sent to other processes, and is counted, as the actor's handle is.
+It must never know: what is decided in the actor, how a promise fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from hoplite_mp import errors
+from hoplite_mp._client.deadlines import check_timeout, deadline_ns
+from hoplite_mp._client.promises import life_of
+from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._sync.sync_async_driver import Read, Until
+from hoplite_mp._sync.waiting import Answer
+from hoplite_mp.actor import Actor, _about_of, _identity_of, _methods_of
+from hoplite_mp.cluster import current
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.ref import by_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._sync.waiting import Ticket
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Handle"]
+
+H = TypeVar("H", bound="Handle")
+KNOWN_MAX = 4096  # a process remembers so many actors that have received its life
+
+
+class Handle:
+    """A handle of a queue, lock, semaphore or event."""
+
+    __slots__ = ("__weakref__", "_actor")
+
+    _served: ClassVar[type]
+    _actor: Actor
+
+    def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
+        """Makes an actor; if the name is taken, the handle is one of the actor that has it."""
+        options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
+        given = {key: value for key, value in options.items() if value is not None}
+        self._actor = current().options(**given).actor(self._served, *args)
+        about = _about_of(self._actor)
+        if about.methods != _methods_of(self._served) or about.class_name != self._served.__name__:
+            raise ValueError(
+                f"there is an actor named {name!r} already, of class {about.class_name}, and not a "
+                f"hoplite_mp.{type(self).__name__}: choose another name"
+            )
+
+    @property
+    def actor(self) -> Actor:
+        """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`.
+
+        Made with detached=True, it ends only by one of these.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock(detached=True)
+        >>> hoplite_mp.Actor.close(lock.actor)
+        """
+        return self._actor
+
+    @property
+    def _runtime(self) -> Runtime:
+        return runtime_of(_identity_of(self._actor))
+
+    def __eq__(self, other: object) -> bool:
+        return self._actor == other._actor if isinstance(other, Handle) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._actor)
+
+    def __repr__(self) -> str:
+        name = _about_of(self._actor).name
+        label = f" {name!r}" if name else ""
+        return f"<hoplite_mp.{type(self).__name__}{label} {_identity_of(self._actor).id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (type(self), self._actor, self._extras())
+
+    def _extras(self) -> tuple[Any, ...]:
+        """The data of a handle besides its actor."""
+        return ()
+
+    def _take_extras(self) -> None: ...
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _call(self, method: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = getattr(self._actor, method)(*args)
+        future._reports = False  # some results do not matter
+        return future
+
+    def _process(self) -> bytes:
+        """The name of this process; from now on the actor notices its death."""
+        life = life_of(self._runtime)
+        identity = _identity_of(self._actor)._id
+        if identity not in life.known_to:
+            with life.lock:  # other threads make no call before `enter` is submitted
+                if identity not in life.known_to:
+                    self._call("enter", life.process, by_ref(life.promise))
+                    if len(life.known_to) >= KNOWN_MAX:
+                        life.known_to.clear()
+                    life.known_to.add(identity)
+        return life.process
+
+    def _ticket(self) -> Ticket:
+        process = self._process()
+        return process, next(life_of(self._runtime).turns)
+
+    def _until(
+        self, promised: ObjectRef[Any], deadline: int
+    ) -> Generator[Future[Any] | Until | Read, Any, Answer | None]:
+        """As `_kept`, for a promise whose value is an Answer."""
+        code = yield from self._kept(promised, deadline)
+        return None if code is None else Answer(code)
+
+    def _kept(
+        self, promised: ObjectRef[Any], deadline: int
+    ) -> Generator[Future[Any] | Until | Read, Any, Any]:
+        """Waits for a promise, and returns its value; None at the deadline. ActorLostError: the
+        actor has ended."""
+        runtime = self._runtime
+        if not (yield Until(runtime, promised, deadline)):
+            return None
+        try:
+            return (yield Read(runtime, promised, False))
+        except ObjectLostError as lost:
+            yield self._call("ping")  # raises the reason
+            raise errors.ActorLostError(f"the actor of {self!r} has lost its state") from lost
+
+
+def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
+    """Rebuilds a handle that was pickled; pickles name this function."""
+    handle = kind.__new__(kind)
+    handle._actor = actor
+    handle._take_extras(*extras)
+    return handle
+
+
+def waits(block: bool, timeout: float | None) -> tuple[bool, int]:
+    """Does a call with these arguments wait, and until when, in nanoseconds."""
+    check_timeout(timeout)
+    return block and (timeout is None or timeout > 0), deadline_ns(timeout)

@@ -1,0 +1,476 @@
+"""Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
+
+Why it exists: see the package.
+It must never know: which process holds a permit, which one is next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hoplite_mp._client.memory import whole
+from hoplite_mp._sync import sync_actors
+from hoplite_mp._sync.handles import Handle, waits
+from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
+from hoplite_mp._sync.waiting import Answer
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hoplite_mp._client.futures import Future
+
+__all__ = ["BoundedSemaphore", "Event", "Lock", "RLock", "Semaphore", "owner", "task_owner"]
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_counter = itertools.count(1)
+
+
+def owner() -> int:
+    """The number of this thread as the owner of a recursive lock; no other thread has had it."""
+    return _numbers.setdefault(threading.current_thread(), next(_counter))
+
+
+def task_owner() -> int:
+    """The number of the running asyncio task as an owner."""
+    import asyncio
+
+    task = asyncio.current_task()
+    return owner() if task is None else _numbers.setdefault(task, next(_counter))
+
+
+class _Acquired(Handle):
+    """Base of locks and semaphores: acquiring and releasing."""
+
+    __slots__ = ()
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Acquires it for this process; waits while nothing is free.
+
+        Parameters
+        ----------
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Returns
+        -------
+        bool
+            Whether it was acquired.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock()
+        >>> lock.acquire(), lock.acquire(block=False)
+        (True, False)
+        """
+        return run(self._acquiring(block, timeout))
+
+    async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As `acquire`, without blocking the event loop.
+
+        A call that is cancelled has acquired nothing."""
+        return await run_async(self._acquiring(block, timeout))
+
+    def _acquiring(
+        self, block: bool, timeout: float | None, *owner: int
+    ) -> Generator[Future[Any] | Until | Read, Any, bool]:
+        may_wait, deadline = waits(block, timeout)
+        ticket = self._ticket()
+        try:
+            code, promised = yield self._call("acquire", ticket, may_wait, *owner)
+            answer: Answer | None = Answer(code)
+            if answer is Answer.WAIT:
+                answer = yield from self._until(promised, deadline)
+                if answer is None:
+                    answer = Answer((yield self._call("stop_waiting", ticket, True)))
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
+            with contextlib.suppress(HopliteError):
+                self._call("stop_waiting", ticket, False)
+            raise
+        return answer is Answer.DONE
+
+    def release(self) -> None:
+        """Gives it back. Of the processes that wait, the one that has waited longest gets it.
+
+        Raises
+        ------
+        ValueError
+            It is a lock or a bounded semaphore, and no process holds it.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock()
+        >>> _ = lock.acquire()
+        >>> lock.release()
+        """
+        self._check(self._call("release", self._process()).result())
+
+    async def release_async(self) -> None:
+        """As `release`, without blocking the event loop."""
+        self._check(await self._call("release", self._process()))
+
+    def _check(self, released: bool) -> None:
+        if not released:
+            kind = type(self).__name__
+            raise ValueError(f"{kind} released too many times: no process holds it")
+
+    def locked(self) -> bool:
+        """Would `acquire` wait now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Lock().locked()
+        False
+        """
+        return not self._call("value").result()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire_async()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.release_async()
+
+
+class Lock(_Acquired):
+    """A lock between processes of all hosts; `with lock:` and `async with lock:`.
+
+    Like `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it
+    is not held). It belongs to the process that has acquired it, not to a thread or a task: when
+    that process or its host dies, the process that has waited longest gets the lock. The data that
+    it protects may then be half changed. Processes get the lock in the order in which they asked.
+
+    Parameters
+    ----------
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> lock = hoplite_mp.Lock()
+    >>> def append(lock, line):
+    ...     with lock, open("log.txt", "a") as log:
+    ...         log.write(line)
+    >>> done, _ = c.wait([c.submit(append, lock, "a line") for _ in range(2)])
+    >>> len(done)
+    2
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = sync_actors.Lock
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+
+class Semaphore(_Acquired):
+    """A number of permits for processes of all hosts; `with semaphore:`, `async with semaphore:`.
+
+    As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
+    `acquire`: then there are more permits. `release` gives back a permit of the calling process; if
+    that has none, one of the process that has held one longest; if no process holds any, it adds
+    one. When a process or its host dies, its permits go to the processes that have waited longest.
+
+    Parameters
+    ----------
+    value : int, optional
+        How many permits there are at the beginning, from 0. Default: 1.
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> two_at_a_time = hoplite_mp.Semaphore(2)
+    >>> with two_at_a_time:
+    ...     two_at_a_time.get_value()
+    1
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served: ClassVar[type] = sync_actors.Semaphore
+
+    def __init__(
+        self,
+        value: int | None = None,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
+    ) -> None:
+        permits = whole(1 if value is None else value)
+        if permits is None:
+            raise TypeError(f"value={value!r}: it must be a whole number, or None")
+        if permits < 0:
+            raise ValueError(f"value={value!r}: a semaphore has 0 permits or more")
+        self._make((permits,), name, node, detached)
+        if name and value is not None:
+            found = self._call("first_value").result()
+            if found != permits:
+                raise ValueError(
+                    f"value={value!r}: the semaphore named {name!r} was made with value={found}; "
+                    "leave value out to open it, or choose another name"
+                )
+
+    def get_value(self) -> int:
+        """Returns how many permits are free now.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Semaphore(3).get_value()
+        3
+        """
+        return int(self._call("value").result())
+
+
+class BoundedSemaphore(Semaphore):
+    """A semaphore that never has more permits than at the beginning.
+
+    `release` raises ValueError if no process holds a permit. Otherwise it is like `Semaphore`.
+
+    Parameters
+    ----------
+    value, name, node, detached
+        As for `Semaphore`.
+
+    Examples
+    --------
+    >>> semaphore = hoplite_mp.BoundedSemaphore(2)
+    >>> with semaphore:
+    ...     semaphore.get_value()
+    1
+    >>> semaphore.release()
+    Traceback (most recent call last):
+        ...
+    ValueError: BoundedSemaphore released too many times: no process holds it
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = sync_actors.BoundedSemaphore
+
+
+class RLock(_Acquired):
+    """A recursive lock between processes of all hosts; `with lock:` and `async with lock:`.
+
+    Like `multiprocessing.RLock` it belongs to the thread that has acquired it, which may acquire it
+    again, and is free when that thread has released it as often. The coroutine functions, and
+    `async with`, let it belong to the asyncio task instead. When the owner's process or host dies,
+    the thread that has waited longest gets the lock.
+
+    Parameters
+    ----------
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> lock = hoplite_mp.RLock()
+    >>> with lock, lock:
+    ...     c.submit(lock.acquire, block=False).result()
+    False
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = sync_actors.RLock
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Acquires it for this thread, once more if this thread has it already.
+
+        Parameters
+        ----------
+        block, timeout
+            As for `Lock.acquire`.
+
+        Returns
+        -------
+        bool
+            Whether it was acquired.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.RLock()
+        >>> lock.acquire(), lock.acquire()
+        (True, True)
+        """
+        return run(self._acquiring(block, timeout, owner()))
+
+    async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As `acquire`, for the asyncio task that runs, without blocking the event loop.
+
+        A call that is cancelled has acquired nothing."""
+        return await run_async(self._acquiring(block, timeout, task_owner()))
+
+    def release(self) -> None:
+        """Undoes one `acquire`.
+
+        Raises
+        ------
+        AssertionError
+            This thread does not own it.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.RLock()
+        >>> _ = lock.acquire()
+        >>> lock.release()
+        """
+        self._check(self._call("release", self._process(), owner()).result())
+
+    async def release_async(self) -> None:
+        """As `release`, without blocking the event loop."""
+        self._check(await self._call("release", self._process(), task_owner()))
+
+    def _check(self, released: bool) -> None:
+        if not released:
+            raise AssertionError("attempt to release an RLock that this thread does not own")
+
+    def locked(self) -> bool:
+        """Does any thread own it now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.RLock().locked()
+        False
+        """
+        return super().locked()
+
+
+class Event(Handle):
+    """A flag for which processes of all hosts can wait; at first it is not set.
+
+    Parameters
+    ----------
+    name, node, detached
+        As for `Queue`.
+
+    Examples
+    --------
+    >>> ready = hoplite_mp.Event()
+    >>> answer = c.submit(ready.wait, 60)
+    >>> ready.set()
+    >>> answer.result()
+    True
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ()
+
+    _served = sync_actors.Event
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+    def set(self) -> None:
+        """Sets it: all processes that wait go on, and from now on `wait` returns at once.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().set()
+        """
+        self._call("set").result()
+
+    async def set_async(self) -> None:
+        """As `set`, without blocking the event loop."""
+        await self._call("set")
+
+    def clear(self) -> None:
+        """Clears it: from now on `wait` waits.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().clear()
+        """
+        self._call("clear").result()
+
+    async def clear_async(self) -> None:
+        """As `clear`, without blocking the event loop."""
+        await self._call("clear")
+
+    def is_set(self) -> bool:
+        """Is it set now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().is_set()
+        False
+        """
+        return bool(self._call("is_set").result())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is set.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            How many seconds it waits at most. Default: for ever.
+
+        Returns
+        -------
+        bool
+            Whether it is set.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().wait(timeout=0)
+        False
+        """
+        return run(self._waiting(timeout))
+
+    async def wait_async(self, timeout: float | None = None) -> bool:
+        """As `wait`, without blocking the event loop."""
+        return await run_async(self._waiting(timeout))
+
+    def _waiting(self, timeout: float | None) -> Generator[Future[Any] | Until | Read, Any, bool]:
+        may_wait, deadline = waits(True, timeout)
+        code, promised = yield self._call("wait", may_wait)
+        if code == Answer.WAIT:
+            return (yield from self._until(promised, deadline)) is not None
+        return bool(code == Answer.DONE)

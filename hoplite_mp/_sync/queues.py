@@ -1,0 +1,505 @@
+"""Queue: first in, first out, between all processes of a cluster.
+
+Why it exists: see the package. Items are opaque to the actor: small ones are bytes that travel with
+the calls, larger ones are objects of the store, of which the queue holds a ref.
+It must never know: which processes wait, and for what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from hoplite_mp import _serialize, errors
+from hoplite_mp._client.deadlines import deadline_ns
+from hoplite_mp._client.memory import whole
+from hoplite_mp._sync import sync_actors
+from hoplite_mp._sync.handles import Handle, waits
+from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
+from hoplite_mp._sync.waiting import Answer
+from hoplite_mp.actor import _identity_of
+from hoplite_mp.errors import ClosedError, HopliteError
+from hoplite_mp.interruptions import is_interruption
+from hoplite_mp.ref import ObjectRef, by_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hoplite_mp._client.futures import Future
+
+__all__ = ["Queue", "ShutDown"]
+
+T = TypeVar("T")
+
+
+class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
+    """The queue was shut down. From Python 3.13 on this is also a `queue.ShutDown`."""
+
+
+_ShutDown = ShutDown
+# Calls of this process that were interrupted, and whose items, if they get any, are to be given
+# back; each with the identity of its queue's actor. A list, because each change is one step of C.
+_interrupted: list[tuple[bytes, Future[Any]]] = []
+
+
+class Queue(Handle, Generic[T]):
+    """A queue between processes of all hosts, first in, first out.
+
+    `Queue()` makes an actor on the current cluster (`hoplite_mp.current()`); the handle is passed
+    to tasks, actors and other drivers like any argument, and the queue ends with its last handle.
+    The methods block, like those of `queue.Queue`; each method that may wait has a form for event
+    loops, a coroutine function: `get_async` and so on. The errors are `queue.Empty` and
+    `queue.Full` of the standard library.
+
+    Parameters
+    ----------
+    maxsize : int, optional
+        How many items it holds at most; 0: any number. Default: that of the queue of this name, or
+        any number for a new one.
+    name : str, optional
+        `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
+        it. A later call with another `maxsize` is a ValueError; its `node` and `detached` have no
+        effect.
+    node : Node or str, optional
+        Where its actor runs. Default: this host.
+    detached : bool, optional
+        True: it lives on without handles, until `Actor.close(q.actor)`.
+    copy : bool, optional
+        True: arrays that this handle, and copies of it, get from the queue are writable copies.
+        Default: they are read-only, and not copied.
+
+    Notes
+    -----
+    When `put` returns, the item is in the queue, and stays there if the process that put it dies.
+    An item of more than `Config.queue_item_bytes_max` bytes stays on the host of that process until
+    it is read, so it is lost with that host, and `get` raises ObjectLostError. If a process dies
+    while it waits in `get`, no item is lost. If the actor's process or host dies, all items of the
+    queue are lost, and every call raises ActorLostError.
+
+    Examples
+    --------
+    >>> jobs = hoplite_mp.Queue(maxsize=100)
+    >>> def produce(jobs):
+    ...     for n in range(3):
+    ...         jobs.put(np.full(4, n))
+    >>> done = c.submit(produce, jobs)
+    >>> [int(jobs.get().sum()) for _ in range(3)]
+    [0, 4, 8]
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ("_copy",)
+
+    _served = sync_actors.Queue
+    ShutDown = _ShutDown
+    _copy: bool
+
+    def __init__(
+        self,
+        maxsize: int | None = None,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
+        copy: bool = False,
+    ) -> None:
+        size = whole(0 if maxsize is None else maxsize)
+        if size is None:
+            raise TypeError(f"maxsize={maxsize!r}: it must be a whole number, or None")
+        size = max(size, 0)
+        self._copy = bool(copy)
+        self._make((size,), name, node, detached)
+        if name and maxsize is not None and (found := self.maxsize) != size:
+            raise ValueError(
+                f"maxsize={maxsize!r}: the queue named {name!r} was made with maxsize={found}; "
+                "leave maxsize out to open it, or choose another name"
+            )
+
+    def _extras(self) -> tuple[Any, ...]:
+        return (self._copy,)
+
+    def _take_extras(self, copy: bool = False) -> None:
+        self._copy = copy
+
+    # -- put -----------------------------------------------------------------------------------
+
+    def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """Adds the item at the end; waits while the queue is full.
+
+        Parameters
+        ----------
+        item : object
+            Anything that can be pickled. If it has more than `Config.queue_item_bytes_max` bytes,
+            it becomes an object of the store.
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Raises
+        ------
+        queue.Full
+            There was no room.
+        Queue.ShutDown
+            The queue was shut down.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue(maxsize=1)
+        >>> jobs.put("a")
+        >>> jobs.put("b", timeout=0)
+        Traceback (most recent call last):
+            ...
+        queue.Full
+        """
+        run(self._putting(item, block, timeout))
+
+    def put_nowait(self, item: T) -> None:
+        """Adds the item, or raises `queue.Full` at once: `put(item, block=False)`.
+
+        Parameters
+        ----------
+        item : object
+            As for `put`.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().put_nowait("a")
+        """
+        run(self._putting(item, False, None))
+
+    async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """As `put`, without blocking the event loop while it waits.
+
+        A call that is cancelled while it waits has put nothing."""
+        await run_async(self._putting(item, block, timeout))
+
+    def _packed(self, item: Any) -> Any:
+        """The item as bytes, or as the ref of an object in the store."""
+        memory = self._runtime.memory
+        memory.check()
+        most = memory.config.queue_item_bytes_max
+        if type(item) is np.ndarray and item.nbytes > most:
+            return memory.put(item)  # does not copy an array that is in the store already
+        encoded = _serialize.encode(item, memory.keep)
+        if encoded.refs or encoded.nbytes > most:
+            return memory.put_encoded(encoded)
+        return encoded.tobytes()
+
+    def _putting(
+        self, item: Any, block: bool, timeout: float | None
+    ) -> Generator[Future[Any] | Until | Read, Any, None]:
+        may_wait, deadline = waits(block, timeout)
+        packed = self._packed(item)
+        if isinstance(packed, ObjectRef):
+            packed = by_ref(packed)
+        ticket = self._ticket()
+        try:
+            code, promised = yield self._call("put", *ticket, packed, may_wait)
+            answer: Answer | None = Answer(code)
+            if answer is Answer.WAIT:
+                answer = yield from self._until(promised, deadline)
+                if answer is None:
+                    answer = Answer((yield self._call("stop_putting", ticket)))
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
+            self._say("stop_putting", ticket)
+            raise
+        if answer is Answer.ENDED:
+            raise _ShutDown(f"{self!r} was shut down: nothing can be put")
+        if answer is Answer.REFUSED:
+            raise queue.Full
+
+    # -- get -----------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Takes the oldest item; waits while there is none.
+
+        Parameters
+        ----------
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Returns
+        -------
+        object
+            The item.
+
+        Raises
+        ------
+        queue.Empty
+            There was none.
+        Queue.ShutDown
+            The queue was shut down, and has no items left.
+        ObjectLostError
+            The item was lost with the host of the process that put it.
+        Exception
+            The item could not be loaded here. It has been taken, and is not in the queue any more.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> jobs.get()
+        'a'
+        """
+        return run(self._getting(block, timeout))
+
+    def get_nowait(self) -> T:
+        """Takes the oldest item, or raises `queue.Empty` at once: `get(block=False)`.
+
+        Returns
+        -------
+        object
+            The item.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().get_nowait()
+        Traceback (most recent call last):
+            ...
+        _queue.Empty
+        """
+        return run(self._getting(False, None))
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
+        """As `get`, without blocking the event loop while it waits.
+
+        A call that is cancelled has taken nothing. So that items stay in order, no other call takes
+        the next item until this one has returned, for at most `UNCERTAIN_S` (0.5) seconds."""
+        return await run_async(self._getting(block, timeout, True))
+
+    def _getting(
+        self, block: bool, timeout: float | None, cancellable: bool = False
+    ) -> Generator[Future[Any] | Until | Read, Any, T]:
+        """cancellable: the call may be cancelled at any time, so the item may come back."""
+        may_wait, deadline = waits(block, timeout)
+        yield from self._all_given_back()
+        ticket = self._ticket()
+        asked: Future[Any] | None = None
+        try:
+            while True:
+                asked = self._call("take", *ticket, may_wait, *([True] if cancellable else ()))
+                code, *found = yield asked
+                asked = None
+                if code == Answer.BUSY:
+                    yield from self._until(found[0], deadline_ns(sync_actors.UNCERTAIN_S))
+                    continue
+                if code != Answer.WAIT:
+                    break
+                # After the deadline it tries once more, without waiting.
+                may_wait = (yield from self._until(found[0], deadline)) is not None
+        except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
+            self._say("stop_taking", ticket)
+            if asked is not None:
+                _interrupted.append((self._key, asked))
+                asked.add_done_callback(self._give_back)
+            raise
+        if code == Answer.ENDED:
+            raise _ShutDown(f"{self!r} was shut down, and has no items left")
+        if code == Answer.REFUSED:
+            raise queue.Empty
+        value: Any = found[1]
+        try:
+            if isinstance(value, ObjectRef):
+                read = yield Read(self._runtime, value, self._copy)
+            else:
+                read = self._runtime.memory.decode_value(
+                    memoryview(value), lambda: f"an item of {self!r}", self._copy
+                )
+            if cancellable:
+                self._say("keep_item", *ticket)
+            return read  # type: ignore[no-any-return]
+        except BaseException as error:
+            if _is_interrupt(error):  # the item was taken, but the caller does not have it
+                self._say("give_back", ticket[0], found[0], by_ref(value))
+            elif cancellable:
+                self._say("keep_item", *ticket)
+            raise
+
+    @property
+    def _key(self) -> bytes:
+        return bytes(_identity_of(self._actor)._id)
+
+    def _all_given_back(self) -> Generator[Future[Any], None, None]:
+        """Waits until what interrupted calls of this process have taken is given back, because a
+        later call would take the items after it."""
+        while calls := [one for key, one in _interrupted.copy() if key == self._key]:
+            one = calls[0]
+            with contextlib.suppress(Exception):  # the call has failed
+                yield one
+            self._give_back(one)
+
+    def _give_back(self, asked: Any) -> None:
+        """Gives back the item that was taken by a call whose caller has been interrupted, unless
+        another thread does."""
+        with contextlib.suppress(ValueError):
+            _interrupted.remove((self._key, asked))
+            self._say_back(asked)
+
+    def _say_back(self, asked: Any) -> None:
+        with contextlib.suppress(Exception):  # the call has failed
+            code, *found = asked.result(0)
+            if code == Answer.DONE:
+                self._say("give_back", self._process(), found[0], by_ref(found[1]))
+
+    def _say(self, method: str, *args: Any) -> None:
+        """Makes a call without waiting for its result."""
+        with contextlib.suppress(HopliteError):
+            self._call(method, *args)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def qsize(self) -> int:
+        """Returns how many items there are now.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().qsize()
+        0
+        """
+        return int(self._call("sizes").result()[0])
+
+    def empty(self) -> bool:
+        """Are there no items now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().empty()
+        True
+        """
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Is there no room now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue(maxsize=1).full()
+        False
+        """
+        items, most = self._call("sizes").result()
+        return bool(0 < most <= items)
+
+    @property
+    def maxsize(self) -> int:
+        """How many items it holds at most. 0 means any number.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue(maxsize=7).maxsize
+        7
+        """
+        return int(self._call("sizes").result()[1])
+
+    # -- the end of work -----------------------------------------------------------------------
+
+    def task_done(self) -> None:
+        """Counts one item that was taken as finished.
+
+        Raises
+        ------
+        ValueError
+            It was called more often than items were put.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> _ = jobs.get()
+        >>> jobs.task_done()
+        """
+        _check_finished(self._call("finish_one", self._process()).result())
+
+    async def task_done_async(self) -> None:
+        """As `task_done`."""
+        _check_finished(await self._call("finish_one", self._process()))
+
+    def join(self) -> None:
+        """Waits until `task_done` was called for every item.
+
+        Raises
+        ------
+        WorkerLostError
+            All items that are still missing were taken by processes that have died.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().join()
+        """
+        run(self._joining())
+
+    async def join_async(self) -> None:
+        """As `join`, without blocking the event loop."""
+        await run_async(self._joining())
+
+    def _joining(self) -> Generator[Future[Any] | Until | Read, Any, None]:
+        while True:
+            code, found = yield self._call("join")
+            if code == Answer.DONE:
+                return
+            if code == Answer.REFUSED:
+                raise errors.WorkerLostError(
+                    f"{found} item{'s' if found != 1 else ''} of {self!r} will never be done: the "
+                    "processes that had taken them have died before task_done()"
+                )
+            yield from self._until(found, waits(True, None)[1])
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Ends the queue: nothing can be put, and when it is empty nothing can be got.
+
+        Calls that try to, and calls that wait for it, raise `Queue.ShutDown`. This works in every
+        version of Python as `queue.Queue.shutdown` does in Python 3.13.
+
+        Parameters
+        ----------
+        immediate : bool, optional
+            True: the items in the queue are dropped.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> jobs.shutdown()
+        >>> jobs.get()
+        'a'
+        >>> jobs.get()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp._sync.queues.ShutDown: ...
+        """
+        self._call("end", bool(immediate)).result()
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Has something interrupted the call: Ctrl-C, a cancelled `await`, a signal handler that ends
+    the program? Any other error is the item's own. The item stays taken, because it would fail the
+    next call, too."""
+    if issubclass(type(error), Exception):
+        return False
+    from asyncio import CancelledError
+
+    kinds = KeyboardInterrupt, GeneratorExit, CancelledError
+    return issubclass(type(error), kinds) or is_interruption(error)
+
+
+def _check_finished(there_was_one: bool) -> None:
+    if not there_was_one:
+        raise ValueError("task_done() called too many times")

@@ -1,0 +1,420 @@
+"""The objects in the actors' processes: one for each synchronization object.
+
+Why it exists: a table (`waiting`) makes the decisions. This file keeps the promises for the calls
+that wait, and the lives of the processes that have called (`_client/promises.py`). When a process
+or its host dies, its life fails; then its locks are released, and its calls no longer wait. Other
+threads than the one that runs calls learn of deaths, so a lock protects the table; a thread that
+finds the lock taken leaves the death to the thread that has it.
+It must never know: handles, what an item is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks, clock
+from hoplite_mp._client.done_callbacks import watch
+from hoplite_mp._client.promises import keep, promise
+from hoplite_mp._client.runtime import current_runtime
+from hoplite_mp._sync.waiting import (
+    Answer,
+    Gathering,
+    Item,
+    Notifications,
+    Permits,
+    QueueTable,
+    Recursive,
+)
+from hoplite_mp.errors import ObjectLostError, PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from hoplite_mp._sync.waiting import Ticket
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = [
+    "Barrier",
+    "BoundedSemaphore",
+    "Condition",
+    "Event",
+    "Lock",
+    "Queue",
+    "RLock",
+    "Reply",
+    "Semaphore",
+]
+
+# The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
+Reply = tuple[int, Any]
+_JOINED = "joined"
+# How long other calls wait for an item that may come back because its caller can be cancelled.
+# Higher: items stay in order although the caller's event loop is busy; lower: others wait less.
+UNCERTAIN_S = 0.5
+
+
+class Served:
+    """Base of these objects: it keeps promises, and handles the deaths of processes."""
+
+    def __init__(self, table: Any = None) -> None:
+        self._table = table
+        self._runtime = current_runtime()
+        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
+        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the processes that have called
+        self._lock = _locks.lock("sync.table")
+        self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
+        """The first call of each process: from now on its death is noticed here."""
+        if process in self._lives:
+            return
+        self._lives[process] = life
+        try:
+            if life._hold is None:
+                raise ObjectLostError("it has died meanwhile")
+            oid = self._runtime.memory.local_id(life)
+            watch(self._runtime.submitter, oid, functools.partial(self._tell, process, oid))
+        except ObjectLostError:
+            self._deaths.put(process)
+            self._look()
+
+    def ping(self) -> None:
+        """Does nothing: a handle calls it to get the error that calls of an ended actor raise."""
+
+    def waiters(self) -> int:
+        """How many calls wait; all that wait for an event, or in `join`, count as one."""
+        return len(self._promises)
+
+    @contextlib.contextmanager
+    def _alone(self, process: bytes | None = None) -> Iterator[Any]:
+        """Gives the table to a call of that process, under the lock; then wakes other calls."""
+        try:
+            with self._lock:
+                if process is not None and process not in self._lives:
+                    raise PeerLostError(
+                        "this process was taken for dead, because its host was not heard of: what "
+                        "it held here has been released"
+                    )
+                yield self._table
+                self._wake()
+        finally:  # also when the call has failed, because a death may have been noticed meanwhile
+            self._look()
+
+    def _wait(self, key: Hashable) -> Reply:
+        promised = self._promises.get(key)
+        if promised is None:
+            promised = self._promises[key] = promise(self._runtime)
+        return int(Answer.WAIT), promised
+
+    def _keep(self, key: Hashable, answer: Answer) -> None:
+        promised = self._promises.pop(key, None)
+        if promised is not None:
+            keep(self._runtime, promised, self._reply(key, answer))
+
+    def _reply(self, key: Hashable, answer: Answer) -> Any:
+        """The value of a kept promise."""
+        return int(answer)
+
+    def _wake(self) -> None:
+        """Keeps the promises of the calls that go on because of what has just happened."""
+        woken, self._table.woken = self._table.woken, []
+        for ticket, answer in woken:
+            self._keep(ticket, answer)
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def _tell(self, process: bytes, oid: int) -> None:
+        """A life has failed, because its process or host has died. Runs in any thread, perhaps in
+        one that is inside a call."""
+        if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
+            self._deaths.put(process)
+            self._look()
+
+    def _look(self) -> None:
+        """Handles deaths, unless another thread has the lock. No death is overlooked, because every
+        thread that has held the lock calls this after it has released it."""
+        while not self._deaths.empty() and self._lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(queue.Empty):
+                    self._bury(self._deaths.get_nowait())
+            finally:
+                self._lock.release()
+
+    def _bury(self, process: bytes) -> None:
+        if self._lives.pop(process, None) is None:
+            return
+        self._table.died(process)
+        self._wake()
+        for key in [one for one in self._promises if one[0] == process]:  # type: ignore[index]
+            self._keep(key, Answer.REFUSED)
+
+
+class Queue(Served):
+    """The object of one queue."""
+
+    def __init__(self, size_max: int) -> None:
+        super().__init__(QueueTable(size_max))
+        self._decided_by = 0.0  # the end of the wait for an item that may come back
+        self.size_max = size_max
+
+    def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
+        """Arguments are flat, as is the reply of `take`, because that is the quickest to send."""
+        ticket = process, turn
+        with self._alone(process) as table:
+            answer = table.put(ticket, value, waits)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_putting(self, ticket: Ticket) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_putting(ticket)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def take(
+        self, process: bytes, turn: int, waits: bool, uncertain: bool = False
+    ) -> Reply | tuple[int, int, Any]:
+        """Returns (Answer.DONE, the item's number, its value), or a Reply."""
+        ticket = process, turn
+        with self._alone(process) as table:
+            if table.uncertain is not None and clock.monotonic() >= self._decided_by:
+                table.decide()  # its event loop is busy with something else
+            found = table.take(ticket, waits, uncertain)
+            if isinstance(found, Item):
+                if uncertain:
+                    self._decided_by = clock.monotonic() + UNCERTAIN_S
+                if ticket in self._promises:  # it called again before it was woken
+                    self._keep(ticket, Answer.DONE)
+                return int(Answer.DONE), found.number, found.value
+            if found is Answer.WAIT:
+                return self._wait(ticket)
+            if found is Answer.BUSY:
+                return int(found), self._wait(ticket)[1]
+            self._keep(ticket, found)
+            return int(found), None
+
+    def keep_item(self, process: bytes, turn: int) -> None:
+        """That call has its item, which will not come back."""
+        with self._alone(process) as table:
+            table.keep_item((process, turn))
+
+    def stop_taking(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.stop_taking(ticket)
+            self._keep(ticket, Answer.REFUSED)
+
+    def give_back(self, process: bytes, number: int, value: Any) -> None:
+        with self._alone(process) as table:
+            table.give_back(process, Item(number, value))
+
+    def finish_one(self, process: bytes) -> bool:
+        with self._alone(process) as table:
+            return bool(table.finish_one(process))
+
+    def join(self) -> Reply:
+        with self._alone() as table:
+            answer = table.join()
+            return self._wait(_JOINED) if answer is Answer.WAIT else (int(answer), table.lost)
+
+    def end(self, at_once: bool) -> None:
+        with self._alone() as table:
+            table.end(at_once)
+
+    def sizes(self) -> tuple[int, int]:
+        """How many items there are, and how many there may be."""
+        return len(self._table.items), self.size_max
+
+    def _wake(self) -> None:
+        super()._wake()
+        if _JOINED in self._promises and (answer := self._table.join()) is not Answer.WAIT:
+            self._keep(_JOINED, answer)
+
+
+class Semaphore(Served):
+    """The object of one semaphore."""
+
+    def __init__(self, value: int, bounded: bool = False) -> None:
+        super().__init__(Permits(value, bounded))
+        self._first = value
+
+    def acquire(self, ticket: Ticket, waits: bool) -> Reply:
+        with self._alone(ticket[0]) as table:
+            answer = table.acquire(ticket, waits)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def release(self, process: bytes) -> bool:
+        with self._alone(process) as table:
+            return bool(table.release(process))
+
+    def value(self) -> int:
+        return int(self._table.free)
+
+    def first_value(self) -> int:
+        return self._first
+
+
+class Lock(Semaphore):
+    """The object of one lock."""
+
+    def __init__(self) -> None:
+        super().__init__(1, True)
+
+    # For a condition; `number` tells the owners of a recursive lock apart.
+
+    def is_held(self, process: bytes, number: int) -> bool:
+        return process in self._table.held
+
+    def release_all(self, process: bytes, number: int) -> int:
+        with self._alone(process) as table:
+            return int(process in table.held and table.release(process))
+
+    def acquire_again(self, ticket: Ticket, number: int, times: int) -> Reply:
+        return self.acquire(ticket, True)
+
+
+class BoundedSemaphore(Semaphore):
+    """The object of one bounded semaphore."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value, True)
+
+
+class RLock(Served):
+    """The object of one recursive lock."""
+
+    def __init__(self) -> None:
+        super().__init__(Recursive())
+
+    def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> Reply:
+        with self._alone(ticket[0]) as table:
+            answer = table.acquire(ticket, waits, number, times)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def release(self, process: bytes, number: int) -> bool:
+        with self._alone(process) as table:
+            return bool(table.release(process, number))
+
+    def value(self) -> int:
+        return int(self._table.owner is None)
+
+    def is_held(self, process: bytes, number: int) -> bool:
+        return bool(self._table.owner == (process, number))
+
+    def release_all(self, process: bytes, number: int) -> int:
+        with self._alone(process) as table:
+            return int(table.release_all(process, number))
+
+    def acquire_again(self, ticket: Ticket, number: int, times: int) -> Reply:
+        return self.acquire(ticket, True, number, times)
+
+
+class Condition(Served):
+    """The object of one condition; its lock is another one."""
+
+    def __init__(self) -> None:
+        super().__init__(Notifications())
+
+    def wait(self, ticket: Ticket) -> ObjectRef[Any]:
+        with self._alone(ticket[0]) as table:
+            table.wait(ticket)
+            promised: ObjectRef[Any] = self._wait(ticket)[1]
+            return promised
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def returned(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.returned(ticket)
+
+    def notify(self, process: bytes, count: int) -> None:
+        with self._alone(process) as table:
+            table.notify(count)
+
+
+class Barrier(Served):
+    """The object of one barrier."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__(Gathering(parties))
+
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Reply:
+        """A Reply; instead of None, the index of the call."""
+        with self._alone(ticket[0]) as table:
+            answer = table.arrive(ticket, waits, acts)
+            # A call that completes a round comes last in it.
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), table.parties - 1)
+
+    def _reply(self, key: Hashable, answer: Answer) -> tuple[int, int]:
+        """The answer, and the index of the call in its round."""
+        return int(answer), self._table.indices.get(key, 0)
+
+    def _wake(self) -> None:
+        super()._wake()
+        self._table.indices.clear()
+
+    def acted(self, ticket: Ticket) -> bool:
+        with self._alone(ticket[0]) as table:
+            return bool(table.acted(ticket))
+
+    def give_up(self, ticket: Ticket) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.give_up(ticket)
+            return int(answer)
+
+    def leave(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.leave(ticket)
+            self._keep(ticket, Answer.REFUSED)
+
+    def abort(self) -> None:
+        with self._alone() as table:
+            table.abort()
+
+    def reset(self) -> None:
+        with self._alone() as table:
+            table.reset()
+
+    def state(self) -> tuple[int, int, bool]:
+        """How many parties there are, how many wait, and whether the barrier is broken."""
+        return self._table.parties, len(self._table.waiting), self._table.broken
+
+
+class Event(Served):
+    """The object of one event. All calls that wait share one promise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._keep("set", Answer.DONE)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, waits: bool) -> Reply:
+        if self._is_set:
+            return int(Answer.DONE), None
+        return self._wait("set") if waits else (int(Answer.REFUSED), None)

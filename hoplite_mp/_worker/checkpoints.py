@@ -1,0 +1,156 @@
+"""Checkpoints of an actor: its state is saved outside of its process after every k calls.
+
+Why it exists: a process that restarts continues with the state that was saved last. The results of
+calls whose callers may not have them yet are saved with the state, by the calls' numbers. So a call
+that is tried again although the saved state contains its effect is answered with its first result,
+instead of being applied twice. After a save the next call begins only when the node has confirmed
+that the state is saved.
+It must never know: on which hosts states are saved, how calls travel, how a process is restarted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._protocol.actors import ActorStateAsked, KeepActorState
+from hoplite_mp._protocol.local import Imported
+from hoplite_mp._worker import actor
+from hoplite_mp.errors import StateNotSavedError, StoreFullError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from hoplite_mp._client.actors import ActorSetup, CallNumber
+    from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["begin", "call"]
+
+# For how many calling processes results are saved with the state. If there are more, the processes
+# whose last calls are the oldest are forgotten; a call of theirs that is tried again is applied
+# again. Each takes 100 bytes, and its results.
+CALLERS_MAX = 4096
+
+_checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in _worker/actor.py
+
+
+class Checkpoints:
+    """The checkpoints of this process's object."""
+
+    def __init__(self, runtime: Runtime, every: int) -> None:
+        self.runtime = runtime
+        self.every = every
+        self.again: Exceptions = ()  # exceptions after which a call is tried again
+        self.since = 0  # calls since the last checkpoint
+        # Caller -> number of the call -> (did it fail, its payload, refs inside that).
+        self.results: dict[bytes, dict[int, tuple[bool, bytes, list[ObjectRef[Any]]]]] = {}
+        self.kept: ObjectRef[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # for its async methods
+
+    def note(self, number: CallNumber, failed: bool, value: Any) -> None:
+        """Records the result of a call, or its error."""
+        if failed:
+            encoded = _serialize.encode_error(value, None)
+        else:
+            encoded = _serialize.encode(value, self.runtime.memory.keep)
+        caller, turn, seen = number
+        mine = self.results.pop(caller, {})
+        mine = {other: result for other, result in mine.items() if other >= seen}
+        mine[turn] = failed, encoded.tobytes(), list(encoded.refs)
+        self.results[caller] = mine
+        while len(self.results) > CALLERS_MAX:
+            del self.results[next(iter(self.results))]
+
+    def known(self, number: CallNumber) -> tuple[bool, Any] | None:
+        """The first result of a call that has been applied before; None if it has not."""
+        found = self.results.get(number.caller, {}).get(number.turn)
+        if found is None:
+            return None
+        failed, payload, _ = found
+        memory, mem = self.runtime.memory, memoryview(payload)
+        if failed:
+            return True, _serialize.decode_error(mem, memory.make_ref)
+        return False, memory.decode_value(mem, "the result of a call", True)
+
+    def ended(self, value: Any) -> Any:
+        """The result of a call. A coroutine is run to its end, because the state must not change
+        while it is being saved."""
+        if not inspect.iscoroutine(value):
+            return value
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(value)
+
+    def save(self, method: str) -> None:
+        """Saves the state after a call that was applied, if k calls have not been saved."""
+        if self.since < self.every:
+            return
+        made = actor.made()
+        name = type(made).__name__
+        try:
+            state = self.runtime.memory.put((made, self.results))
+        except StoreFullError as error:
+            raise StateNotSavedError(
+                f"{name}.{method}() has taken effect, but the state after it could not be saved: "
+                f"{error}. Do not make the call again, which would apply it twice. The next call "
+                "saves the state if there is room; until then, the death of the process loses "
+                "what has changed since the last save. Free arrays and refs, or raise memory="
+            ) from error
+        except _serialize.NotPicklable as error:
+            what = f"the state of a {name}, which options(checkpoint=) is to keep"
+            cause = _serialize.text_of(_serialize.failure_within(error))
+            why = f"{what}, does not pickle: {cause} ({method}() has taken effect)"
+            raise _serialize.reworded(error.reason, why) from error
+        self.runtime.channel.call(KeepActorState(self.runtime.memory.local_id(state)))
+        self.since, self.kept = 0, state
+
+
+def begin(runtime: Runtime, setup: ActorSetup) -> None:
+    """Makes this process's object: from the last saved state, or by its constructor."""
+    checkpoints = Checkpoints(runtime, setup.checkpoint)
+    checkpoints.again = _serialize.decode_function(setup.again) if setup.again else ()
+    _checkpoints[os.getpid()] = checkpoints
+    reply = runtime.channel.call(ActorStateAsked())
+    if not reply.value:
+        actor.make(runtime, setup)
+        return
+    hold = runtime.memory.client.hold(reply.value)
+    runtime.channel.tell(Imported(reply.number))
+    made, checkpoints.results = runtime.memory.read(reply.value, FOREVER_NS, True)
+    del hold
+    actor.take(made)
+
+
+def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    """The function that a handle of an actor with checkpoints submits."""
+    checkpoints = _checkpoints.get(os.getpid())
+    if checkpoints is None:
+        return actor.call(method, *args, **kwargs)  # raises the error that says why there is none
+    known = checkpoints.known(number)
+    if known is None:
+        failed, value = False, None
+        try:
+            value = checkpoints.ended(actor.call(method, *args, **kwargs))
+        except Exception as error:
+            if isinstance(error, checkpoints.again):
+                raise  # it counts as not applied, as if the process had died
+            failed, value = True, error
+        try:
+            checkpoints.note(number, failed, value)
+        except Exception as error:  # the value cannot be pickled
+            failed, value = True, error
+            checkpoints.note(number, failed, value)
+        checkpoints.since += 1
+    else:
+        failed, value = known
+    checkpoints.save(method)
+    if failed:
+        raise value
+    return value

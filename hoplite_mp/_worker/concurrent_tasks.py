@@ -1,0 +1,282 @@
+"""Tasks and calls that run concurrently in one worker.
+
+Why it exists: async tasks, calls of async methods, and calls of an actor with `concurrency` above 1
+run several at a time. The worker's own thread takes them in order, reads their arguments, and
+writes their results; coroutines run in the event loop, plain methods in threads.
+It must never know: how retries are decided, how a result is stored.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _locks, _serialize, _tasks, clock
+from hoplite_mp._client.calls import Call, current_call
+from hoplite_mp._client.function_kind import (
+    CONCURRENCY_MAX,
+    CONCURRENCY_SHIFT,
+    FLAG_ASYNC,
+    FLAG_STREAM,
+)
+from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._worker import ranked
+from hoplite_mp._worker.forked import end_if_forked
+from hoplite_mp._worker.retrying import try_again
+from hoplite_mp._worker.streams import STREAMED
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
+    from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._worker.event_loop import EventLoop
+    from hoplite_mp._worker.ports import OfWorker
+
+__all__ = ["Beside"]
+
+POLL_NS = 500_000_000
+HOUSE_S = POLL_NS / 1e9  # how often `keep_house` runs while nothing begins or ends
+POOL_OPEN = 1
+
+
+class _Running(Call):
+    """A task or call that is running."""
+
+    def __init__(self, oid: int, concurrency: int) -> None:
+        super().__init__(oid)
+        self.concurrency = concurrency
+        self.coroutine: Any = None
+        # The coroutine's asyncio task, once it has begun. A task that is cancelled before its first
+        # step ends without running any of its code.
+        self.task: asyncio.Task[Any] | None = None
+        # The call was cancelled, or has ended: it must not be cancelled (again).
+        self.unwanted = False
+        self.again: Exceptions = ()  # exceptions after which it is tried again
+        self.flags = 0  # the task's flags, if it has a priority or resources
+
+
+class Beside:
+    """Everything that runs in this worker's event loop and threads."""
+
+    def __init__(self, worker: OfWorker) -> None:
+        self.worker = worker
+        self.tasks = worker.tasks
+        self.slots = _tasks.Beside(worker.tasks)
+        self.running: dict[int, _Running] = {}
+        self._loop: EventLoop | None = None
+        self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
+        self._deadlines: dict[int, int] = {}
+        self._lock = _locks.lock("worker.deadlines")  # guards `_deadlines`
+        self._brought = 0
+
+    @property
+    def loop(self) -> EventLoop:
+        """Made when it is first needed, because importing asyncio takes long."""
+        if self._loop is None:
+            from hoplite_mp._worker.event_loop import EventLoop
+
+            self._loop = EventLoop()
+            waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
+            # While a task awaits another task, this worker counts as blocked, and another worker
+            # stands in.
+            collector.tell_armed(waiting.count_blocked)
+            if waiting.own_calls is not None:
+                waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
+        return self._loop
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+    # -- in the worker's own thread ---------------------------------------------------------------
+
+    def run(self, oid: int, flags: int) -> None:
+        """Runs an async task, and those that arrive meanwhile and may run concurrently with it."""
+        self._begin(oid, flags)
+        audience = self.tasks.audience(oid)
+        while self.running:
+            room = min(one.concurrency for one in self.running.values()) - len(self.running)
+            self._turn(room > 0 and self._goes_on(), audience, False)
+
+    def _goes_on(self) -> bool:
+        worker = self.worker
+        most = worker.max_tasks
+        return (
+            not worker.is_actor
+            and not (self.tasks.retire or self.slots.called)
+            and self.tasks.pool_state(worker.pool) == POOL_OPEN
+            and (not most or worker.done_tasks + len(self.running) < most)
+        )
+
+    def serve(self, concurrency: int, backlog: Iterator[int]) -> None:
+        """Runs the calls of an actor, at most `concurrency` at a time, until the actor ends; the
+        calls of the backlog come first."""
+        worker, tasks = self.worker, self.tasks
+        for oid in backlog:
+            while len(self.running) >= concurrency:
+                self._turn(False, 0, True)
+            if tasks.claim(oid):
+                self._begin(oid, tasks.task(oid)[3])
+        while not worker.memory.client.closing:
+            if not self.running and (
+                tasks.retire or (tasks.pool_state(worker.pool) != POOL_OPEN and worker.may_end())
+            ):
+                break
+            self._turn(len(self.running) < concurrency, 0, True)
+        while self.running and not worker.memory.client.closing:
+            self._turn(False, 0, True)
+
+    def _turn(self, takes: bool, audience: int, any_task: bool) -> None:
+        """Waits until a task that runs here ends or, if `takes`, until another one can be taken;
+        then handles that."""
+        if takes:
+            seen = self.slots.word()
+            if self._ended.empty():
+                count = len(self.running)
+                pool = self.worker.pool
+                oid = self.slots.next(pool, count, audience, any_task, seen, POLL_NS)
+                if oid:
+                    self._begin(oid, self.tasks.task(oid)[3])
+                    self.worker.keep_house(True)
+                    return
+            self._settle(False)
+        else:
+            self._settle(True)
+
+    def _settle(self, wait: bool) -> None:
+        """Writes the result of a task that has ended. wait: if none has, waits for one, at most
+        HOUSE_S."""
+        try:
+            ended = self._ended.get(wait, HOUSE_S)
+        except queue.Empty:
+            self.worker.keep_house(False)
+            return
+        self._end(*ended)
+        self.worker.keep_house(True)
+
+    def _begin(self, oid: int, flags: int) -> None:
+        worker = self.worker
+        call = _Running(oid, flags >> CONCURRENCY_SHIFT or CONCURRENCY_MAX)
+        if not self.running:
+            self._brought = _serialize.begin_run()
+        self.running[oid] = call
+        self.slots.begin(oid)
+        worker.speak_to(self.tasks.audience(oid))
+        if flags & _tasks.RANKED_FLAG:
+            call.flags = flags
+            ranked.begins(worker.runtime, oid, flags)
+        timeout_ns = self.tasks.task(oid)[4]
+        if timeout_ns:
+            self.limit(oid, clock.monotonic_ns() + timeout_ns)
+        context = contextvars.copy_context()
+        context.run(current_call.set, call)
+        try:
+            function, args, kwargs, call.again = context.run(worker.prepared, oid, flags)
+            if flags & FLAG_STREAM:
+                function, args = context.run(worker.streamed, oid, function, args)
+            if flags & FLAG_ASYNC:
+                loop = self.loop.loop  # before there is a coroutine, which would have to be awaited
+                call.coroutine = context.run(function, *args, **kwargs)
+                loop.call_soon_threadsafe(self._start, call, context=context)
+            else:
+                thread = threading.Thread(
+                    target=context.run,
+                    args=(self._run_plain, call, function, args, kwargs),
+                    name=self.tasks.name(oid),
+                    daemon=True,
+                )
+                with starting_thread("runs a call of this actor"):
+                    thread.start()
+        except BaseException as error:
+            self._end(call, error, True)
+
+    def _end(self, call: _Running, value: Any, failed: bool) -> None:
+        """Writes the result, as for any task."""
+        worker, oid = self.worker, call.oid
+        call.coroutine = call.task = None
+        worker.check_line()
+        token = current_call.set(call)
+        try:
+            worker.leave_groups(failed)
+            worker.voice.finish()
+            again = failed and issubclass(type(value), call.again) and try_again(worker, oid)
+            if value is not STREAMED and not again:
+                failed = worker.store(oid, value, failed)
+        finally:
+            current_call.reset(token)
+        self.limit(oid, 0)
+        del self.running[oid]
+        if not self.running:
+            _serialize.end_run(self._brought)
+        worker.done_tasks += 1
+        if call.flags:
+            ranked.ended(worker.runtime, oid, call.flags)
+        if not self.running:
+            worker.submitter.floor = 0
+        self.slots.end(oid, -1 if again else failed, next(iter(self.running), 0))
+        while worker.own_again:
+            oid = worker.own_again.pop()
+            if self.tasks.claim(oid):
+                self._begin(oid, self.tasks.task(oid)[3])
+
+    def limit(self, oid: int, at_ns: int) -> None:
+        """Sets the time at which this worker is killed because of that task; 0 removes it."""
+        with self._lock:
+            if at_ns:
+                self._deadlines[oid] = at_ns
+            elif self._deadlines.pop(oid, None) is None:
+                return
+            first = min(self._deadlines, key=lambda one: self._deadlines[one], default=0)
+            self.slots.deadline(first, self._deadlines.get(first, 0))
+
+    # -- in other threads --------------------------------------------------------------------------
+
+    def _tell(self, call: _Running, value: Any, failed: bool) -> None:
+        end_if_forked(self.worker.pid, value if failed else None)
+        self._ended.put((call, value, failed))
+        self.slots.wake()
+
+    def _run_plain(self, call: _Running, function: Any, args: Any, kwargs: Any) -> None:
+        """Runs a plain method in a thread of its own."""
+        try:
+            value, failed = function(*args, **kwargs), False
+        except BaseException as error:
+            value, failed = error, True
+        self._tell(call, value, failed)
+
+    def _start(self, call: _Running) -> None:
+        """Starts a coroutine; called in the event loop."""
+        if self.tasks.aborted(call.oid):
+            call.unwanted = True
+        self.loop.loop.create_task(self._drive(call))
+
+    async def _drive(self, call: _Running) -> None:
+        import asyncio
+
+        call.task = asyncio.current_task()
+        try:
+            if call.unwanted:
+                call.coroutine.close()
+                raise asyncio.CancelledError
+            value, failed = await call.coroutine, False
+        except BaseException as error:  # SystemExit too ends only this task, not the loop
+            value, failed = error, True
+        call.unwanted = True  # it has ended, and must not be cancelled any more
+        self._tell(call, value, failed)
+
+    def cancel_aborted(self) -> None:
+        """After a signal: raises CancelledError, at an await, in tasks that were cancelled by
+        force."""
+        if self._loop is not None:
+            for oid, call in self.running.copy().items():
+                if self.tasks.aborted(oid) and call.coroutine is not None:
+                    self._loop.loop.call_soon_threadsafe(self._cancel, call)
+
+    def _cancel(self, call: _Running) -> None:
+        if not call.unwanted:
+            call.unwanted = True  # a second cancellation would interrupt its clean-up
+            if call.task is not None:
+                call.task.cancel()

@@ -1,0 +1,95 @@
+"""The event loop of a worker: one thread that lives as long as the worker.
+
+Why it exists: what an async task leaves behind (a session, a connection pool) is bound to its event
+loop, so the next task must find the same loop. It has a thread of its own, because the worker's
+main thread waits for tasks and writes results, which would block everything that is awaited.
+It must never know: tasks, results, what interrupts a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._worker.forked import end_if_forked
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+__all__ = ["EventLoop"]
+
+# How long a worker that ends waits for coroutines that its tasks left in the loop. Higher: more of
+# them end in order; lower: the worker is gone sooner.
+CLOSE_PATIENCE_S = 1.0
+_log = logging.getLogger("hoplite_mp")
+
+
+class EventLoop:
+    """Runs coroutines for other threads."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="hoplite_mp event loop", daemon=True)
+        with starting_thread("runs async tasks"):
+            self._thread.start()
+
+    @property
+    def ident(self) -> int:
+        return self._thread.ident or 0
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._ends:
+            try:
+                self.loop.run_forever()
+            # For example SystemExit, raised by what a task has left behind.
+            except BaseException:
+                _log.exception("in the event loop of a worker")
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine and returns its result; for any thread except the loop's own. An
+        interrupt of the caller cancels the coroutine."""
+        future = asyncio.run_coroutine_threadsafe(self._alone(coroutine), self.loop)
+        try:
+            value, error = future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error, future  # no reference cycle through the traceback
+
+    async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+        """Runs the coroutine, and returns (value, error), because a standard Future of Python 3.11
+        takes an error that is false for none. A child that it forks ends with it, because the
+        thread that waits for the result does not exist in the child."""
+        try:
+            value = await coroutine
+        except BaseException as error:
+            end_if_forked(self._pid, error)
+            return None, error
+        end_if_forked(self._pid)
+        return value, None
+
+    def close(self) -> None:
+        """Cancels everything that is left, and ends the thread."""
+        self._ends = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self.loop)
+        self._thread.join(CLOSE_PATIENCE_S)
+
+    async def _cancel_all(self) -> None:
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
+        self.loop.stop()

@@ -1,0 +1,85 @@
+"""Gives a worker what spawned processes get from their parent; a worker's parent is a template.
+
+See `_protocol/inherited_context.py`. Settings of multiprocessing are applied when user code first
+imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never need it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.descriptors import lift
+
+if TYPE_CHECKING:
+    from hoplite_mp._protocol.inherited_context import Birth
+
+__all__ = ["take_after"]
+
+MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
+
+
+def take_after(birth: Birth, number: int) -> None:
+    """Applies `birth` to this worker. number: the worker's, counted from 1."""
+    sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
+    if birth.faulthandler and not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    if MODULE in sys.modules:
+        _apply(birth, number)
+    else:
+        sys.meta_path.insert(0, _Finder(birth, number))
+
+
+class _Finder:
+    """Intercepts the import of one module, once."""
+
+    def __init__(self, birth: Birth, number: int) -> None:
+        self.birth, self.number = birth, number
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _apply(self.birth, self.number)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _apply(birth: Birth, number: int) -> None:
+    """Sets up multiprocessing as in a spawned process."""
+    context: Any = sys.modules[MODULE]
+    process: Any = sys.modules["multiprocessing.process"]
+    me = process.current_process()
+    me.authkey = birth.authkey
+    me._name = f"SpawnProcess-{number}"
+    me._identity = (number,)
+    me._parent_pid = birth.pid
+    driver = lift(_end_of(birth.pid))  # becomes readable when the program has ended
+    process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
+    # A method that a library has added in the program (loky) does not exist here.
+    if birth.start_method in context._default_context.get_all_start_methods():
+        context._default_context.set_start_method(birth.start_method, True)
+    _serialize.refuse_in_children(context, process)
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that becomes readable when that process has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # it has ended already, and this worker will end soon
+        read, write = os.pipe()
+        os.close(write)
+        return read

@@ -1,0 +1,137 @@
+"""The worker's process: what it receives when it is forked, its setup, and its exit code.
+
+Why it exists: the supervisor forks it with a few descriptors. Here it becomes a client of its host,
+runs the initializer of its pool or makes its actor's object, and tells the node when that is done
+or has failed.
+It must never know: how tasks are claimed and run (_worker/task_loop.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _serialize
+from hoplite_mp._client import inheriting
+from hoplite_mp._client.actors import ActorSetup
+from hoplite_mp._client.channel import Channel
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.descriptors import lift
+from hoplite_mp._client.runtime import Runtime
+from hoplite_mp._protocol.actors import ActorFailed
+from hoplite_mp._protocol.fields import shorten
+from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
+from hoplite_mp._worker import actor, checkpoints, preimport
+from hoplite_mp._worker.forked import end_if_forked
+from hoplite_mp._worker.inherited_context import take_after
+from hoplite_mp._worker.output_routing import Voice
+from hoplite_mp._worker.preimport import offer_stacks, warm_up, warm_up_worker
+from hoplite_mp._worker.stdio import note_prints, without_stdin
+from hoplite_mp._worker.task_loop import Worker
+from hoplite_mp.config import Config
+from hoplite_mp.headers import FIRST_SLOT
+
+if TYPE_CHECKING:
+    from hoplite_mp._protocol.inherited_context import Birth
+
+__all__ = ["main", "prepare", "warm_up"]
+
+SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
+
+
+def prepare(worker: Worker, setup: int) -> bool:
+    """Runs the pool's initializer, or makes the actor's object, and tells the node. False: it has
+    failed, and this process must end with SETUP_FAILED."""
+    channel = worker.runtime.channel
+    try:
+        _set_up(worker, setup)
+    except BaseException as error:
+        end_if_forked(worker.pid, error)
+        if worker.is_actor:
+            channel.call(ActorFailed(worker.error_in_message(error)))
+            return False
+        text = traceback.format_exc()
+        with contextlib.suppress(Exception):  # the initializer may have replaced it, or closed it
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        summary = traceback.format_exception_only(error)[-1].strip()
+        # `call` waits for the reply, so that the message arrives before this process's end is
+        # noticed.
+        channel.call(
+            SetupFailed(
+                shorten(summary[:SETUP_SUMMARY_CHARS_MAX]),
+                shorten(f"in {worker.runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}"),
+            )
+        )
+        return False
+    end_if_forked(worker.pid)
+    inheriting.forget()
+    channel.tell(SetUp())
+    return True
+
+
+def _set_up(worker: Worker, setup: int) -> None:
+    brought = _serialize.begin_run()
+    found = worker.memory.read(setup, FOREVER_NS, False)
+    if isinstance(found, ActorSetup):
+        worker.become_actor(found)
+        (checkpoints.begin if found.checkpoint else actor.make)(worker.runtime, found)
+        _serialize.end_run(brought)
+        return
+    initializer, initargs = found
+    function, carried = _serialize.decode_with_carried(initializer)
+    carried.check()
+    function(*initargs)
+    _serialize.end_run(brought)
+
+
+def main(
+    control_fd: int,
+    store_fd: int,
+    event_fd: int,
+    rpc_fd: int,
+    slot: int,
+    pool: int,
+    max_tasks: int,
+    setup: int,
+    audience: int,
+    label: str,
+    config: dict[str, Any],
+    birth: Birth,
+    inherited: list[int],
+) -> int:
+    """Runs in the forked child. Returns the exit code."""
+    channel = Channel(socket.socket(fileno=rpc_fd))
+    event_fd = lift(event_fd)
+    runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
+    for fd in (control_fd, store_fd):  # both are mapped by now
+        os.close(fd)
+    worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.host_id, audience))
+    runtime.submitter.audience = audience
+    _serialize.begin_main(audience)
+    _serialize.large_copies.copy = runtime.memory.private_copy
+    signal.signal(signal.SIGUSR1, worker.on_signal)
+    take_after(birth, slot - FIRST_SLOT + 1)
+    offer_stacks()
+    without_stdin()
+    note_prints(runtime.client.note_printed)
+    warm_up_worker(runtime)
+    if setup:
+        inheriting.receive([lift(fd) for fd in inherited])
+        if not prepare(worker, setup):
+            return SETUP_FAILED
+    else:
+        worker.first_use = True
+        preimport.put_off_collections()
+    try:
+        worker.loop()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # tasks may have replaced it, or closed it
+                stream.flush()
+    return 0

@@ -1,0 +1,93 @@
+"""The worker's interface for its parts.
+
+Why it exists: a worker creates its parts for concurrent tasks, generators, retries and rounds, and
+these parts call the worker.
+It must never know: which class implements it (_worker/task_loop.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from hoplite_mp import _tasks
+    from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._client.submitter import Submitter
+    from hoplite_mp._worker.event_loop import EventLoop
+    from hoplite_mp._worker.output_routing import Voice
+
+__all__ = ["OfWorker", "Several"]
+
+
+class Several(Protocol):
+    """What runs concurrently in the worker's event loop and threads."""
+
+    slots: _tasks.Beside
+
+    @property
+    def loop(self) -> EventLoop:
+        """Made when it is first needed."""
+
+    def limit(self, oid: int, at_ns: int) -> None:
+        """Sets the time at which the worker is killed because of that task; 0 removes it."""
+
+
+class OfWorker(Protocol):
+    """One worker."""
+
+    runtime: Runtime
+    voice: Voice
+    memory: Memory
+    tasks: _tasks.Tasks
+    submitter: Submitter
+    pid: int
+    pool: int
+    max_tasks: int
+    done_tasks: int
+    is_actor: bool
+    again: Exceptions  # exceptions after which an actor's calls are tried again
+    own_again: list[int]  # calls of the actor that are to be tried again
+    running: list[int]  # the tasks of the main thread, each inside the one before
+    untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
+
+    @property
+    def beside(self) -> Several: ...
+
+    def may_end(self) -> bool:
+        """May this worker end? That of an actor only if no calls are left."""
+
+    def keep_house(self, busy: bool) -> None:
+        """Housekeeping between two tasks."""
+
+    def check_line(self) -> None:
+        """Ends the worker if its line to the node is lost."""
+
+    def leave_groups(self, failed: bool) -> None:
+        """Leaves the Groups that the ended task has joined."""
+
+    def speak_to(self, audience: int) -> None:
+        """Sets the audience of everything that is printed from here on."""
+
+    def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
+        """Returns (function, args, kwargs, exceptions after which the task is tried again)."""
+
+    def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Returns (function, args) that run a generator to its end."""
+
+    def arguments(
+        self, oid: int, args_id: int, inline: bytes, copy: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Reads a task's arguments."""
+
+    def run(self, oid: int) -> None:
+        """Runs a task that this worker has claimed."""
+
+    def store(self, oid: int, value: Any, failed: bool) -> bool:
+        """Writes a result; returns whether it is an error."""
+
+    def traceback_of(self, error: BaseException) -> str:
+        """The traceback as text, without this library's own frames."""

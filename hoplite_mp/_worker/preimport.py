@@ -1,0 +1,76 @@
+"""What is done once before a worker's first task, in the template or in the worker.
+
+It must never know: tasks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.descriptors import lift
+from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["collect_again", "offer_stacks", "put_off_collections", "warm_up", "warm_up_worker"]
+
+# The collector's threshold while it is postponed. No program would choose this number, so a
+# threshold that an imported module has set meanwhile can be told apart from it.
+OBJECTS_MAX = 1 << 30
+
+
+def _no_refs(object_id: bytes) -> ObjectRef[Any]:
+    raise LookupError("a warm-up has no refs")
+
+
+def warm_up() -> None:
+    """Runs in the template: does once what the first get would do, so that every worker inherits
+    it."""
+    for kind in ("f4", "f8", "i8", "u1"):
+        data = _serialize.encode(np.zeros(2, kind)).tobytes()
+        for writable in (False, True):
+            _serialize.decode(memoryview(data), make_ref=_no_refs, writable=writable)
+    call = _serialize.encode_call((np.zeros(2), 1), {})
+    _serialize.decode_call(memoryview(call.tobytes()), _no_refs, lambda ref: None)
+
+
+def put_off_collections() -> None:
+    """Postpones garbage collection until collect_again(). The first task imports what its function
+    and arguments need, which makes many objects but hardly any garbage; collecting would take an
+    eighth of the time."""
+    global _thresholds
+    _thresholds = gc.get_threshold()
+    gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
+
+
+def collect_again() -> None:
+    """Restores the collector's threshold, unless another one was set meanwhile."""
+    if gc.get_threshold()[0] == OBJECTS_MAX:
+        gc.set_threshold(*_thresholds)
+
+
+_thresholds: tuple[int, int, int] = gc.get_threshold()
+
+
+def offer_stacks() -> None:
+    """Lets the node read where this process's threads are (_node/io/stacks.py). The handler is
+    written in C, and system calls that it interrupts are restarted."""
+    fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
+
+
+def warm_up_worker(runtime: Runtime) -> None:
+    """Reads an array once. A forked process copies each page of the interpreter when it first
+    writes to it. That takes 0.1 ms, which reading the first task's arguments is spared."""
+    payload = _serialize.encode(np.zeros(1)).tobytes()
+    _serialize.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)

@@ -1,0 +1,72 @@
+"""Tasks that are tried again after an exception (`options(retry_exceptions=)`); their worker lives.
+
+It must never know: how tasks are queued, how many tries are left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.function_kind import FLAG_STREAM
+from hoplite_mp._client.functions import Chunked, Raised, Tried
+from hoplite_mp._client.submitter import FLAG_COPY
+from hoplite_mp._protocol.retries import TryAgain
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._worker.ports import OfWorker
+
+__all__ = ["exceptions_of", "prepared", "try_again"]
+
+
+def prepared(
+    worker: OfWorker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
+) -> Any:
+    """The function to call. A chunk whose items may be tried again asks the node for each retry."""
+    if type(function) is not Chunked or not (function.again or function.catches):
+        return function
+    return function.prepared(_Items(worker, oid, args_id, inline, flags))
+
+
+class _Items:
+    """The items of a chunk."""
+
+    def __init__(self, worker: OfWorker, oid: int, args_id: int, inline: bytes, flags: int) -> None:
+        self._worker = worker
+        self._oid = oid
+        self._sent = oid, args_id, inline, bool(flags & FLAG_COPY)
+
+    def may(self, failures: int) -> bool:
+        return bool(self._worker.runtime.channel.call(TryAgain(self._oid, failures)).value)
+
+    def args(self, index: int) -> tuple[Any, ...]:
+        columns = self._worker.arguments(*self._sent)[0]
+        return tuple(column[index] for column in columns)
+
+    def raised(self, error: BaseException) -> Raised:
+        text = self._worker.traceback_of(error)
+        _serialize.drop_traceback(error)
+        return Raised(error, text)
+
+    def cancelled(self) -> bool:
+        return any(map(self._worker.tasks.aborted, self._worker.running))
+
+
+def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
+    """The exceptions after which that task, or call of the actor, is tried again."""
+    if flags & FLAG_STREAM:
+        return ()
+    if worker.is_actor:
+        return worker.again
+    return function.again if type(function) is Tried else ()
+
+
+def try_again(worker: OfWorker, oid: int) -> bool:
+    """Asks the node to queue the task again. If granted, it no longer belongs to this worker."""
+    granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
+    if granted and worker.is_actor:
+        worker.own_again.append(oid)
+    elif granted:
+        worker.submitter.waiting.ready(oid)  # an enclosing task may wait for it
+    return granted

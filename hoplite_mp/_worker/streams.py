@@ -1,0 +1,327 @@
+"""Runs a generator in its worker: each item becomes an object, to which a link leads.
+
+Why it exists: a stream is a task whose result is its first *link*, an object that is pending at
+first. A link that is done names an item and the next link, so a process on any host that holds a
+link waits for it and reads it as it does with any object. A reader that has taken the item lets the
+link go. From that this worker knows how many items the generator is ahead of its reader, and, when
+no process holds the pending link, that no more items are wanted.
+It must never know: which process reads, on which host, what is done after a death.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _serialize, _tasks, clock
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.streams import END, ITEM, RAISED, Plan
+from hoplite_mp._client.submitter import NAME_BYTES
+from hoplite_mp._worker.forked import end_if_forked
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.headers import GONE, KIND_OPERATION, KIND_STREAM, STATE
+
+if TYPE_CHECKING:
+    from hoplite_mp._worker.ports import OfWorker
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["STREAMED", "Source"]
+
+STREAMED = object()  # returned in place of a result that has been written already
+# Smaller items count this many bytes for Config.stream_bytes_max, because an item's object and link
+# need about that much.
+ITEM_BYTES_MIN = 4096
+
+
+class Source:
+    """One generator's items."""
+
+    def __init__(self, worker: OfWorker, oid: int, plan: Plan, timeout_ns: int) -> None:
+        self.worker = worker
+        self.oid = oid
+        self.plan = plan
+        self.memory = worker.memory
+        self.tasks = worker.tasks
+        self.slots = worker.beside.slots
+        self.name = worker.tasks.name(oid)
+        self.audience = worker.tasks.audience(oid)
+        # The whole timeout, and what was left of it at a pause.
+        self.timeout_ns = self.left_ns = timeout_ns
+        self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
+        self.limited = 0  # the link for which this worker's deadline is set
+        self.link: Any = self._new_link()  # the pending link
+        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item), not taken yet
+        self.bytes_ahead = 0
+        self.first: Any = None  # holds on the first link, until its reader holds it
+
+    def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
+        """Runs the whole generator. Returns STREAMED; raises the error with which the task itself
+        must fail."""
+        try:
+            items = self._items(function(*args, **kwargs))
+        except BaseException as error:
+            end_if_forked(self.worker.pid, error)
+            self._drop_link()  # no reader will ever have it
+            raise
+        end_if_forked(self.worker.pid)
+        first = _serialize.encode(self.link)
+        if self.timeout_ns:  # the links have it from now on, not the task
+            self.worker.beside.limit(self.oid, 0)
+            self.slots.deadline(0, 0)
+        if not self.worker.submitter.store_result(self.oid, first, False):
+            items.close()  # the task was cancelled
+            self._drop_link()
+            return STREAMED
+        self.first = first.refs
+        del first
+        self._resume()
+        try:
+            self._send(items)
+        except BaseException as error:  # the task is done, so the stream fails
+            self._give_up(error)
+        finally:
+            self._limit(0)
+        if self.first is not None:
+            self.worker.untaken.append((self.oid, self.first))
+        return STREAMED
+
+    def _items(self, made: Any) -> Any:
+        if hasattr(made, "__aiter__"):
+            return _Awaited(self.worker.beside.loop, made)
+        try:
+            return _Plain(iter(made))
+        except TypeError:
+            raise TypeError(
+                f"{self.name}() returned a {type(made).__name__}, which cannot be iterated over: "
+                "stream() is for generator functions, submit() for others"
+            ) from None
+
+    def _send(self, items: Any) -> None:
+        """Sends items until the generator has ended, or no more items are wanted."""
+        raised: BaseException | None = None
+        number, pid = 0, self.worker.pid
+        try:
+            while not self._unwanted() if number < self.plan.skip else self._has_room():
+                try:
+                    value = items.next()
+                except StopIteration:
+                    end_if_forked(pid)
+                    break
+                end_if_forked(pid)
+                number += 1
+                if number > self.plan.skip:
+                    self._send_item(value)
+                del value
+        except BaseException as error:
+            end_if_forked(pid, error)
+            raised = error
+        try:
+            items.close()
+        except BaseException as error:
+            raised = error if raised is None else raised
+        self._end(raised)
+
+    def _send_item(self, value: Any) -> None:
+        item = self._put(value)
+        nbytes = max(self.slots.size(self.memory.local_id(item)), ITEM_BYTES_MIN)
+        following = self._new_link()
+        self._fulfil((ITEM, item, following), nbytes)
+        self.link = following
+        if self.ends_ns:
+            self._limit(self.ends_ns)
+
+    def _put(self, value: Any) -> ObjectRef[Any]:
+        try:
+            return self.memory.put(value)
+        except Exception as error:
+            cause = _serialize.failure_within(error)
+            if not isinstance(error, _serialize.NotPicklable):
+                raise
+            what = f"an item of {self.name}(), a {type(value).__name__}"
+            why = (
+                f"{type(cause).__name__}: {_serialize.text_of(cause)}{getattr(error, 'place', '')}"
+            )
+            reason = _serialize.reworded(cause, f"{what}, does not pickle: {why}")
+            raise reason from _serialize.cause_of(cause)
+
+    def _end(self, raised: BaseException | None) -> None:
+        """Writes the last link, which says that the generator has ended or has raised."""
+        self._limit(0)
+        if raised is None:
+            self._fulfil((END, None, None), 0)
+            return
+        oid = self.memory.client.new(KIND_OPERATION, STATE["CLAIMED"], self.memory.client.slot, 0)
+        failure = self.memory.own_ref(oid)
+        refs = self.worker.submitter.store_error(oid, raised, self.worker.traceback_of(raised))
+        if refs:
+            self.memory.inner[oid] = refs
+        _serialize.drop_traceback(raised)
+        self._fulfil((RAISED, failure, None), 0)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Makes the pending link fail, if possible, because the stream itself has failed."""
+        try:
+            if self.link is not None and self.memory.client.usable:
+                oid = self.memory.local_id(self.link)
+                text = self.worker.traceback_of(error)
+                self.worker.submitter.store_error(oid, error, text)
+        except BaseException:
+            if not isinstance(error, ClosedError) and not self.memory.client.closing:
+                traceback.print_exc(file=sys.stderr)
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def _new_link(self) -> ObjectRef[Any]:
+        """A pending link, claimed by this worker."""
+        client = self.memory.client
+        oid = client.new(KIND_STREAM, STATE["CLAIMED"], client.slot, 0)
+        self.slots.link(
+            oid,
+            self.name.encode(errors="replace")[:NAME_BYTES],
+            self.plan.tries,
+            self.audience,
+            self.timeout_ns,
+        )
+        return self.memory.own_ref(oid)
+
+    def _fulfil(self, value: tuple[Any, ...], nbytes: int) -> None:
+        """Seals the pending link. The refs inside it are recorded before, because it may be freed
+        at once."""
+        oid = self.memory.local_id(self.link)
+        encoded = _serialize.encode(value, self.memory.keep)
+        self.memory.inner[oid] = list(encoded.refs)
+        self.ahead.append((oid, nbytes))
+        self.bytes_ahead += nbytes
+        self.worker.submitter.store_result(oid, encoded, False)
+        self.link = None
+
+    def _drop_link(self) -> None:
+        """Cancels the pending link, which no reader has received."""
+        oid = self.memory.local_id(self.link)
+        self.tasks.cancel(oid, True)
+        self.tasks.settle(oid)
+        self.link = None
+
+    # -- items that were not taken yet ---------------------------------------------------------
+
+    def _look(self) -> None:
+        """Removes links that have been taken. A reader acquires the next link before it releases
+        one, so if only this worker holds the first link that is left, that one has been taken."""
+        if self.first is not None and self.tasks.taken(self.oid):
+            self.first = None
+        client = self.memory.client
+        while self.ahead and self.first is None:
+            oid, nbytes = self.ahead[0]
+            if client.state(oid) not in GONE and not self.slots.alone(oid):
+                break
+            self.ahead.popleft()
+            self.bytes_ahead -= nbytes
+        while client.news():  # freeing a link may release the last hold on the next one
+            self.memory.collect()
+
+    def _unwanted(self) -> bool:
+        """Are no more items wanted? True if no reader holds the pending link or one before it."""
+        if self.memory.client.closing:
+            return True
+        self._look()
+        return (
+            self.first is None
+            and not self.ahead
+            and self.slots.alone(self.memory.local_id(self.link))
+        )
+
+    def _is_full(self) -> bool:
+        if self.plan.buffersize is not None:
+            return len(self.ahead) >= self.plan.buffersize
+        return self.bytes_ahead >= self.plan.bytes_max
+
+    def _has_room(self) -> bool:
+        """Waits until there is room for another item. False: no more items are wanted."""
+        blocked = False
+        waiting = self.worker.submitter.waiting
+        try:
+            while True:
+                seen = self.tasks.event()
+                if self._unwanted():
+                    return False
+                if not self._is_full():
+                    return True
+                if not blocked:
+                    self._pause()
+                    blocked = True
+                    waiting.count_blocked(1)  # another worker stands in meanwhile
+                outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
+                if outcome == _tasks.CLOSING:
+                    return False
+        finally:
+            if blocked:
+                waiting.count_blocked(-1)
+                self._resume()
+
+    # -- the timeout, which runs only while the generator does ---------------------------------
+
+    def _limit(self, at_ns: int) -> None:
+        """Sets the time at which this worker is killed unless the pending link is done; 0 removes
+        it."""
+        if self.limited:
+            self.worker.beside.limit(self.limited, 0)
+        self.limited = 0
+        if at_ns:
+            self.limited = self.memory.local_id(self.link)
+            self.worker.beside.limit(self.limited, at_ns)
+
+    def _pause(self) -> None:
+        if self.ends_ns:
+            self.left_ns = max(1, self.ends_ns - clock.monotonic_ns())
+            self.ends_ns = 0
+            self._limit(0)
+
+    def _resume(self) -> None:
+        if self.timeout_ns:
+            self.ends_ns = clock.monotonic_ns() + self.left_ns
+            self._limit(self.ends_ns)
+
+
+class _Plain:
+    """A plain generator, or any iterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def next(self) -> Any:
+        return next(self.iterator)
+
+    def close(self) -> None:
+        close = getattr(self.iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class _Awaited:
+    """An async generator, which runs in the worker's event loop."""
+
+    def __init__(self, loop: Any, made: Any) -> None:
+        self.loop = loop
+        self.iterator = made.__aiter__()
+
+    async def _next(self) -> tuple[Any, ...]:
+        try:
+            return (await self.iterator.__anext__(),)
+        except StopAsyncIteration:
+            return ()
+
+    def next(self) -> Any:
+        found = self.loop.run(self._next())
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    async def _close(self) -> None:
+        close = getattr(self.iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+    def close(self) -> None:
+        self.loop.run(self._close())

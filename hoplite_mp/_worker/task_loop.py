@@ -1,0 +1,513 @@
+"""A worker's loop: claims tasks, runs them, writes results, until it is told to end.
+
+Why it exists: of this library's processes only workers run user code. The loop is thin: claiming,
+pickling and writing results are a few calls into compiled modules.
+It must never know: how retries are decided, where workers come from, the user's main script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize, _tasks, clock
+from hoplite_mp._client.array_flags import freeze
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.function_kind import FLAG_ASYNC, FLAG_STREAM
+from hoplite_mp._client.functions import Caught, Raised
+from hoplite_mp._client.streams import Plan
+from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp._protocol.actors import (
+    BACKLOG_CALLS_MAX,
+    ActorBacklog,
+    ActorBegins,
+    ActorMayEnd,
+)
+from hoplite_mp._protocol.local import LINE_LOST
+from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
+from hoplite_mp._protocol.resources import AssignedAsked
+from hoplite_mp._worker import preimport, ranked, retrying, worker_broadcast
+from hoplite_mp._worker.concurrent_tasks import Beside
+from hoplite_mp._worker.forked import end_if_forked
+from hoplite_mp._worker.streams import STREAMED, Source
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.headers import STATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._client.actors import ActorSetup
+    from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._worker.output_routing import Voice
+
+__all__ = ["Worker"]
+
+POLL_NS = 500_000_000
+UNTAKEN_LOOKS = 8  # checks after each task; a task adds fewer, so that the number falls
+FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
+RANKED: int = _tasks.RANKED_FLAG
+ROOM = __name__.rpartition(".")[0] + "."
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: Voice) -> None:
+        self.runtime = runtime
+        self.voice = voice
+        self.memory = runtime.memory
+        self.tasks = runtime.tasks
+        self.submitter = runtime.submitter
+        self.pool = pool
+        self.max_tasks = max_tasks
+        self.pid = os.getpid()
+        self.thread = threading.get_ident()
+        self.done_tasks = 0
+        self.depth = 0
+        self.in_user_code = False
+        self.current = 0
+        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, and each
+        # task gets one.
+        self.interrupted: set[int] = set()
+        self.running: list[int] = []  # tasks inside one another, the outermost first
+        self.unwinds = False  # one of them was cancelled: those inside it are interrupted first
+        # The outermost task has a timeout, at which this process may be killed.
+        self.limited = False
+        # Id -> (function, globals to check before it runs, bytes that it was decoded from).
+        self.functions: dict[int, tuple[Any, _serialize.Carried | None, int]] = {}
+        self.functions_bytes = 0
+        self.first_use = False  # garbage collection is postponed during the first task's imports
+        self.is_actor = False
+        self.concurrency = 1  # of an actor: how many calls may run at a time
+        self.again: Exceptions = ()  # of an actor: exceptions after which calls are tried again
+        self.own_again: list[int] = []  # of an actor: calls that are to be tried again
+        self.beside = Beside(self)
+        # Results whose inner refs the submitter has not taken over yet.
+        self.untaken: deque[tuple[int, Any]] = deque()
+        self.line = runtime.channel.line
+        runtime.channel.taken_away = self.end_without_line
+        runtime.own_pool = pool
+        self.submitter.floor = 0
+        self.submitter.waiting.run_in_place = self.run_in_place
+        worker_broadcast.offer(self)
+
+    def become_actor(self, setup: ActorSetup) -> None:
+        """Makes this worker an actor's: its tasks are calls of one object, so while one waits, no
+        other is run in its place."""
+        self.is_actor = self.runtime.is_actor = True
+        self.concurrency = concurrency = setup.concurrency
+        self.again = _serialize.decode_function(setup.again) if setup.again else ()
+        self.submitter.waiting.run_in_place = None
+        self.submitter.waiting.forbid(self.pool, concurrency)
+
+    def loop(self) -> None:
+        """Runs tasks until the cluster or the pool closes, or this worker is to retire."""
+        client, tasks = self.memory.client, self.tasks
+        if self.is_actor:
+            if self.concurrency > 1:
+                self.beside.serve(self.concurrency, self.backlog())
+            else:
+                self.run_backlog()
+        while not client.closing and self.concurrency == 1:
+            if self.beside.slots.called:
+                worker_broadcast.take_part(self)
+            oid = tasks.next(self.pool, POLL_NS)
+            if oid:
+                self.run_whole(oid)
+                if self.max_tasks and self.done_tasks >= self.max_tasks:
+                    break
+            elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
+                break
+            self.keep_house(bool(oid))
+        self.beside.close()
+        self.finish_own()
+        self.submitter.failures.report_all()
+
+    def backlog(self) -> Iterator[int]:
+        """Calls that were made before this process had its object, in order. Their hints may be
+        missing in the queues, because an earlier process that died has taken them."""
+        calls = self.runtime.channel.call(ActorBegins()).value
+        while True:
+            yield from calls
+            if len(calls) < BACKLOG_CALLS_MAX:
+                return
+            calls = self.runtime.channel.call(ActorBacklog()).value
+
+    def run_backlog(self) -> None:
+        for oid in self.backlog():
+            if self.tasks.claim(oid):
+                self.run_whole(oid)
+                self.keep_house(True)
+
+    def run_whole(self, oid: int) -> None:
+        """Runs a task, or a call of the actor with all its retries, before the next call begins."""
+        self.run(oid)
+        while self.own_again:
+            oid = self.own_again.pop()
+            if self.tasks.claim(oid):
+                self.run(oid)
+
+    def may_end(self) -> bool:
+        """May this worker end, whose pool is closing? An actor's worker first runs the calls that
+        wait for their arguments."""
+        return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
+
+    def finish_own(self) -> None:
+        """Waits for tasks that were submitted here, because they would fail at the end of this
+        process. Meanwhile this worker counts as blocked, so that another one can run them. It need
+        not wait until submitters hold the refs inside its results, because the node holds those
+        after the end of this process."""
+        client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
+        if not pending:
+            return
+        self.submitter.waiting.count_blocked(1)
+        while pending and not client.closing and tasks.pool_state(self.pool) == 1:
+            oid = next(iter(pending), 0)
+            outcome = tasks.wait([oid], 1, clock.monotonic_ns() + POLL_NS, True)
+            self.keep_house(False)
+            if oid in pending and outcome != _tasks.NEWS:  # its done bit may have been lost
+                self.submitter.look_at_all()
+
+    def keep_house(self, busy: bool) -> None:
+        while self.memory.client.news():  # freeing an object may release further ones
+            self.memory.collect()
+        if self.submitter.pending and not busy:
+            self.submitter.drain()
+        if not busy:
+            if not self.line.there():
+                self.end_without_line()
+            self.memory.give_empty_spans()
+            self.forget_functions()
+        for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
+            item = self.untaken.popleft()
+            if not self.tasks.taken(item[0]):
+                self.untaken.append(item)
+
+    def end_without_line(self) -> None:
+        """User code has closed the line to the node. The task that runs here counts as killed."""
+        if os.getpid() == self.pid:  # else this is a forked child of a task
+            self.voice.flush()
+            os._exit(LINE_LOST)
+
+    def forget_functions(self) -> None:
+        """Drops functions from the cache that their submitter no longer holds, and so frees what
+        their closures hold."""
+        for function_id in list(self.functions):
+            header = self.memory.client.inspect(function_id)
+            if header["id"] != function_id or header["owner"] not in header["refs"]:
+                self.functions_bytes -= self.functions.pop(function_id)[2]
+
+    # -- one task ------------------------------------------------------------------------------
+
+    def run_in_place(self, oid: int) -> bool:
+        """Runs a task that this worker waits for, if it may run here and now."""
+        if self.limited or self.beside.running:
+            return False  # a deadline of another task may kill this process, and this task with it
+        limit = self.runtime.config.nested_depth_max
+        if self.depth >= limit or threading.get_ident() != self.thread:
+            return False
+        if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
+            return False
+        if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
+            return False  # its worker has died once, perhaps of what ran here
+        if not self.tasks.claim(oid):
+            return False
+        self.run(oid)
+        self.interrupt_waiting()
+        return True
+
+    def replaced(self) -> bool:
+        """Does this worker get a stand-in while it waits? Not if it has resources for life."""
+        own = self.runtime.channel.call(AssignedAsked(self.current)).value
+        return not own and self.runtime.config.blocked_workers_max > 0
+
+    def interrupt_waiting(self) -> None:
+        """After a task that was run in place: interrupts the one that waited for it if that one, or
+        one around it, was cancelled meanwhile."""
+        if not self.current:
+            return
+        cancelled = self.current not in self.interrupted and self.tasks.aborted(self.current)
+        if self.unwinds or cancelled:
+            if self.tasks.aborted(self.current):
+                self.interrupted.add(self.current)
+                self.unwinds = any(map(self.tasks.aborted, self.running[:-1]))
+            raise KeyboardInterrupt("this task was cancelled")
+
+    def run(self, oid: int) -> None:
+        function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
+        if flags & FLAG_ASYNC and not self.depth:
+            self.beside.run(oid, flags)
+            return
+        before, leaves = self.current, self.runtime.process_leaves
+        self.current = oid
+        self.runtime.process_leaves = []
+        outer = self.tasks.begin(oid)
+        self.running.append(oid)
+        self.depth += 1
+        failed = again = False
+        exceptions: Exceptions = ()
+        value: Any = None
+        brought = _serialize.begin_run()
+        audience, floor = self.submitter.audience, self.submitter.floor
+        if flags & RANKED:
+            ranked.begins(self.runtime, oid, flags)
+        else:
+            self.submitter.floor = 0
+        try:
+            self.speak_to(self.tasks.audience(oid))
+            if self.depth == 1:
+                self.limited = timeout_ns != 0
+            function, carried = self.function(oid, function_id)
+            args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
+            # Checked after the arguments were read, because functions among them bring globals.
+            if carried is not None:
+                if self.depth > 1 and oid in self.submitter.pending:
+                    carried.check_own()
+                else:
+                    carried.check()
+            exceptions = retrying.exceptions_of(self, function, flags)
+            function = retrying.prepared(self, oid, function, args_id, inline, flags)
+            self.in_user_code = True
+            if flags & FLAG_STREAM:
+                function, args = self.streamed(oid, function, args)
+            value = function(*args, **kwargs)
+            if flags & FLAG_ASYNC:  # it runs inside another task, which waits for it
+                value = self.beside.loop.run(value)
+        except BaseException as error:
+            self.in_user_code = False
+            end_if_forked(self.pid, error)
+            failed, value, again = True, error, issubclass(type(error), exceptions)
+            if self.unwinds and issubclass(type(error), KeyboardInterrupt):
+                value, again = self.lost_inside(oid), True
+        finally:
+            self.in_user_code = False
+            function = carried = None
+            args, kwargs = (), {}
+        end_if_forked(self.pid)
+        self.check_line()
+        self.leave_groups(failed)
+        self.voice.finish()
+        again = again and retrying.try_again(self, oid)
+        if value is not STREAMED and not again:
+            # Before `end_run`, because pickling functions in the result needs their globals.
+            failed = self.store(oid, value, failed)
+        value = None
+        _serialize.end_run(brought)
+        self.depth -= 1
+        self.done_tasks += 1
+        self.submitter.floor = floor
+        if flags & RANKED:
+            ranked.ended(self.runtime, oid, flags)
+        if before:
+            self.speak_to(audience)
+        self.tasks.end(outer, -1 if again else failed)
+        self.running.pop()
+        self.unwinds = self.unwinds and bool(self.running)
+        self.current = before
+        self.interrupted.discard(oid)
+        self.runtime.process_leaves = leaves
+        self.in_user_code = bool(before)
+
+    def prepared(
+        self, oid: int, flags: int
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
+        """(function, args, kwargs, exceptions after which it is tried again) of a task that runs
+        concurrently with others."""
+        function_id, args_id, inline, *_ = self.tasks.task(oid)
+        function, carried = self.function(oid, function_id)
+        args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
+        if carried is not None:
+            carried.check()
+        again = retrying.exceptions_of(self, function, flags)
+        function = retrying.prepared(self, oid, function, args_id, inline, flags)
+        return function, args, kwargs, again
+
+    def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """(function, args) that run a generator to its end; the user's function returns it."""
+        source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
+        return source.run, (function, args[1:])
+
+    def check_line(self) -> None:
+        """Called before a result counts, because its task may have closed the line."""
+        if not self.line.there():
+            self.end_without_line()
+
+    def speak_to(self, audience: int) -> None:
+        """Sets the audience of what is printed from now on, here and by tasks submitted from here.
+        It stays set after the task, until another one begins."""
+        if audience != self.submitter.audience and not self.is_actor:
+            _serialize.turn_to_audience(audience)
+        self.submitter.audience = audience
+        self.voice.turn_to(audience)
+
+    def leave_groups(self, failed: bool) -> None:
+        for leave in self.runtime.task_leaves:
+            with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
+                leave(failed, with_task=True)
+
+    def function(self, oid: int, function_id: int) -> tuple[Any, _serialize.Carried | None]:
+        known = self.functions.get(function_id)
+        if known is not None:
+            return known[:2]
+        value = self.memory.read(function_id, FOREVER_NS, False)
+        data, beside = value if type(value) is tuple else (value, ())
+        attached = self.memory.attached
+        # Ids suffice: the function's object holds these objects as long as they are needed.
+        ids = [ref._id for ref in beside]
+        try:
+            function, carried = _serialize.decode_with_carried(data, ids)
+        except BaseException as error:
+            made = self.memory.call_not_loaded(error, f"the function {self.tasks.name(oid)}()")
+            if made is error:
+                raise
+            raise made from _serialize.cause_of(made)
+        del value, beside
+        if self.memory.attached != attached:
+            # Not cached: it has refs, which must not be held for longer than it runs.
+            return function, carried
+        # The cache holds no ref to the function's object, because closures may hold large values.
+        # It needs none, because an id is never reused.
+        self.functions[function_id] = (function, carried or None, carried.nbytes)
+        self.functions_bytes += carried.nbytes
+        while len(self.functions) > 1 and (
+            len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
+        ):
+            self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[2]
+        return function, carried
+
+    def arguments(
+        self, oid: int, args_id: int, inline: bytes, copy: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
+        try:
+            return _serialize.decode_call(
+                mem,
+                make_ref=self.memory.make_ref,
+                resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
+                writable=True,
+            )
+        except BaseException as error:
+            made = self.memory.call_not_loaded(error, f"the arguments of {self.tasks.name(oid)}()")
+            if made is error:
+                raise
+            raise made from _serialize.cause_of(made)
+        finally:
+            if self.first_use:
+                self.first_use = False
+                preimport.collect_again()
+
+    # -- its result ----------------------------------------------------------------------------
+
+    def store(self, oid: int, value: Any, failed: bool) -> bool:
+        """Writes the result, or the error. Returns whether the task has failed in the end."""
+        try:
+            if not failed and type(value) is np.ndarray:
+                block = self.memory.block_to_publish(value)
+                if block is not None and self.store_block(oid, value, block):
+                    return False
+            if not failed:
+                self.write(oid, self.encode_result(oid, value))
+                return False
+        except BaseException as error:  # the value cannot be pickled, or there is no room
+            value = error
+        try:
+            refs = self.submitter.store_error(oid, value, self.traceback_of(value))
+        except KeyboardInterrupt:  # the task was cancelled while its error was being written
+            refs = []
+            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # a reducer has raised it
+                self.submitter.store_result(oid, last_resort(value), True)
+        if refs:
+            self.untaken.append((oid, refs))
+        # Otherwise its frames keep the task's arrays alive until a garbage collection.
+        _serialize.drop_traceback(value)
+        return True
+
+    def encode_result(self, oid: int, value: Any, part: bool = False) -> _serialize.Encoded:
+        """part: the value is the result of an item of a chunk."""
+        try:
+            return _serialize.encode(value, self.memory.keep)
+        except Exception as error:  # reworded, because it may name a value unknown to the user
+            if type(value) is Caught and not part:  # only items that do not pickle fail
+                return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)
+            cause = _serialize.failure_within(error)
+            what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
+            if isinstance(value, _serialize.Folded):
+                what = f"the result of a reduction, a {type(value.value).__name__}"
+            why = (
+                f"{type(cause).__name__}: {_serialize.text_of(cause)}{getattr(error, 'place', '')}"
+            )
+            reason = _serialize.reworded(cause, f"{what}, does not pickle: {why}")
+            raise reason from _serialize.cause_of(cause)
+
+    def or_raised(self, oid: int, results: Caught) -> Iterator[Any]:
+        """The results of a chunk, with a Raised in the place of those that do not pickle."""
+        for value in results:
+            try:
+                self.encode_result(oid, value, True)
+                yield value
+            except Exception as error:
+                yield Raised(error, self.traceback_of(error))
+
+    def write(self, oid: int, encoded: _serialize.Encoded) -> None:
+        if self.submitter.store_result(oid, encoded, False) and encoded.refs:
+            self.untaken.append((oid, encoded.refs))
+
+    def traceback_of(self, error: BaseException) -> str:
+        """The traceback without the frames of this package."""
+        frame = _serialize.get_traceback(error)
+        while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
+            frame = frame.tb_next
+        return f"in {self.runtime.label}:\n" + _serialize.format_error(error, frame)
+
+    def error_in_message(self, error: BaseException) -> bytes:
+        """An error payload that fits into a message to the node, without refs."""
+        text = self.traceback_of(error)
+        encoded = _serialize.encode_error(error, text)
+        if encoded.refs or encoded.nbytes > PAYLOAD_BYTES_MAX:
+            encoded = _serialize.encode_short_error(error, text, PAYLOAD_BYTES_MAX)
+        _serialize.drop_traceback(error)
+        return encoded.tobytes()
+
+    def store_block(self, oid: int, array: Any, block: Any) -> bool:
+        """Makes the block of an array of c.empty() the result, without copying; False if that
+        cannot be."""
+        head = self.memory.block_head(array, block)
+        if head is None:
+            return False
+        client = self.memory.client
+        client.write(block.payload, head, [], [])
+        client.bind(oid, block.payload, len(block), False)
+        block.become(oid)
+        freeze(array)
+        if not self.tasks.finish(oid, False):
+            block.unbecome()
+            self.tasks.settle(oid)
+        return True
+
+    # -- interruption --------------------------------------------------------------------------
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.beside.cancel_aborted()
+        if not self.in_user_code:
+            return
+        for oid in self.running:
+            if oid not in self.interrupted and self.tasks.aborted(oid):
+                self.interrupted.add(oid)
+                self.unwinds = oid != self.current
+                raise KeyboardInterrupt("this task was cancelled")
+
+    def lost_inside(self, oid: int) -> BaseException:
+        """What became of a task that ran inside another one that was cancelled, and is not run
+        again."""
+        from hoplite_mp.errors import WorkerLostError  # it brings multiprocessing with it
+
+        name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
+        return WorkerLostError(
+            f"{name}() ran inside {outer}(), which waited for it; that was cancelled"
+        )
